@@ -1,0 +1,48 @@
+# Hurtle's verbs. Each sets up .venv when it is missing; CI calls the same ones.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+BENCH_READY := $(VENV)/.bench-ready
+
+.PHONY: help setup demo test test-slow test-gpu check bench clean
+.DEFAULT_GOAL := help
+
+help:  ## Show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(READY): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing hurtle and its development tools into $(VENV) (once; a few minutes)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+$(BENCH_READY): $(READY)
+	@echo "installing the peers that the benchmarks run against"
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,bench]"
+	@touch $@
+
+setup: $(READY)  ## Create .venv with everything in it
+
+demo: setup  ## See it work: native CartPole beside Gymnasium
+	@$(BIN)/python examples/demo.py
+
+test: setup  ## Run the tests (under 12 minutes on two cores)
+	@$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-slow: setup  ## Run the long tests too
+	@$(BIN)/python -m pytest -m "not gpu"
+
+test-gpu:  ## Run the GPU tests with the python3 of a GPU machine
+	@$(PYTHON) -m pytest -m gpu
+
+check: setup  ## Lint, format check, types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: $(BENCH_READY)  ## Benchmarks beside the peers; results go to benchmarks/results/
+	@$(BIN)/python benchmarks/envs.py
+
+clean:  ## Remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist

@@ -1,0 +1,36 @@
+"""Hurtle: reinforcement learning in Python at the speed of the hardware.
+
+The public names are loaded when first used; `import hurtle` itself imports neither torch nor any extra.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hurtle.envs.registry import make, register
+    from hurtle.errors import HurtleError
+    from hurtle.vector.factory import make_vec
+
+__version__ = "0.1.0"
+__all__ = ["HurtleError", "__version__", "make", "make_vec", "native", "register"]
+
+_HOMES = {
+    "HurtleError": "hurtle.errors",
+    "make": "hurtle.envs.registry",
+    "make_vec": "hurtle.vector.factory",
+    "register": "hurtle.envs.registry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    if name == "native":
+        return import_module("hurtle.native")
+    raise AttributeError(f"module 'hurtle' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,153 @@
+"""Names of environments: short names of native ones, Gymnasium ids, "file.py:Class", classes and callables → an env.
+
+The zoo is a table of names, so that listing it imports nothing but what is asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
+from hurtle.native.env import Env
+from hurtle.native.single import NativeEnv
+
+_ZOO: dict[str, str | type[Env]] = {
+    "cartpole": "hurtle.envs.cartpole:CartPole",
+    "mountain_car": "hurtle.envs.mountain_car:MountainCar",
+    "mountain_car_continuous": "hurtle.envs.mountain_car_continuous:MountainCarContinuous",
+    "acrobot": "hurtle.envs.acrobot:Acrobot",
+    "pendulum": "hurtle.envs.pendulum:Pendulum",
+    "memory": "hurtle.envs.memory:Memory",
+    "stochastic": "hurtle.envs.stochastic:Stochastic",
+    "password": "hurtle.envs.password:Password",
+    "bandit": "hurtle.envs.bandit:Bandit",
+    "squared": "hurtle.envs.squared:Squared",
+    "snake": "hurtle.envs.snake:Snake",
+    "asterix": "hurtle.envs.asterix:Asterix",
+    "breakout": "hurtle.envs.breakout:Breakout",
+    "freeway": "hurtle.envs.freeway:Freeway",
+    "seaquest": "hurtle.envs.seaquest:Seaquest",
+    "space_invaders": "hurtle.envs.space_invaders:SpaceInvaders",
+}
+
+EnvLike = str | type[Env] | Env | Callable[..., gymnasium.Env]
+
+
+def names() -> list[str]:
+    """The short names of all native envs.
+
+    Example:
+        >>> "cartpole" in names()
+        True
+    """
+    return list(_ZOO)
+
+
+def register(name: str, env: type[Env]) -> None:
+    """Give a native env class a short name for `make` and the command line."""
+    if not (isinstance(env, type) and issubclass(env, Env)):
+        raise HurtleError(f"register takes a subclass of hurtle.native.Env, got {env!r}.")
+    if name in _ZOO and _ZOO[name] is not env:
+        raise HurtleError(f"The name {name!r} is taken by {_ZOO[name]}; choose another.")
+    _ZOO[name] = env
+
+
+def native_class(name: str) -> type[Env]:
+    """The class behind a short name."""
+    found = _ZOO[name]
+    if isinstance(found, str):
+        module, attribute = found.split(":")
+        return getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def resolve(env: EnvLike, parameters: dict[str, Any]) -> Env | Callable[..., gymnasium.Env]:
+    """A native env with its parameters set, or a callable that makes a Gymnasium env.
+
+    Raises:
+        UnknownNameError: No such name; the message suggests the nearest.
+    """
+    if isinstance(env, Env):
+        if parameters:
+            raise HurtleError(f"{env!r} is an instance; give its parameters to its constructor, not to make: {parameters}.")
+        return env
+    if isinstance(env, type) and issubclass(env, Env):
+        return env(**parameters)
+    if isinstance(env, str):
+        if env in _ZOO:
+            return native_class(env)(**parameters)
+        if ".py:" in env:
+            return resolve(_load(env), parameters)
+        if "/" in env or env in gymnasium.registry or _looks_like_id(env):
+            return lambda **kwargs: gymnasium.make(env, **parameters, **kwargs)
+        raise UnknownNameError(
+            f"No environment {env!r}. {did_you_mean(env, [*_ZOO, *gymnasium.registry])} "
+            "A name is a native env (`hurtle envs` lists them), a Gymnasium id such as CartPole-v1, or my_env.py:MyEnv."
+        )
+    if callable(env):
+        return lambda **kwargs: env(**parameters, **kwargs)
+    raise HurtleError(f"An environment is a name, a native env class or a callable that makes one, got {env!r}.")
+
+
+def make(env: EnvLike, *, render_mode: str | None = None, debug: bool = False, **parameters: Any) -> gymnasium.Env:
+    """Make one environment.
+
+    Args:
+        env: A native env's short name ("cartpole") or class, "my_env.py:MyEnv", a Gymnasium id ("CartPole-v1"), or a
+            callable that returns a Gymnasium env.
+        render_mode: "rgb_array", "ansi" or None (Gymnasium envs: what they offer).
+        debug: Native envs only: run the author's code uncompiled, for pdb.
+        **parameters: The env's own parameters, such as `gravity=1.6`.
+
+    Example:
+        >>> env = make("cartpole", gravity=1.6)
+        >>> obs, info = env.reset(seed=0)
+        >>> obs.shape
+        (4,)
+    """
+    found = resolve(env, parameters)
+    if isinstance(found, Env):
+        return NativeEnv(found, render_mode, debug)
+    if debug:
+        raise HurtleError(f"debug=True is for native envs; {env!r} is plain Python already.")
+    made = found(render_mode=render_mode) if render_mode is not None else found()
+    if not isinstance(made, gymnasium.Env):
+        raise HurtleError(f"{env!r} made a {type(made).__name__}; expected a gymnasium.Env.")
+    return made
+
+
+def _looks_like_id(name: str) -> bool:
+    head, _, version = name.rpartition("-v")
+    return bool(head) and version.isdigit() and name.rpartition("-v")[0] in {
+        known.rpartition("-v")[0] for known in gymnasium.registry
+    }
+
+
+def _load(reference: str) -> Any:
+    """The class or function behind "path/to/file.py:Name"."""
+    file, _, name = reference.rpartition(":")
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise UnknownNameError(f"{reference!r}: there is no file {file!r}.")
+    module_name = f"hurtle_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    found = importlib.util.spec_from_file_location(module_name, path)
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[module_name] = module
+    sys.path.insert(0, str(path.parent))
+    try:
+        found.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
+    if not hasattr(module, name):
+        public = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, Env) and v is not Env]
+        raise UnknownNameError(f"{file!r} has no {name!r}. {did_you_mean(name, public)}")
+    return getattr(module, name)

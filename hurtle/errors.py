@@ -1,0 +1,44 @@
+"""The one small exception tree: every error Hurtle raises on purpose is a `HurtleError`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HurtleError(Exception):
+    """Base of all errors that Hurtle raises on purpose."""
+
+
+class UnknownNameError(HurtleError, ValueError):
+    """A name (environment, parameter, option …) that does not exist; the message suggests the nearest ones."""
+
+
+class EnvDefinitionError(HurtleError, TypeError):
+    """A native environment class that is incomplete or contradicts itself."""
+
+
+class EnvCodeError(HurtleError):
+    """Environment code that cannot be compiled, or that misbehaves when run; names the author's file and line."""
+
+
+class ActionError(HurtleError, ValueError):
+    """Actions of the wrong shape or type, or outside the action space."""
+
+
+class DeviceError(HurtleError, RuntimeError):
+    """A device that was asked for and is not there, or that cannot do what was asked."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A sentence that suggests the known names nearest to `name`, or lists them when none is near.
+
+    Example:
+        >>> did_you_mean("cartpol", ["cartpole", "snake"])
+        'Did you mean cartpole?'
+    """
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    if near:
+        return f"Did you mean {' or '.join(near)}?"
+    return f"Known: {', '.join(known)}." if known else "There are none."

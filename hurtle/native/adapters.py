@@ -1,0 +1,141 @@
+"""Writes the few functions that join one env's methods to the engine core: constants, field clearing, row access, action checks.
+
+spec → Python text. The names are those that `pasted.py` promises to the core.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from gymnasium import spaces
+
+from hurtle.native.env import EnvSpec
+
+
+def adapter_source(spec: EnvSpec, zero_obs: bool = True) -> str:
+    """The constants and adapters of one env, as the text of module-level code.
+
+    Args:
+        spec: The checked env.
+        zero_obs: Whether the observation must be zeroed before the author's `observe` writes to it.
+    """
+    parts = [
+        f"AGENTS = {spec.num_agents}",
+        f"MAX_STEPS = {spec.max_steps}",
+        f"OBS_SIZE = {int(np.prod(spec.obs_shape))}",
+        _clear_state(spec),
+        _agents(spec),
+        _observe(zero_obs),
+        _mask(spec),
+        _metrics(spec),
+        _actions(spec),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _function(header: str, *lines: str) -> str:
+    body = "\n".join(f"    {line}" for line in lines) or "    pass"
+    return f"@jit\ndef {header}:\n{body}\n"
+
+
+def _loops(shape: tuple[int, ...], inner: str) -> list[str]:
+    """Nested loops k0, k1, … over a shape around one line."""
+    lines = [f"{'    ' * d}for k{d} in range({n}):" for d, n in enumerate(shape)]
+    return [*lines, "    " * len(shape) + inner]
+
+
+def _clear_state(spec: EnvSpec) -> str:
+    lines: list[str] = []
+    for name, kind in spec.fields.items():
+        if name in spec.runtime_parameters:
+            continue
+        zero = "False" if kind.dtype.kind == "b" else "f4(0.0)" if kind.dtype.kind == "f" else "0"
+        if kind.shape:
+            index = ", ".join(f"k{d}" for d in range(len(kind.shape)))
+            lines += _loops(kind.shape, f"env.{name}[{index}] = {zero}")
+        else:
+            lines.append(f"env.{name} = {zero}")
+    return _function("clear_state(env)", *lines)
+
+
+def _agents(spec: EnvSpec) -> str:
+    if spec.num_agents == 1:
+        step = _function(
+            "step_agents(env, action, reward, terminated)",
+            "gained, over = env_step(env, action, env)",
+            "reward[0] = gained",
+            "terminated[0] = over",
+            "return over",
+        )
+        start = _function("agent_start(env, agent)", "return 0")
+        begin = _function("begin_agent(env, agent)", "env._return[agent] = f4(0.0)")
+    else:
+        step = _function(
+            "step_agents(env, action, reward, terminated)", "return env_step(env, action, reward, terminated, env)"
+        )
+        start = _function("agent_start(env, agent)", "return env._start[agent]")
+        begin = _function("begin_agent(env, agent)", "env._return[agent] = f4(0.0)", "env._start[agent] = env._steps")
+    if spec.has_present:
+        present = _function("is_present(env, agent)", "return env._present[agent] != 0") + _function(
+            "write_present(env, present)",
+            "for a in range(AGENTS):",
+            "    present[a] = True",
+            "env_present(env, present)",
+            "for a in range(AGENTS):",
+            "    if present[a] and env._present[a] == 0:",
+            "        begin_agent(env, a)",
+            "    env._present[a] = present[a]",
+        )
+    else:
+        present = _function("is_present(env, agent)", "return True") + _function("write_present(env, present)")
+    return step + start + begin + present
+
+
+def _observe(zero_obs: bool) -> str:
+    zeros = ["for k in range(OBS_SIZE):", "    obs[k] = 0"] if zero_obs else []
+    return _function("observe(env, obs)", *zeros, "env_observe(env, obs)")
+
+
+def _mask(spec: EnvSpec) -> str:
+    if not spec.has_mask:
+        return _function("write_mask(env, mask)")
+    size = int(np.prod(spec.mask_shape))
+    return _function("write_mask(env, mask)", f"for k in range({size}):", "    mask[k] = True", "env_mask(env, mask)")
+
+
+def _metrics(spec: EnvSpec) -> str:
+    lines = [f"metrics[{m}] = env.{name}" for m, name in enumerate(spec.env.metrics)]
+    return _function("write_metrics(env, metrics)", *lines)
+
+
+def _actions(spec: EnvSpec) -> str:
+    """`action_is_legal` for one env's action and `sample_action` for a random one."""
+    space, shape = spec.action_space, (*spec.agents_shape, *spec.action_shape)
+    index = ", ".join(f"k{d}" for d in range(len(shape)))
+    one = f"action[{index}]" if shape else "action"
+    out = f"actions[{', '.join(['i', *([index] if index else [])])}]"
+    last = f"k{len(shape) - 1}"
+    if isinstance(space, spaces.Box):
+        bad = f"{one} != {one}"  # NaN is the one number that no Box holds and no clipping mends
+        low = np.where(np.isfinite(space.low), space.low, -1.0)  # a side without a bound is sampled up to ±1
+        width = np.where(np.isfinite(space.high), space.high, 1.0) - low
+        tables = f"ACTION_LOW = np.array({low.ravel().tolist()}, np.float32)\n"
+        tables += f"ACTION_RANGE = np.array({width.ravel().tolist()}, np.float32)\n\n\n"
+        value = f"ACTION_LOW[flat % {space.low.size}] + ACTION_RANGE[flat % {space.low.size}] * (f4(bits) * f4(2.0**-32))"
+    elif isinstance(space, spaces.MultiDiscrete):
+        tables = f"NVEC = np.array({space.nvec.tolist()}, np.int64)\nSTART = np.array({space.start.tolist()}, np.int64)\n\n\n"
+        bad = f"{one} < START[{last}] or {one} >= START[{last}] + NVEC[{last}]"
+        value = f"START[{last}] + np.int64((bits * U64(NVEC[{last}])) >> U64(32))"
+    else:
+        first, n = int(space.start), int(space.n)  # type: ignore[attr-defined]
+        tables = ""
+        bad = f"{one} < {first} or {one} >= {first + n}"
+        value = f"{first} + np.int64((bits * U64({n})) >> U64(32))"
+    depth = "    " * len(shape)
+    legal = _loops(shape, f"if {bad}:") + [f"{depth}    return False", "return True"]
+    count = int(np.prod(shape)) if shape else 1
+    sample = ["flat = 0", *_loops(shape, f"bits = action_bits(seed, step * {count} + flat)")]
+    sample += [f"{depth}{out} = {value}", f"{depth}flat += 1"]
+    return (
+        tables + _function("action_is_legal(action)", *legal) + _function("sample_action(seed, step, actions, i)", *sample)
+    )
+

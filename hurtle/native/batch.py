@@ -1,0 +1,178 @@
+"""`CpuBatch`: many envs of one kind in memory, stepped by compiled code on one or more threads (or uncompiled, to debug).
+
+seeds, options → records → reset → actions → step → arrays that are written in place. Knows nothing of Gymnasium's API.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from hurtle.errors import ActionError, EnvDefinitionError, UnknownNameError, did_you_mean
+from hurtle.native import python_target
+from hurtle.native.build import build
+from hurtle.native.env import EnvSpec
+from hurtle.native.layout import address_struct, allocate
+from hurtle.native.rng import ACTION_STREAM, stream_states
+from hurtle.native.threads import ShardThreads, free_cores
+
+THREADS_PAY_ABOVE = 100e-6
+"""Seconds of single-threaded work per step above which waking a helper thread (about 20 µs) pays."""
+PLAY_SLICE = 0.1
+"""Seconds one call without the GIL may take, so that Ctrl-C is heard."""
+
+class CpuBatch:
+    """A batch of envs on the CPU; all arrays are allocated once and reused.
+
+    Args:
+        spec: The checked env.
+        num_envs: How many.
+        num_threads: None chooses one thread or all free cores by timing the first steps.
+        debug: Run the author's code uncompiled, with every array access checked.
+    """
+
+    def __init__(self, spec: EnvSpec, num_envs: int, num_threads: int | None = None, debug: bool = False):
+        self.spec = spec
+        self.num_envs = num_envs
+        self.arrays = allocate(spec, num_envs, np.zeros)
+        self.arrays.present[:] = True
+        self.actions = np.zeros((num_envs, *spec.agents_shape, *spec.action_shape), spec.action_dtype)
+        self._one = (0, num_envs)
+        self._pool = python_target.checked(self.arrays) if debug else address_struct(self.arrays)
+        self._program = build(spec, "python" if debug else "cpu")
+        self._functions = self._program.functions
+        self._choose_threads(1 if debug else num_threads)
+        if not debug:
+            self._compile()
+
+    def seed(self, seeds: np.ndarray, chosen: np.ndarray) -> None:
+        """Start each chosen env afresh from its seed: its random stream, and its runtime parameters at their defaults."""
+        seed_records(self.spec, self.arrays.envs, seeds, chosen)
+
+    def set_options(self, options: Mapping[str, Any], chosen: np.ndarray) -> None:
+        """Set runtime parameters of the chosen envs: one value for all, or an array with one per env."""
+        apply_options(self.spec, self.arrays.envs, options, chosen)
+
+    def reset(self, chosen: np.ndarray) -> None:
+        """Begin a new episode in the chosen envs."""
+        self._functions.reset_envs(self._pool, chosen, 0, self.num_envs)
+
+    def step(self, actions: np.ndarray, same_step: bool = True) -> int:
+        """Step all envs; returns how many agents' episodes ended.
+
+        Args:
+            actions: C-contiguous, of the shape and dtype of `self.actions`.
+            same_step: Reset ended envs within this step (else they wait for the next one).
+        """
+        if self._threads is None:
+            ended = self._functions.step_envs(self._pool, actions, same_step, 0, self.num_envs)
+            if ended < 0:
+                self._raise_illegal(actions, -1 - ended)
+            return ended
+        if self._trials:
+            return self._trial_step(actions, same_step)
+        results = self._threads.run(lambda lo, hi: self._functions.step_envs(self._pool, actions, same_step, lo, hi))
+        if min(results) < 0:
+            self._raise_illegal(actions, -1 - min(results))
+        return sum(results)
+
+    def play(self, num_steps: int, seed: int = 0, first_step: int = 0) -> int:
+        """Take uniformly random actions, all inside compiled code; returns how many episodes ended."""
+        seeds = stream_states(np.arange(seed, seed + self.num_envs), ACTION_STREAM)
+        ended, done, size = 0, 0, 1
+        while done < num_steps:
+            size = min(size, num_steps - done)
+            began = time.perf_counter()
+            args = (self._pool, self.actions, seeds, first_step + done, size)
+            if self._threads is None:
+                ended += self._functions.play_envs(*args, 0, self.num_envs)
+            else:
+                ended += sum(self._threads.run(lambda lo, hi, args=args: self._functions.play_envs(*args, lo, hi)))
+            done += size
+            size = max(1, int(size * min(8.0, PLAY_SLICE / (time.perf_counter() - began + 1e-9))))
+        return ended
+
+    def close(self) -> None:
+        """End the helper threads."""
+        if self._threads is not None:
+            self._threads.close()
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that step the envs."""
+        return 1 if self._threads is None else len(self._threads.shards)
+
+    # Threads: with num_threads=None the first steps are timed on one thread, and the helpers kept only if they pay.
+
+    def _choose_threads(self, num_threads: int | None) -> None:
+        wanted = free_cores() if num_threads is None else num_threads
+        many = wanted > 1 and self.num_envs > 1
+        self._threads = ShardThreads(self.num_envs, wanted) if many else None
+        self._trials = [] if not many or num_threads is not None else [float("inf")]
+
+    def _trial_step(self, actions: np.ndarray, same_step: bool) -> int:
+        began = time.perf_counter()
+        ended = self._functions.step_envs(self._pool, actions, same_step, 0, self.num_envs)
+        self._trials.append(time.perf_counter() - began)
+        if ended < 0:
+            self._raise_illegal(actions, -1 - ended)
+        if len(self._trials) > 8:
+            if min(self._trials) < THREADS_PAY_ABOVE and self._threads is not None:
+                self._threads.close()
+                self._threads = None
+            self._trials = []
+        return ended
+
+    def _compile(self) -> None:
+        """Compile (or load from the disk cache) before the first call, so that errors come early and in the author's terms."""
+        from numba.core.errors import NumbaError
+
+        if self._program.is_new:
+            print(f"hurtle: compiling {self.spec.name} (first run only) …", file=sys.stderr, flush=True)
+        chosen = np.ones(self.num_envs, np.bool_)
+        try:
+            self._functions.reset_envs(self._pool, chosen, 0, 0)
+            self._functions.step_envs(self._pool, self.actions, True, 0, 0)
+        except NumbaError as error:
+            raise self._program.explain(error) from None
+
+    def _raise_illegal(self, actions: np.ndarray, i: int) -> None:
+        raise ActionError(f"Env {i} got the action {actions[i]!s}, which is not in {self.spec.action_space}.")
+
+BatchFactory = Callable[..., CpuBatch]
+
+
+def seed_records(spec: EnvSpec, records: np.ndarray, seeds: np.ndarray, chosen: np.ndarray) -> None:
+    """Write the random streams of the seeds, and the defaults of runtime parameters, into the chosen records.
+
+    Restoring the defaults makes a seed a promise: what was played or set before leaves no trace.
+    """
+    records["_rng"][chosen] = stream_states(seeds)[chosen]
+    for name, default in spec.runtime_parameters.items():
+        records[name][chosen] = default
+
+
+def apply_options(spec: EnvSpec, records: np.ndarray, options: Mapping[str, Any], chosen: np.ndarray) -> None:
+    """Write runtime parameters into the records of the chosen envs.
+
+    Raises:
+        UnknownNameError: The env has no such option.
+        EnvDefinitionError: The value has the wrong shape.
+    """
+    for name, value in options.items():
+        if name not in spec.runtime_parameters:
+            raise UnknownNameError(
+                f"{spec.name} has no option {name!r}. {did_you_mean(name, spec.runtime_parameters)} "
+                "An option is a State field with a default."
+            )
+        field = records[name]
+        try:
+            field[chosen] = np.broadcast_to(np.asarray(value), field.shape)[chosen]
+        except ValueError:
+            raise EnvDefinitionError(
+                f"Option {name!r} of {spec.name} takes one value or an array of shape {field.shape}, got shape {np.shape(value)}."
+            ) from None

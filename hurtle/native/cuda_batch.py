@@ -1,0 +1,255 @@
+"""`CudaBatch`: many envs of one kind in GPU memory, stepped by one kernel; all arrays but the records are torch tensors.
+
+Kernels run on torch's current stream, so that `torch.cuda.graph` captures them. Under Numba's CUDA simulator the arrays are
+NumPy's and everything else is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hurtle.errors import ActionError, DeviceError
+from hurtle.native.batch import apply_options, seed_records
+from hurtle.native.build import build
+from hurtle.native.cuda_staging import plan
+from hurtle.native.cuda_support import import_cuda, simulated
+from hurtle.native.env import EnvSpec
+from hurtle.native.layout import Shape, allocate
+from hurtle.native.pasted import Words
+from hurtle.native.rng import ACTION_STREAM, stream_states
+
+STEPS_PER_GRAPH = 32
+STEPS_BETWEEN_CHECKS = 256
+"""Illegal actions are counted on the GPU and read this often: reading waits for the GPU."""
+
+
+class CudaBatch:
+    """A batch of envs on one GPU; all arrays are allocated once and reused.
+
+    Args:
+        spec: The checked env.
+        num_envs: How many.
+        device: A torch device such as "cuda" or "cuda:0".
+    """
+
+    def __init__(self, spec: EnvSpec, num_envs: int, device: str = "cuda"):
+        self._cuda = import_cuda()
+        self.spec = spec
+        self.num_envs = num_envs
+        self.num_threads = num_envs
+        self._memory: _TorchMemory | _SimulatedMemory
+        self._memory = _SimulatedMemory() if simulated() else _TorchMemory(self._cuda, device)
+        program = build(spec, "cuda")
+        self._functions = program.functions
+        staging = plan(spec)
+        self._launch_shape = (-(-num_envs // staging.threads), staging.threads)
+        self._shared_bytes = staging.shared_bytes
+
+        self.arrays = allocate(spec, num_envs, self._memory.zeros)
+        self.arrays.present[:] = True
+        self._views = self.arrays._replace(**{n: self._memory.view(a) for n, a in self.arrays._asdict().items()})
+        self._words = Words(self._memory.words(self._views.envs), self._memory.words(self.arrays.obs))
+        self.actions = self._memory.zeros((num_envs, *spec.agents_shape, *spec.action_shape), spec.action_dtype)
+        self._action_view = self._memory.view(self.actions)
+        self._illegal = self._memory.zeros((1,), np.int32)
+        self._illegal_view = self._memory.view(self._illegal)
+        self._clock = self._memory.zeros((1,), np.int64)
+        self._steps = 0
+        self._compile(program)
+
+    def records(self) -> np.ndarray:
+        """A copy of all envs' records on the host."""
+        return self._memory.to_host(self._views.envs)
+
+    def load_records(self, records: np.ndarray) -> None:
+        """Replace all envs' records."""
+        self._memory.load(self._views.envs, records)
+
+    def seed(self, seeds: np.ndarray, chosen: np.ndarray) -> None:
+        """Start each chosen env afresh from its seed: its random stream, and its runtime parameters at their defaults."""
+        records = self.records()
+        seed_records(self.spec, records, seeds, chosen)
+        self.load_records(records)
+
+    def set_options(self, options: Mapping[str, Any], chosen: np.ndarray) -> None:
+        """Set runtime parameters of the chosen envs: one value for all, or an array with one per env."""
+        records = self.records()
+        apply_options(self.spec, records, options, chosen)
+        self.load_records(records)
+
+    def reset(self, chosen: np.ndarray) -> None:
+        """Begin a new episode in the chosen envs."""
+        self._launch(self._functions.reset_kernel, self._views, self._memory.view(self._memory.from_host(chosen)))
+
+    def to_device(self, array: Any) -> Any:
+        """A host array or list as a device array of the actions' dtype."""
+        return self._memory.from_host(np.asarray(array, self.spec.action_dtype))
+
+    def step(self, same_step: bool = True) -> None:
+        """Step all envs with `self.actions`."""
+        views = (self._views, self._words, self._action_view)
+        self._launch(self._functions.step_kernel, *views, same_step, self._illegal_view)
+        self._steps += 1
+        if self._steps % STEPS_BETWEEN_CHECKS == 0 and not self._memory.capturing():
+            self.check_actions()
+
+    def check_actions(self) -> None:
+        """Raise if any action since the last check was illegal; waits for the GPU.
+
+        Raises:
+            ActionError: Says how many there were; their envs were not stepped.
+        """
+        count = int(self._illegal[0])
+        if count:
+            self._illegal[...] = 0
+            raise ActionError(f"{count} actions of the last steps are not in {self.spec.action_space}; their envs stood still.")
+
+    def play(self, num_steps: int, seed: int = 0, first_step: int = 0) -> int:
+        """Take uniformly random actions, as replays of a captured graph; returns 0 (episodes are not counted here)."""
+        seeds = self._memory.from_host(stream_states(np.arange(seed, seed + self.num_envs), ACTION_STREAM))
+        self._clock[...] = first_step
+        clock = self._memory.view(self._clock)
+        views = (self._views, self._words, self._action_view, self._memory.view(seeds), clock)
+
+        def steps(count: int) -> None:
+            for offset in range(count):
+                self._launch(self._functions.play_kernel, *views, offset)
+            self._functions.tick_kernel[1, 1, self._memory.stream()](clock, count)
+
+        self._memory.replay(steps, num_steps)
+        return 0
+
+    def close(self) -> None:
+        """Nothing to end; memory goes with the object."""
+
+    def _launch(self, kernel: Any, *arguments: Any) -> None:
+        kernel[(*self._launch_shape, self._memory.stream(), self._shared_bytes)](*arguments)
+
+    def _compile(self, program: Any) -> None:
+        """Compile before the first step, so that errors come early and in the author's terms."""
+        from numba.core.errors import NumbaError
+
+        try:
+            self.reset(np.zeros(self.num_envs, np.bool_))
+            self._memory.wait()
+        except NumbaError as error:
+            raise program.explain(error) from None
+
+
+def whole_words(shape: Shape) -> int:
+    """Elements to allocate so that the last rows of a block can be copied by 32-bit words."""
+    return -(-int(np.prod(shape)) // 4) * 4
+
+
+class _TorchMemory:
+    """GPU memory: torch tensors outside, numba device arrays (without a copy) inside kernels."""
+
+    def __init__(self, cuda: Any, device: str):
+        import torch
+
+        if not torch.cuda.is_available():
+            raise DeviceError("device='cuda' was asked for, but torch was installed without GPU support or finds no GPU.")
+        self.torch = torch
+        self.cuda = cuda
+        self.device = torch.device(device)
+        self._streams: dict[int, Any] = {}
+
+    def zeros(self, shape: Shape, dtype: Any) -> Any:
+        dtype = np.dtype(dtype)
+        if dtype.names:
+            return self.cuda.to_device(np.zeros(shape, dtype))
+        flat = self.torch.zeros(whole_words(shape), dtype=getattr(self.torch, dtype.name), device=self.device)
+        return flat[: int(np.prod(shape))].view(shape)
+
+    def view(self, array: Any) -> Any:
+        if not isinstance(array, self.torch.Tensor):
+            return array
+        return self.cuda.as_cuda_array(array)
+
+    def words(self, array: Any) -> Any:
+        """The same memory as one row of 32-bit words."""
+        if not isinstance(array, self.torch.Tensor):
+            return array.view(np.uint32)
+        storage = self.torch.empty(0, dtype=self.torch.int32, device=self.device)
+        storage.set_(array.untyped_storage())
+        return self.cuda.as_cuda_array(storage)
+
+    def from_host(self, array: np.ndarray) -> Any:
+        if array.dtype == np.uint64:
+            return self.cuda.to_device(array)
+        return self.torch.from_numpy(array).to(self.device)
+
+    def to_host(self, view: Any) -> np.ndarray:
+        return view.copy_to_host()
+
+    def load(self, view: Any, array: np.ndarray) -> None:
+        self.wait()
+        view.copy_to_device(array)
+
+    def stream(self) -> Any:
+        handle = self.torch.cuda.current_stream(self.device).cuda_stream
+        if handle not in self._streams:
+            self._streams[handle] = self.cuda.external_stream(handle)
+        return self._streams[handle]
+
+    def capturing(self) -> bool:
+        return self.torch.cuda.is_current_stream_capturing()
+
+    def wait(self) -> None:
+        self.torch.cuda.synchronize(self.device)
+
+    def replay(self, steps: Any, num_steps: int) -> None:
+        """Run `steps(n)` for `num_steps` in all, most of it as replays of one captured graph."""
+        graphs, rest = divmod(num_steps, STEPS_PER_GRAPH)
+        side = self.torch.cuda.Stream(self.device)
+        side.wait_stream(self.torch.cuda.current_stream(self.device))
+        with self.torch.cuda.stream(side):
+            steps(rest)
+        self.torch.cuda.current_stream(self.device).wait_stream(side)
+        if graphs:
+            graph = self.torch.cuda.CUDAGraph()
+            with self.torch.cuda.graph(graph):
+                steps(STEPS_PER_GRAPH)
+            for _ in range(graphs):
+                graph.replay()
+        self.wait()
+
+
+class _SimulatedMemory:
+    """Host memory for Numba's CUDA simulator: NumPy arrays, records with attributes."""
+
+    def zeros(self, shape: Shape, dtype: Any) -> Any:
+        if np.dtype(dtype).names:
+            return np.zeros(shape, dtype).view(np.recarray)
+        return np.zeros(whole_words(shape), dtype)[: int(np.prod(shape))].reshape(shape)
+
+    def view(self, array: Any) -> Any:
+        return array
+
+    def words(self, array: Any) -> Any:
+        owner = array if array.dtype.names else array.base
+        return owner.view(np.ndarray).view(np.uint32)
+
+    def from_host(self, array: np.ndarray) -> Any:
+        return array
+
+    def to_host(self, view: Any) -> np.ndarray:
+        return np.array(view)
+
+    def load(self, view: Any, array: np.ndarray) -> None:
+        view[...] = array
+
+    def stream(self) -> Any:
+        return 0
+
+    def capturing(self) -> bool:
+        return False
+
+    def wait(self) -> None:
+        pass
+
+    def replay(self, steps: Any, num_steps: int) -> None:
+        steps(num_steps)

@@ -1,0 +1,44 @@
+"""Field types of a `State` record: `x: float32`, `grid: uint8[10, 10]`, `board: int8["height", "width"]`.
+
+A field type is also a cast (`int8(3)`), so that env code can use it on every target.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+class FieldType:
+    """A scalar type, or a fixed-size array of it; dimensions may name parameters of the env."""
+
+    def __init__(self, scalar: type[np.generic], shape: tuple[int | str, ...] = ()):
+        self.scalar = scalar
+        self.shape = shape
+
+    def __getitem__(self, shape: int | str | tuple[int | str, ...]) -> FieldType:
+        return FieldType(self.scalar, shape if isinstance(shape, tuple) else (shape,))
+
+    def __call__(self, value: Any) -> Any:
+        return self.scalar(value)
+
+    def __repr__(self) -> str:
+        dims = ", ".join(map(str, self.shape))
+        return self.scalar.__name__ + (f"[{dims}]" if dims else "")
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The NumPy scalar dtype: lets NumPy and Gymnasium take `uint8` wherever they take a dtype."""
+        return np.dtype(self.scalar)
+
+
+bool_ = FieldType(np.bool_)
+int8 = FieldType(np.int8)
+int16 = FieldType(np.int16)
+int32 = FieldType(np.int32)
+int64 = FieldType(np.int64)
+uint8 = FieldType(np.uint8)
+uint16 = FieldType(np.uint16)
+uint32 = FieldType(np.uint32)
+float32 = FieldType(np.float32)

@@ -1,0 +1,488 @@
+"""Turns the author's methods into functions that mean the same on every target.
+
+method source → ast → `self.gravity` becomes a constant, `0.5` becomes `f4(0.5)`, `rng.uniform(…)` becomes `rng_uniform(rng, …)`,
+reads of integer fields become 64-bit, what cannot be compiled becomes an error at the author's line.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import linecache
+import math
+import textwrap
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hurtle.errors import EnvCodeError, did_you_mean
+from hurtle.native import rng as rng_library
+from hurtle.native.dtypes import FieldType
+from hurtle.native.env import EnvSpec
+
+METHODS = ("reset", "step", "observe", "mask", "present")
+RESERVED = {"f4", "i8", "np", "math"}
+STATEMENTS = (
+    *(ast.Assign, ast.AugAssign, ast.AnnAssign, ast.If, ast.While, ast.For, ast.Break, ast.Continue, ast.Return, ast.Pass),
+    *(ast.Expr, ast.Assert),
+)
+EXPRESSIONS = (
+    *(ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Compare, ast.Call, ast.Constant, ast.Attribute, ast.Subscript),
+    *(ast.Name, ast.Tuple, ast.Slice),
+)
+WORDS = {
+    "ListComp": "a list comprehension",
+    "List": "a list",
+    "Dict": "a dict",
+    "JoinedStr": "an f-string",
+    "Lambda": "a lambda",
+    "Try": "try/except",
+    "With": "a with block",
+    "FunctionDef": "a function inside a method",
+    "Yield": "yield",
+    "GeneratorExp": "a generator expression",
+    "NamedExpr": "an assignment expression",
+    "Raise": "raise",
+    "Starred": "a starred argument",
+    "Import": "an import inside a method",
+    "ImportFrom": "an import inside a method",
+    "Delete": "del",
+    "Match": "match",
+    "Set": "a set",
+    "SetComp": "a set comprehension",
+    "DictComp": "a dict comprehension",
+}
+BUILTINS = {"abs", "min", "max", "range", "len", "bool", "round"}
+TO_INTEGER = {math.floor, math.ceil, math.trunc}
+TO_BOOL = {math.isnan, math.isinf, math.isfinite}
+RNG_DEFAULTS = {"uniform": (0.0, 1.0), "normal": (0.0, 1.0)}
+NUMPY_TO_MATH: dict[Any, Callable] = {
+    np.sin: math.sin,
+    np.cos: math.cos,
+    np.tan: math.tan,
+    np.sqrt: math.sqrt,
+    np.exp: math.exp,
+    np.log: math.log,
+    np.tanh: math.tanh,
+    np.arctan2: math.atan2,
+    np.abs: builtins.abs,
+    np.minimum: builtins.min,
+    np.maximum: builtins.max,
+}
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """The functions of one env, ready to be written to a module or compiled in place."""
+
+    functions: list[tuple[ast.FunctionDef, str]]
+    """Each with the author's file; line numbers are the author's."""
+    tables: dict[str, np.ndarray]
+    """Constant arrays by the name under which the functions read them."""
+    writes_whole_obs: bool
+    """Whether `observe` sets every element each time, so that nothing need be zeroed before it."""
+
+
+def rewrite(spec: EnvSpec, for_python: bool = False) -> Rewritten:
+    """Rewrite the author's methods and everything they call.
+
+    Args:
+        spec: The checked env.
+        for_python: For the uncompiled target: `assert` stays, and `obs` and `mask` keep their dimensions, so that every
+            index is checked. In compiled code they are flat: `obs[y, x]` becomes `obs[y * width + x]`.
+
+    Raises:
+        EnvCodeError: Something cannot be compiled; names file, line and what to write instead.
+    """
+    program = _Program(spec, for_python)
+    for name in METHODS:
+        if (function := spec.method(name)) is not None:
+            program.request(function, f"env_{name}")
+    functions = []
+    while program.waiting:
+        function, name = program.waiting.pop(0)
+        functions.append((_FunctionRewriter(program, function, name).run(), function.__code__.co_filename))
+    observe = next(function for function, _ in functions if function.name == "env_observe")
+    return Rewritten(functions, program.tables, _writes_all(observe, int(np.prod(spec.obs_shape))))
+
+
+class _Program:
+    """What the functions of one env share: names handed out, tables found, functions still to be rewritten."""
+
+    def __init__(self, spec: EnvSpec, for_python: bool):
+        self.spec = spec
+        self.for_python = for_python
+        self.flat_shapes = {"obs": spec.obs_shape, "mask": spec.mask_shape}
+        self.names: dict[Callable, str] = {}
+        self.waiting: list[tuple[Any, str]] = []
+        self.tables: dict[str, np.ndarray] = {}
+        self.table_names: dict[int, str] = {}
+
+    def request(self, function: Callable, name: str) -> str:
+        if function not in self.names:
+            taken = set(self.names.values())
+            unique, n = name, 2
+            while unique in taken:
+                unique, n = f"{name}_{n}", n + 1
+            self.names[function] = unique
+            self.waiting.append((function, unique))
+        return self.names[function]
+
+    def table(self, array: np.ndarray, name: str) -> str:
+        if id(array) not in self.table_names:
+            self.table_names[id(array)] = f"TABLE{len(self.tables)}_{name}"
+            kept = array.astype(np.float32) if array.dtype == np.float64 else array
+            self.tables[self.table_names[id(array)]] = np.ascontiguousarray(kept)
+        return self.table_names[id(array)]
+
+
+class _FunctionRewriter(ast.NodeTransformer):
+    def __init__(self, program: _Program, function: Any, name: str):
+        self.program = program
+        self.spec = program.spec
+        self.function = function
+        self.name = name
+        self.file = function.__code__.co_filename
+        self.is_method = name.startswith(("env_", "self_"))
+        self.aliases: dict[str, tuple[np.dtype, int]] = {}
+        captured = inspect.getclosurevars(function)
+        self.outside: dict[str, Any] = {**vars(builtins), **function.__globals__, **captured.nonlocals}
+
+    def run(self) -> ast.FunctionDef:
+        try:
+            source = inspect.getsource(self.function)
+        except (OSError, TypeError):
+            raise EnvCodeError(
+                f"The source of {self.function.__qualname__} is not available; put {self.spec.name} into a file."
+            ) from None
+        tree = ast.parse(textwrap.dedent(source)).body[0]
+        assert isinstance(tree, ast.FunctionDef)
+        ast.increment_lineno(tree, self.function.__code__.co_firstlineno - 1)
+        arguments = tree.args
+        if arguments.vararg or arguments.kwarg or arguments.kwonlyargs or arguments.defaults:
+            self.fail(tree, "has *args, keyword-only arguments or defaults", "Use plain positional arguments.")
+        self.self_name = arguments.args.pop(0).arg if self.is_method else None
+        for argument in arguments.args:
+            argument.annotation = None
+        self.locals = {a.arg for a in arguments.args} | {
+            node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        }
+        for word in sorted(self.locals & RESERVED):
+            self.fail(tree, f"uses the reserved name {word!r}", "Choose another name.")
+        self.flat_names = {"obs", "mask"} & {a.arg for a in arguments.args}
+        self.state_name = "state" if "state" in self.locals else None
+        if self.name in ("env_reset", "env_step", "env_observe", "env_mask", "env_present"):
+            self.state_name = arguments.args[0].arg
+        if self.name == "env_step":
+            self.check_returns(tree)
+        body = [statement for statement in tree.body if not _is_docstring(statement)]
+        tree.body = self.statements(body) or [ast.copy_location(ast.Pass(), tree)]
+        tree.name, tree.decorator_list, tree.returns = self.name, [], None
+        return ast.fix_missing_locations(tree)
+
+    # Errors ----------------------------------------------------------------------------------------------------------
+
+    def fail(self, node: ast.AST, problem: str, fix: str) -> Any:
+        line = getattr(node, "lineno", self.function.__code__.co_firstlineno)
+        raise EnvCodeError(code_message(self.file, line, self.function.__qualname__, problem, fix))
+
+    def check_returns(self, tree: ast.FunctionDef) -> None:
+        several = self.spec.num_agents > 1
+        wanted = "whether the episode is over: return over" if several else "two values: return reward, terminated"
+        returns = [node for node in ast.walk(tree) if isinstance(node, ast.Return)]
+        if not returns:
+            self.fail(tree, "returns nothing", f"step must return {wanted}")
+        for node in returns:
+            size = len(node.value.elts) if isinstance(node.value, ast.Tuple) else 0 if node.value is None else None
+            literal = isinstance(node.value, ast.Constant)
+            if several and size is not None:
+                self.fail(node, "returns the wrong thing", f"step of an env with several agents must return {wanted}")
+            if not several and (size not in (2, None) or literal):
+                got = "one value" if literal else f"{size} values"
+                self.fail(node, f"returns {got}", f"step must return {wanted}")
+
+    # Statements ------------------------------------------------------------------------------------------------------
+
+    def statements(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        kept = []
+        for statement in body:
+            new = self.visit(statement)
+            if new is not None:
+                kept.append(new)
+        return kept
+
+    def visit(self, node: ast.AST) -> Any:
+        if isinstance(node, ast.stmt) and not isinstance(node, STATEMENTS):
+            self.unsupported(node)
+        if isinstance(node, ast.expr) and not isinstance(node, EXPRESSIONS):
+            self.unsupported(node)
+        return super().visit(node)
+
+    def unsupported(self, node: ast.AST) -> None:
+        kind = type(node).__name__
+        self.fail(
+            node,
+            f"uses {WORDS.get(kind, kind)}, which cannot be compiled",
+            "Env code is numbers, State fields, if, while, for … in range(…) and calls; scratch space is a State field.",
+        )
+
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        if not self.program.for_python:
+            return ast.copy_location(ast.Pass(), node)
+        return ast.copy_location(ast.Assert(test=self.visit(node.test), msg=node.msg), node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
+        if node.value is None:
+            self.fail(node, "declares a variable without a value", "Assign it a value.")
+        plain = ast.Assign(targets=[node.target], value=node.value)
+        return self.visit(ast.copy_location(plain, node))
+
+    def visit_Assign(self, node: ast.Assign) -> ast.stmt:
+        if len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            if (kind := self.array_kind(node.value)) is not None:
+                self.aliases[node.targets[0].id] = kind
+        return self.generic_visit(node)  # type: ignore[return-value]
+
+    def visit_For(self, node: ast.For) -> ast.stmt:
+        call = node.iter
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "range"):
+            self.fail(node, "loops over something that is not range(…)", "Loop over range(n) and index.")
+        if node.orelse:
+            self.fail(node, "uses for … else", "Use a flag.")
+        return self.generic_visit(node)  # type: ignore[return-value]
+
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt | None:
+        return None if _is_docstring(node) else self.generic_visit(node)  # type: ignore[return-value]
+
+    # Expressions -----------------------------------------------------------------------------------------------------
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        if isinstance(node.value, bool | int | float):
+            return self.embed(node.value, node)
+        return self.fail(node, f"uses the constant {node.value!r}", "Env code knows only numbers.")
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if node.id == self.self_name:
+            return self.fail(node, "passes self around", "Use self.name or self.method(…) only.")
+        if isinstance(node.ctx, ast.Store) or node.id in self.locals:
+            return node
+        return self.embed(self.lookup(node), node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        root = node.value
+        if isinstance(root, ast.Name) and root.id == self.state_name:
+            return self.state_field(node)
+        if isinstance(node.ctx, ast.Store):
+            return self.fail(
+                node, f"assigns to {ast.unparse(node)}", "Only State fields change; parameters are constants."
+            )
+        if isinstance(root, ast.Name) and root.id in self.locals:
+            if node.attr in ("shape", "size", "ndim"):
+                return node
+            return self.fail(node, f"reads .{node.attr} of {root.id!r}", "Only State fields, .shape and .size can be read.")
+        return self.embed(self.lookup(node), node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        if isinstance(node.value, ast.Name) and node.value.id in self.flat_names:
+            return self.flat_element(node, node.value)
+        kind = self.array_kind(node.value)
+        sliced = any(isinstance(part, ast.Slice) for part in ast.walk(node.slice))
+        if sliced and isinstance(node.ctx, ast.Store):
+            self.fail(node, "assigns to a slice", "Write a loop.")
+        new = self.generic_visit(node)
+        indices = len(node.slice.elts) if isinstance(node.slice, ast.Tuple) else 1
+        is_element = kind is not None and kind[1] == indices and not sliced
+        if isinstance(node.ctx, ast.Load) and kind is not None and is_element and kind[0].kind in "iub":
+            return self.cast("bool" if kind[0].kind == "b" else "i8", new, node)
+        return new  # type: ignore[return-value]
+
+    def flat_element(self, node: ast.Subscript, name: ast.Name) -> ast.expr:
+        """`obs[i, j]` as an element of the flat array that compiled code has."""
+        shape = self.program.flat_shapes[name.id]
+        indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if len(indices) != len(shape) or any(isinstance(index, ast.Slice) for index in indices):
+            dims = ", ".join("ijkl"[: len(shape)])
+            self.fail(node, f"uses {ast.unparse(node)}", f"Index {name.id}, of shape {shape}, in full: {name.id}[{dims}].")
+        for axis, (index, size) in enumerate(zip(indices, shape, strict=True)):
+            if isinstance(index, ast.Constant) and isinstance(index.value, int) and index.value >= size:
+                self.fail(node, f"writes {ast.unparse(node)}", f"Axis {axis} of {name.id}, of shape {shape}, ends at {size - 1}.")
+        if self.program.for_python or len(shape) == 1:
+            return self.generic_visit(node)  # type: ignore[return-value]
+        flat = self.visit(indices[0])
+        for index, size in zip(indices[1:], shape[1:], strict=True):
+            row = ast.BinOp(flat, ast.Mult(), ast.Constant(size))
+            flat = ast.BinOp(row, ast.Add(), self.visit(index))
+        return ast.copy_location(ast.Subscript(name, flat, node.ctx), node)
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        func = node.func
+        if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == "rng" in self.locals:
+            return self.rng_call(node, func)
+        if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id in self.locals:
+            if func.value.id != self.self_name:
+                self.fail(node, f"calls .{func.attr}() of {func.value.id!r}", "Only rng has methods; use functions.")
+        if isinstance(func, ast.Name) and func.id in self.locals:
+            self.fail(node, f"calls the variable {func.id!r}", "Call functions and methods by their name.")
+        if isinstance(func, ast.Call):
+            self.fail(node, "calls the result of a call", "super() and function factories are not available; call self.method(…).")
+        return self.call(self.lookup(func), node)
+
+    def call(self, target: Any, node: ast.Call) -> ast.expr:
+        if node.keywords:
+            self.fail(node, "uses keyword arguments", "Pass arguments by position.")
+        target = NUMPY_TO_MATH.get(target, target) if isinstance(target, np.ufunc | types.FunctionType) else target
+        arguments = [self.visit(argument) for argument in node.args]
+
+        def direct(name: str) -> ast.Call:
+            func = ast.parse(name, mode="eval").body
+            return ast.copy_location(ast.Call(func=func, args=arguments, keywords=[]), node)
+
+        if target is np.clip and len(arguments) == 3:
+            inner = ast.Call(func=ast.Name("max", ast.Load()), args=arguments[:2], keywords=[])
+            return ast.copy_location(ast.Call(func=ast.Name("min", ast.Load()), args=[inner, arguments[2]], keywords=[]), node)
+        if getattr(math, getattr(target, "__name__", ""), None) is target:
+            result = direct(f"math.{target.__name__}")
+            if target in TO_BOOL:
+                return result
+            return self.cast("i8" if target in TO_INTEGER else "f4", result, node)
+        if target is float:
+            return direct("f4")
+        if target is int:  # not i8: np.int64 takes no bool in compiled code
+            return direct("int")
+        if isinstance(target, FieldType):
+            target = target.scalar
+        if isinstance(target, type) and issubclass(target, np.number | np.bool_):
+            return direct(f"np.{target.__name__}")
+        if getattr(builtins, getattr(target, "__name__", ""), None) is target and target.__name__ in BUILTINS:
+            return direct(target.__name__)
+        target = getattr(target, "py_func", target)
+        if isinstance(target, types.MethodType) and target.__self__ is self.spec.env:
+            return direct(self.program.request(target.__func__, f"self_{target.__name__}"))
+        if isinstance(target, types.FunctionType):
+            if target.__module__.split(".")[0] == "numpy":
+                self.fail(node, f"calls {ast.unparse(node.func)}", "Use math functions on numbers, and loops over arrays.")
+            return direct(self.program.request(target, f"fn_{target.__name__}"))
+        return self.fail(
+            node,
+            f"calls {ast.unparse(node.func)}, which cannot be compiled",
+            "Known are math.*, abs, min, max, int, float, bool, len, range, rng.*, your own functions and self.method(…).",
+        )
+
+    def rng_call(self, node: ast.Call, func: ast.Attribute) -> ast.expr:
+        if func.attr not in rng_library.METHODS:
+            self.fail(node, f"calls rng.{func.attr}", did_you_mean(func.attr, rng_library.METHODS))
+        if node.keywords:
+            self.fail(node, "uses keyword arguments", "Pass arguments by position.")
+        arguments = [self.visit(argument) for argument in node.args]
+        if func.attr == "integers" and len(arguments) == 1:
+            arguments.insert(0, ast.copy_location(ast.Constant(0), node))
+        missing = RNG_DEFAULTS.get(func.attr, ())[len(arguments) :]
+        arguments += [self.embed(default, node) for default in missing]
+        wanted = len(inspect.signature(getattr(rng_library, f"rng_{func.attr}")).parameters) - 1
+        if len(arguments) != wanted:
+            self.fail(node, f"gives rng.{func.attr} {len(node.args)} arguments", f"It takes {wanted}.")
+        name = ast.Name(f"rng_{func.attr}", ast.Load())
+        return ast.copy_location(ast.Call(func=name, args=[func.value, *arguments], keywords=[]), node)
+
+    def state_field(self, node: ast.Attribute) -> ast.expr:
+        kind = self.spec.fields.get(node.attr)
+        if kind is None:
+            self.fail(node, f"uses state.{node.attr}, but State has no such field", did_you_mean(node.attr, self.spec.fields))
+        assert kind is not None
+        if isinstance(node.ctx, ast.Store) and kind.shape:
+            self.fail(node, f"assigns to the array state.{node.attr}", "Write its elements in a loop.")
+        if isinstance(node.ctx, ast.Load) and not kind.shape and kind.dtype.kind in "iu":
+            return self.cast("i8", node, node)
+        return node
+
+    # Values known at compile time ------------------------------------------------------------------------------------
+
+    def lookup(self, node: ast.expr) -> Any:
+        """The value of a dotted name that is not local: a parameter, a global, an attribute of either."""
+        if isinstance(node, ast.Name):
+            if node.id not in self.outside:
+                self.fail(node, f"uses {node.id!r}, which is not defined", did_you_mean(node.id, self.locals))
+            return self.outside[node.id]
+        if isinstance(node, ast.Attribute):
+            if isinstance(node.value, ast.Name) and node.value.id == self.self_name:
+                owner: Any = self.spec.env
+            elif isinstance(node.value, ast.Name) and node.value.id in self.locals:
+                return self.fail(node, f"reads .{node.attr} of {node.value.id!r}", "Only State fields can be read.")
+            else:
+                owner = self.lookup(node.value)
+            try:
+                return getattr(owner, node.attr)
+            except AttributeError:
+                known = [name for name in dir(owner) if not name.startswith("_")]
+                self.fail(node, f"uses {ast.unparse(node)}, which does not exist", did_you_mean(node.attr, known))
+        return self.fail(node, f"uses {ast.unparse(node)}", "Only names and dotted names can be called or read.")
+
+    def embed(self, value: Any, node: ast.expr) -> ast.expr:
+        """A node for a value known at compile time."""
+        if isinstance(value, bool | np.bool_):
+            return ast.copy_location(ast.Constant(bool(value)), node)
+        if isinstance(value, int | np.integer):
+            return ast.copy_location(ast.Constant(int(value)), node)
+        if isinstance(value, float | np.floating):
+            literal = ast.parse("math.nan", mode="eval").body if math.isnan(value) else ast.Constant(float(value))
+            return self.cast("f4", literal, node)
+        if isinstance(value, tuple):
+            return ast.copy_location(ast.Tuple([self.embed(v, node) for v in value], ast.Load()), node)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+            label = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "array")
+            return ast.copy_location(ast.Name(self.program.table(value, label), ast.Load()), node)
+        return self.fail(
+            node,
+            f"uses {ast.unparse(node)}, a {type(value).__name__}",
+            "Constants are numbers, tuples of numbers and NumPy arrays.",
+        )
+
+    def array_value(self, node: ast.expr) -> np.ndarray | None:
+        """The constant array behind `self.TABLE` or a global name, if that is what the node is."""
+        if isinstance(node, ast.Name) and node.id not in self.locals:
+            value = self.outside.get(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == self.self_name:
+            value = getattr(self.spec.env, node.attr, None)
+        else:
+            return None
+        return value if isinstance(value, np.ndarray) else None
+
+    def array_kind(self, node: ast.expr) -> tuple[np.dtype, int] | None:
+        """dtype and dimensions of a State array, a local name for one, or a table; None for anything else."""
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == self.state_name:
+            kind = self.spec.fields.get(node.attr)
+            return (kind.dtype, len(kind.shape)) if kind is not None and kind.shape else None
+        if isinstance(node, ast.Name) and node.id in self.aliases:
+            return self.aliases[node.id]
+        array = self.array_value(node)
+        return None if array is None else (array.dtype, array.ndim)
+
+    def cast(self, to: str, value: Any, node: ast.AST) -> ast.Call:
+        return ast.copy_location(ast.Call(func=ast.Name(to, ast.Load()), args=[value], keywords=[]), node)
+
+
+def _writes_all(function: ast.FunctionDef, size: int) -> bool:
+    """Whether a function assigns `obs[0]`, `obs[1]`, … each element of a flat array, whatever happens."""
+    written = set()
+    for statement in function.body:
+        if isinstance(statement, ast.Assign):
+            for target in statement.targets:
+                if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+                    written.add(target.slice.value)
+        elif not isinstance(statement, ast.AugAssign | ast.Pass):
+            return False
+    return written == set(range(size))
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def code_message(file: str, line: int, where: str, problem: str, fix: str) -> str:
+    """An error in the author's terms: file, line, the line itself, what is wrong, what to write."""
+    text = linecache.getline(file, line).strip()
+    return f"{file}:{line}: {where} {problem}.\n    {text}\n{fix}"

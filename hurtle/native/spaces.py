@@ -1,0 +1,30 @@
+"""Spaces of a whole env from the spaces of one agent, and the infos that every adapter hands out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+
+from hurtle.native.env import EnvSpec
+
+
+def env_observation_space(spec: EnvSpec) -> spaces.Space:
+    """The agent's space, or its batch over the agents."""
+    return batch_space(spec.observation_space, spec.num_agents) if spec.num_agents > 1 else spec.observation_space
+
+
+def env_action_space(spec: EnvSpec) -> spaces.Space:
+    """The agent's space, or its batch over the agents."""
+    return batch_space(spec.action_space, spec.num_agents) if spec.num_agents > 1 else spec.action_space
+
+
+def infos_of(spec: EnvSpec, arrays: Any) -> dict[str, Any]:
+    """What the next action may depend on besides the observation: legal actions, agents present."""
+    infos: dict[str, Any] = {}
+    if spec.has_mask:
+        infos["action_mask"] = arrays.mask.reshape(-1, *spec.mask_shape)
+    if spec.has_present:
+        infos["agent_mask"] = arrays.present
+    return infos

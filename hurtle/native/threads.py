@@ -1,0 +1,70 @@
+"""Helper threads that each run one nogil call over their shard of envs: shards → threads → results, in shard order."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+Job = Callable[[int, int], Any]
+
+
+def free_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class ShardThreads:
+    """Splits `range(size)` into one shard per thread; the caller's own thread takes the first.
+
+    Threads block between calls and exit when this object is closed or collected.
+    """
+
+    def __init__(self, size: int, num_threads: int):
+        count = max(1, min(num_threads, size))
+        edges = [size * k // count for k in range(count + 1)]
+        self.shards = list(zip(edges, edges[1:], strict=False))
+        self._inboxes: list[queue.SimpleQueue] = [queue.SimpleQueue() for _ in self.shards[1:]]
+        self._results: queue.SimpleQueue = queue.SimpleQueue()
+        for k, inbox in enumerate(self._inboxes, 1):
+            threading.Thread(target=_work, args=(k, self.shards[k], inbox, self._results), daemon=True).start()
+        self._finalizer = weakref.finalize(self, _stop, self._inboxes)
+
+    def run(self, job: Job) -> list[Any]:
+        """Call `job(lo, hi)` for every shard, wait for all, and return the results; the first error is raised."""
+        for inbox in self._inboxes:
+            inbox.put(job)
+        outcomes: list[Any] = [None] * len(self.shards)
+        error: BaseException | None = None
+        try:
+            outcomes[0] = job(*self.shards[0])
+        except BaseException as caught:  # the others must still be waited for
+            error = caught
+        for _ in self._inboxes:
+            k, outcome, failure = self._results.get()
+            outcomes[k] = outcome
+            error = error or failure
+        if error is not None:
+            raise error
+        return outcomes
+
+    def close(self) -> None:
+        """End the helper threads."""
+        self._finalizer()
+
+
+def _work(k: int, shard: tuple[int, int], inbox: queue.SimpleQueue, results: queue.SimpleQueue) -> None:
+    while (job := inbox.get()) is not None:
+        try:
+            results.put((k, job(*shard), None))
+        except BaseException as error:
+            results.put((k, None, error))
+        del job
+
+
+def _stop(inboxes: list[queue.SimpleQueue]) -> None:
+    for inbox in inboxes:
+        inbox.put(None)

@@ -1,0 +1,1 @@
+"""Vectors of environments behind `gymnasium.vector.VectorEnv`."""

@@ -1,0 +1,88 @@
+"""`CudaVecEnv`: many native envs on one GPU behind `gymnasium.vector.VectorEnv`; everything it returns is a torch tensor there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from hurtle.errors import ActionError
+from hurtle.native.cuda_batch import CudaBatch
+from hurtle.native.env import Env
+from hurtle.vector.native import NativeVecEnv
+
+
+class CudaVecEnv(NativeVecEnv):
+    """A vector of native envs in GPU memory.
+
+    Like `NativeVecEnv`, but observations, rewards and flags are torch tensors on the device, and nothing waits for the GPU:
+    `infos` always holds the episode arrays, with `_episode` and `_final_obs` saying which rows are new. `step` can be captured
+    with `torch.cuda.graph`; write the actions into `vec.actions` then.
+
+    Args:
+        env: The native env, with its parameters.
+        num_envs: How many copies.
+        device: A torch device such as "cuda" or "cuda:0".
+        seed: Base seed of the first reset without one.
+        autoreset_mode: SAME_STEP or NEXT_STEP.
+        copy: Return copies instead of the reused tensors.
+        render_mode: "rgb_array", "ansi" or None.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        num_envs: int,
+        *,
+        device: str = "cuda",
+        seed: int = 0,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
+        copy: bool = False,
+        render_mode: str | None = None,
+    ):
+        self.device = device
+        super().__init__(env, num_envs, seed=seed, autoreset_mode=autoreset_mode, copy=copy, render_mode=render_mode)
+
+    def _make_batch(self, num_workers: int | None, debug: bool) -> Any:
+        return CudaBatch(self.native_spec, self.num_envs, self.device)
+
+    @property
+    def actions(self) -> Any:
+        """The tensor from which `step(vec.actions)` reads without a copy."""
+        return self._actions
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step every env with its row of `actions`, a tensor on the device (arrays and lists are copied to it)."""
+        if actions is not self._actions:
+            if tuple(np.shape(actions)) != tuple(self._actions.shape):
+                raise ActionError(
+                    f"Actions must have the shape {tuple(self._actions.shape)} (one row per env), got {tuple(np.shape(actions))}."
+                )
+            self._actions[...] = actions if type(actions) is type(self._actions) else self._batch.to_device(actions)
+        self._batch.step(self._same_step)
+        infos = dict(self._episode_infos)
+        if self._copy:
+            return (*(self._copied(array) for array in self._outcome), self._copied(infos))
+        return (*self._outcome, infos)
+
+    @property
+    def states(self) -> np.ndarray:
+        """A copy of all envs' State records on the host; `load_states` writes them back."""
+        return self._batch.records()[list(self.native_spec.fields)]
+
+    def load_states(self, states: np.ndarray) -> None:
+        """Replace all envs' State records."""
+        records = self._batch.records()
+        for name in self.native_spec.fields:
+            records[name] = states[name]
+        self._batch.load_records(records)
+
+    def render(self) -> tuple[Any, ...] | None:
+        """One picture per env, as `render_mode` says."""
+        return None if self.render_mode is None else self._render_records(self._batch.records())
+
+    def _copied(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: self._copied(v) for k, v in value.items()}
+        return value.clone() if hasattr(value, "clone") else value.copy()

@@ -1,0 +1,205 @@
+"""`NativeVecEnv`: many native envs behind `gymnasium.vector.VectorEnv`.
+
+actions → one compiled call over all envs → arrays written in place → views. Knows nothing of how the code was compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from hurtle.errors import ActionError, HurtleError
+from hurtle.native.batch import CpuBatch
+from hurtle.native.env import Env, EnvSpec
+from hurtle.native.single import RENDER_MODES, check_render_mode, render_env
+from hurtle.native.spaces import env_action_space, env_observation_space, infos_of
+
+
+class NativeVecEnv(VectorEnv):
+    """A vector of native envs.
+
+    The arrays that `reset` and `step` return are **reused**: the next step overwrites them. Copy what you keep, or pass
+    `copy=True`. Ended episodes leave `infos["episode"]` (`r`, `l`, the env's metrics) where `infos["_episode"]` is True and,
+    with SAME_STEP autoreset, `infos["final_obs"]` where `infos["_final_obs"]` is True; other rows of both are stale.
+
+    Args:
+        env: The native env, with its parameters.
+        num_envs: How many copies; env i behaves like a single env reset with `seed + i`.
+        num_workers: Threads; None times the first steps and uses all cores where that is faster.
+        seed: Base seed of the first reset without one.
+        autoreset_mode: SAME_STEP or NEXT_STEP.
+        copy: Return copies instead of the reused arrays.
+        render_mode: "rgb_array", "ansi" or None; `render()` returns one picture per env.
+        debug: Run the author's code uncompiled.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        num_envs: int,
+        *,
+        num_workers: int | None = None,
+        seed: int = 0,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
+        copy: bool = False,
+        render_mode: str | None = None,
+        debug: bool = False,
+    ):
+        if not isinstance(num_envs, int | np.integer) or num_envs < 1:
+            raise HurtleError(f"num_envs must be an int of at least 1, got {num_envs!r}.")
+        if num_workers is not None and num_workers < 1:
+            raise HurtleError(f"num_workers must be None or at least 1, got {num_workers!r}.")
+        check_render_mode(render_mode)
+        mode = AutoresetMode(autoreset_mode)
+        if mode is AutoresetMode.DISABLED:
+            raise HurtleError("autoreset_mode must be SAME_STEP or NEXT_STEP; native envs always reset themselves.")
+        self.native_spec = EnvSpec.of(env)
+        self.num_envs = int(num_envs)
+        self.num_agents = self.native_spec.num_agents
+        self.render_mode = render_mode
+        self.metadata = {"autoreset_mode": mode, "render_modes": RENDER_MODES}
+        self.single_observation_space = env_observation_space(self.native_spec)
+        self.single_action_space = env_action_space(self.native_spec)
+        self._same_step = mode is AutoresetMode.SAME_STEP
+        self._copy = copy
+        self._seed: int | None = seed
+        self._all = np.ones(self.num_envs, np.bool_)
+        self._batch = self._make_batch(num_workers, debug)
+        self._actions = self._batch.actions
+        self._outcome = self._views()
+        self._step_infos = infos_of(self.native_spec, self._batch.arrays)
+        self._episode_infos = self._make_episode_infos()
+
+    def _make_batch(self, num_workers: int | None, debug: bool) -> Any:
+        return CpuBatch(self.native_spec, self.num_envs, num_workers, debug)
+
+    @cached_property
+    def observation_space(self) -> spaces.Space:  # type: ignore[override]
+        """The batched observation space (made when first asked for: a million envs have a large one)."""
+        return batch_space(self.single_observation_space, self.num_envs)
+
+    @cached_property
+    def action_space(self) -> spaces.Space:  # type: ignore[override]
+        """The batched action space (made when first asked for)."""
+        return batch_space(self.single_action_space, self.num_envs)
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin new episodes.
+
+        Args:
+            seed: Env i gets `seed + i`; or one seed (or None) per env. None continues the random streams.
+            options: Values of runtime parameters, one for all or an array with one per env; `reset_mask` (bool[num_envs])
+                resets only some envs.
+        """
+        options = dict(options or {})
+        chosen = self._chosen(options.pop("reset_mask", None))
+        if seed is None:
+            seed, self._seed = self._seed, None
+        if seed is not None:
+            self._seed = None
+            self._apply_seed(seed, chosen)
+        if options:
+            self._batch.set_options(options, chosen)
+        self._batch.reset(chosen)
+        obs = self._outcome[0]
+        return (self._copied(obs), self._copied(dict(self._step_infos))) if self._copy else (obs, dict(self._step_infos))
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step every env with its row of `actions`; with SAME_STEP autoreset, ended envs are already in their next episode."""
+        if type(actions) is not np.ndarray or actions.dtype != self._actions.dtype or not actions.flags.c_contiguous:
+            actions = self._convert(actions)
+        if actions.shape != self._actions.shape:
+            self._refuse(actions)
+        ended = self._batch.step(actions, self._same_step)
+        infos = dict(self._episode_infos if ended else self._step_infos)
+        if self._copy:
+            return (*(self._copied(array) for array in self._outcome), self._copied(infos))
+        return (*self._outcome, infos)
+
+    def play(self, num_steps: int, seed: int = 0) -> int:
+        """Take uniformly random actions for `num_steps` steps inside compiled code; returns how many episodes ended."""
+        return self._batch.play(num_steps, seed)
+
+    def render(self) -> tuple[Any, ...] | None:
+        """One picture per env, as `render_mode` says."""
+        return None if self.render_mode is None else self._render_records(self._batch.arrays.envs)
+
+    def _render_records(self, records: np.ndarray) -> tuple[Any, ...]:
+        return tuple(render_env(self.native_spec, record, self.render_mode) for record in records)
+
+    @property
+    def states(self) -> np.ndarray:
+        """All envs' State records as one structured array; writing to it changes the envs."""
+        return self._batch.arrays.envs[list(self.native_spec.fields)]
+
+    @property
+    def num_workers(self) -> int:
+        """Threads in use."""
+        return self._batch.num_threads
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End the helper threads."""
+        self._batch.close()
+
+    def _chosen(self, mask: Any) -> np.ndarray:
+        if mask is None:
+            return self._all
+        mask = np.asarray(mask)
+        if mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
+            raise HurtleError(
+                f"options['reset_mask'] must be bool of shape ({self.num_envs},), got {mask.dtype} of shape {mask.shape}."
+            )
+        return mask
+
+    def _apply_seed(self, seed: int | Sequence[int | None], chosen: np.ndarray) -> None:
+        if isinstance(seed, int | np.integer):
+            self._batch.seed(np.arange(seed, seed + self.num_envs), chosen)
+            return
+        if len(seed) != self.num_envs:
+            raise HurtleError(f"seed has {len(seed)} entries for {self.num_envs} envs.")
+        given = np.array([s is not None for s in seed])
+        self._batch.seed(np.array([s or 0 for s in seed]), chosen & given)
+
+    def _convert(self, actions: Any) -> np.ndarray:
+        try:
+            np.copyto(self._actions, actions, casting="same_kind")
+        except (TypeError, ValueError):
+            self._refuse(np.asarray(actions))
+        return self._actions
+
+    def _refuse(self, actions: np.ndarray) -> None:
+        raise ActionError(
+            f"Actions must be {self._actions.dtype} of shape {self._actions.shape} (one row per env), "
+            f"got {actions.dtype} of shape {actions.shape}."
+        )
+
+    def _views(self) -> tuple[Any, Any, Any, Any]:
+        """The arrays as users see them: a single agent has no agent axis."""
+        arrays = self._batch.arrays
+        obs = arrays.obs.reshape(self.num_envs, *self.native_spec.obs_shape)
+        outcome = (arrays.reward, arrays.terminated, arrays.truncated)
+        return (obs, *(outcome if self.num_agents > 1 else (array[:, 0] for array in outcome)))
+
+    def _make_episode_infos(self) -> dict[str, Any]:
+        arrays, several = self._batch.arrays, self.num_agents > 1
+        returns, lengths, ended = arrays.episode_return, arrays.episode_length, arrays.episode_ended
+        episode = {"r": returns, "l": lengths} if several else {"r": returns[:, 0], "l": lengths[:, 0]}
+        episode |= {name: arrays.episode_metrics[:, m] for m, name in enumerate(self.native_spec.env.metrics)}
+        infos = {**self._step_infos, "episode": episode, "_episode": ended if several else ended[:, 0]}
+        if self._same_step:
+            final_info = {"episode": episode, "_episode": infos["_episode"]}
+            final_obs = arrays.final_obs.reshape(self.num_envs, *self.native_spec.obs_shape)
+            infos |= {"final_obs": final_obs, "_final_obs": arrays.ended}
+            infos |= {"final_info": final_info, "_final_info": arrays.ended}
+        return infos
+
+    def _copied(self, value: Any) -> Any:
+        return {k: self._copied(v) for k, v in value.items()} if isinstance(value, dict) else value.copy()
