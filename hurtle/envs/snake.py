@@ -149,22 +149,24 @@ class Snake(Env):
     def look_around(self, state, a, obs):
         """Write what snake a sees, its heading up."""
         ahead, right = state.heading[a], (state.heading[a] + 1) % 4
+        ahead_y, ahead_x, right_y, right_x = MOVE_Y[ahead], MOVE_X[ahead], MOVE_Y[right], MOVE_X[right]
         head_y, head_x = state.head[a] // self.width, state.head[a] % self.width
         for row in range(2 * self.vision + 1):
             for column in range(2 * self.vision + 1):
                 forwards, sideways = self.vision - row, column - self.vision
-                y = head_y + forwards * MOVE_Y[ahead] + sideways * MOVE_Y[right]
-                x = head_x + forwards * MOVE_X[ahead] + sideways * MOVE_X[right]
+                y = head_y + forwards * ahead_y + sideways * right_y
+                x = head_x + forwards * ahead_x + sideways * right_x
                 if y < 0 or y >= self.height or x < 0 or x >= self.width:
                     obs[a, row, column, WALL_PLANE] = 1
-                elif state.grid[y, x] == FOOD:
+                    continue
+                content = state.grid[y, x]
+                if content == FOOD:
                     obs[a, row, column, FOOD_PLANE] = 1
-                elif state.grid[y, x] == a + 1:
+                elif content == a + 1:
                     obs[a, row, column, OWN_PLANE] = 1
-                elif state.grid[y, x] != EMPTY:
-                    other = state.grid[y, x] - 1
+                elif content != EMPTY:
                     obs[a, row, column, OTHER_PLANE] = 1
-                    if state.head[other] == y * self.width + x:
+                    if state.head[content - 1] == y * self.width + x:
                         obs[a, row, column, OTHER_HEAD_PLANE] = 1
 
     def neighbour(self, cell, heading):

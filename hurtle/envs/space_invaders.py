@@ -158,9 +158,11 @@ class SpaceInvaders(Env):
 
     def alien_at(self, state, x, y):
         """The bit of the alien in a cell; 0 if there is none. What moves out at the bottom reappears at the top."""
-        row = (y - state.wave_y) % SIZE
         column = x - state.wave_x
-        if y < 0 or row >= WAVE_ROWS or column < 0 or column >= WAVE_COLUMNS:
+        if y < 0 or column < 0 or column >= WAVE_COLUMNS:
+            return 0
+        row = (y - state.wave_y) % SIZE
+        if row >= WAVE_ROWS:
             return 0
         return state.aliens & (1 << (row * WAVE_COLUMNS + column))
 
@@ -175,12 +177,14 @@ class SpaceInvaders(Env):
     def observe(self, state, obs):
         obs[GROUND, state.cannon_x, CANNON] = 1
         heading = ALIEN_LEFT if state.wave_direction < 0 else ALIEN_RIGHT
+        aliens = state.aliens
         for row in range(WAVE_ROWS):
+            y = (state.wave_y + row) % SIZE
             for column in range(WAVE_COLUMNS):
-                if state.aliens & (1 << (row * WAVE_COLUMNS + column)) != 0:
-                    y = (state.wave_y + row) % SIZE
+                if aliens & 1 != 0:
                     obs[y, state.wave_x + column, ALIEN] = 1
                     obs[y, state.wave_x + column, heading] = 1
+                aliens >>= 1
         for i in range(MAX_BULLETS):
             if state.bullet_y[i] >= 0:
                 obs[state.bullet_y[i], state.bullet_x[i], BULLET] = 1

@@ -43,7 +43,7 @@ class Squared(Env):
     with its actions, or credits rewards to the wrong steps. Three options isolate other abilities:
 
     - `hide_targets` (memory): the targets are shown in the first observation of an episode only. Quickest to learn with
-      `num_targets=1`, where an agent without memory, whose position alone tells where it wanted to go, gets 7/9 at most;
+      `num_targets=1`, where an agent that remembers nothing but by its position gets 7/9 at most;
     - `sparse_reward` (exploration): 1 / `num_targets` for each target reached, and nothing else;
     - `slip_prob` (stochasticity): with this probability a move fails, and the agent stays where it is.
 
@@ -111,17 +111,15 @@ class Squared(Env):
 
     def step(self, state, action, rng):
         state.time += 1
-        moves_before, nearest = self.nearest_target(state)
+        moves_before, _ = self.nearest_target(state)
         if rng.random() >= self.slip_prob:
             state.x = min(max(state.x + MOVE_X[action], -self.distance), self.distance)
             state.y = min(max(state.y + MOVE_Y[action], -self.distance), self.distance)
         moves, nearest = self.nearest_target(state)
         reward = float(moves_before - moves) / float(self.distance * self.num_targets)
         if self.sparse_reward:
-            reward = 0.0
+            reward = float(moves == 0) / float(self.num_targets)
         if moves == 0:
-            if self.sparse_reward:
-                reward = 1.0 / float(self.num_targets)
             state.remaining -= 1
             state.target_x[nearest] = state.target_x[state.remaining]
             state.target_y[nearest] = state.target_y[state.remaining]

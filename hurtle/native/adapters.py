@@ -21,10 +21,14 @@ def adapter_source(spec: EnvSpec, zero_obs: bool = True) -> str:
     parts = [
         f"AGENTS = {spec.num_agents}",
         f"MAX_STEPS = {spec.max_steps}",
-        f"OBS_SIZE = {int(np.prod(spec.obs_shape))}",
+        f"OBS_SIZE = {spec.obs_size}",
+        f"OBS_DTYPE = np.dtype(np.{spec.observation_space.dtype})",
+        f"OBS_IS_ZEROED = {zero_obs}",
+        "OBS_BYTES = OBS_SIZE * OBS_DTYPE.itemsize",
         _clear_state(spec),
         _agents(spec),
-        _observe(zero_obs),
+        _present(spec),
+        _zero_obs(zero_obs),
         _mask(spec),
         _metrics(spec),
         _actions(spec),
@@ -58,41 +62,27 @@ def _clear_state(spec: EnvSpec) -> str:
 
 
 def _agents(spec: EnvSpec) -> str:
-    if spec.num_agents == 1:
-        step = _function(
-            "step_agents(env, action, reward, terminated)",
-            "gained, over = env_step(env, action, env)",
-            "reward[0] = gained",
-            "terminated[0] = over",
-            "return over",
-        )
-        start = _function("agent_start(env, agent)", "return 0")
-        begin = _function("begin_agent(env, agent)", "env._return[agent] = f4(0.0)")
-    else:
-        step = _function(
-            "step_agents(env, action, reward, terminated)", "return env_step(env, action, reward, terminated, env)"
-        )
-        start = _function("agent_start(env, agent)", "return env._start[agent]")
-        begin = _function("begin_agent(env, agent)", "env._return[agent] = f4(0.0)", "env._start[agent] = env._steps")
-    if spec.has_present:
-        present = _function("is_present(env, agent)", "return env._present[agent] != 0") + _function(
-            "write_present(env, present)",
-            "for a in range(AGENTS):",
-            "    present[a] = True",
-            "env_present(env, present)",
-            "for a in range(AGENTS):",
-            "    if present[a] and env._present[a] == 0:",
-            "        begin_agent(env, a)",
-            "    env._present[a] = present[a]",
-        )
-    else:
-        present = _function("is_present(env, agent)", "return True") + _function("write_present(env, present)")
-    return step + start + begin + present
+    start = ["env._start[agent] = env._steps"] if spec.num_agents > 1 else []
+    return _function("begin_agent(env, agent)", "env._return[agent] = f4(0.0)", *start)
 
 
-def _observe(zero_obs: bool) -> str:
-    zeros = ["for k in range(OBS_SIZE):", "    obs[k] = 0"] if zero_obs else []
-    return _function("observe(env, obs)", *zeros, "env_observe(env, obs)")
+def _present(spec: EnvSpec) -> str:
+    if not spec.has_present:
+        return _function("is_present(env, agent)", "return True") + _function("write_present(env, present)")
+    return _function("is_present(env, agent)", "return env._present[agent] != 0") + _function(
+        "write_present(env, present)",
+        "for a in range(AGENTS):",
+        "    present[a] = True",
+        "env_present(env, present)",
+        "for a in range(AGENTS):",
+        "    if present[a] and env._present[a] == 0:",
+        "        begin_agent(env, a)",
+        "    env._present[a] = present[a]",
+    )
+
+
+def _zero_obs(zero_obs: bool) -> str:
+    return _function("zero_obs(obs)", *(["for k in range(OBS_SIZE):", "    obs[k] = 0"] if zero_obs else []))
 
 
 def _mask(spec: EnvSpec) -> str:

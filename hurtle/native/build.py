@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 
 from hurtle.errors import EnvCodeError
-from hurtle.native import cuda_staging, python_target
+from hurtle.native import python_target
 from hurtle.native.adapters import adapter_source
-from hurtle.native.cuda_staging import staging_source
 from hurtle.native.cuda_support import simulated
 from hurtle.native.env import EnvSpec
 from hurtle.native.layout import unpack_source
@@ -60,6 +59,8 @@ jit = cuda.jit(device=True)
 entry = cuda.jit(cache=True)
 """,
 }
+STAGE_BYTES = 16 * 1024
+"""Shared memory of a CUDA block: small enough for many blocks on one multiprocessor."""
 LOOPS = {"cpu": "cpu_loops.py", "cuda": "cuda_loops.py", "python": "cpu_loops.py"}
 
 
@@ -128,12 +129,28 @@ def generate(spec: EnvSpec, target: str) -> tuple[str, dict[int, tuple[str, int]
             lines[first + printed.lineno - 1] = (file, original.lineno)
         text += body
     text += adapter_source(spec, zero_obs=not rewritten.writes_whole_obs) + "\n"
-    if target == "cpu":
-        text += unpack_source(spec) + "\n\n"
-    if target == "cuda":
-        text += staging_source(spec, cuda_staging.plan(spec), simulated()) + "\n\n"
-    text += paste("core.py") + "\n" + paste(LOOPS[target])
-    return text, lines
+    text += paste("core.py") + f"\n\nadvance_env = advance_{'many' if spec.num_agents > 1 else 'one'}\n\n\n"
+    text += unpack_source(spec) + "\n\n" if target == "cpu" else block_source(spec)
+    return text + paste(LOOPS[target]), lines
+
+
+def block_source(spec: EnvSpec) -> str:
+    """The shape of a CUDA block: as many observations in shared memory at a time as `STAGE_BYTES` hold."""
+    return f"WORD = np.dtype(np.uint32)\nTHREADS = {block_threads()}\nROWS = {staged_rows(spec)}\n\n\n"
+
+
+def block_threads() -> int:
+    """Threads of a CUDA block; few in the simulator, where each is a thread of the host."""
+    return 8 if simulated() else 128
+
+
+def staged_rows(spec: EnvSpec) -> int:
+    """Envs of a CUDA block whose observations are in shared memory at the same time: a power of two."""
+    row_bytes = spec.obs_size * np.dtype(spec.observation_space.dtype).itemsize
+    rows = block_threads()
+    while rows > 4 and rows * row_bytes > STAGE_BYTES:
+        rows //= 2
+    return rows
 
 
 def paste(file: str) -> str:
@@ -158,6 +175,7 @@ def _python_namespace(spec: EnvSpec) -> Any:
     python_target.shape_arguments(namespace, spec)
     for label, text in (("adapters", adapter_source(spec)), ("core", paste("core.py")), ("loops", paste(LOOPS["python"]))):
         exec(compile(text, f"<hurtle {label}>", "exec"), namespace)
+    namespace["advance_env"] = namespace["advance_many" if spec.num_agents > 1 else "advance_one"]
     module = ModuleType(f"{_snake(spec.name)}_python")
     vars(module).update(namespace)
     return module

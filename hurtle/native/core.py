@@ -7,18 +7,18 @@ Its text is pasted into every generated module (see build.py).
 from hurtle.native.pasted import (
     AGENTS,
     MAX_STEPS,
-    agent_start,
     begin_agent,
     clear_state,
+    env_observe,
     env_reset,
+    env_step,
     f4,
     is_present,
     jit,
-    observe,
-    step_agents,
     write_mask,
     write_metrics,
     write_present,
+    zero_obs,
 )
 
 
@@ -33,8 +33,8 @@ def begin_episode(env):
 
 @jit
 def publish(i, env, obs, arrays):
-    """Write what the next action is chosen from: observation, action mask, who is present."""
-    observe(env, obs)
+    """Write what the next action is chosen from: observation (over zeros), action mask, who is present."""
+    env_observe(env, obs)
     write_mask(env, arrays.mask[i])
     write_present(env, arrays.present[i])
 
@@ -50,24 +50,58 @@ def clear_outcome(i, arrays):
 
 
 @jit
-def reset_env(i, env, obs, arrays):
-    """Begin a new episode in env i, whose record is `env`; its observation goes to the row `obs`."""
+def reset_env(i, env, arrays):
+    """Begin a new episode in env i, whose record is `env`; `publish` comes next."""
     clear_outcome(i, arrays)
     begin_episode(env)
-    publish(i, env, obs, arrays)
 
 
 @jit
-def step_env(i, env, action, same_step, obs, arrays):
-    """Step env i, whose record is `env`; returns the number of agents whose episode ended with this step."""
-    if env._steps < 0:  # NEXT_STEP: the episode ended one step ago, and this step is its reset
-        reset_env(i, env, obs, arrays)
-        return 0
+def end_episode(i, env, same_step, arrays):
+    """The episode of env i is over: keep what would be lost, then reset now or with the next step."""
+    write_metrics(env, arrays.episode_metrics[i])
+    if same_step:
+        zero_obs(arrays.final_obs[i])
+        env_observe(env, arrays.final_obs[i])
+        begin_episode(env)
+    else:
+        env._steps = -1
 
+
+@jit
+def advance_one(i, env, action, same_step, arrays):
+    """Step env i, which has one agent; returns how many episodes ended. `publish` comes next."""
+    if env._steps < 0:  # NEXT_STEP: the episode ended one step ago, and this step is its reset
+        reset_env(i, env, arrays)
+        return 0
+    gained, terminated = env_step(env, action, env)
+    env._steps += 1
+    env._return[0] += f4(gained)
+    truncated = MAX_STEPS > 0 and env._steps >= MAX_STEPS  # noqa: SIM300
+    ended = terminated or truncated
+    arrays.reward[i, 0] = gained
+    arrays.terminated[i, 0] = terminated
+    arrays.truncated[i, 0] = truncated
+    arrays.episode_ended[i, 0] = ended
+    arrays.ended[i] = ended
+    if not ended:
+        return 0
+    arrays.episode_return[i, 0] = env._return[0]
+    arrays.episode_length[i, 0] = env._steps
+    end_episode(i, env, same_step, arrays)
+    return 1
+
+
+@jit
+def advance_many(i, env, action, same_step, arrays):
+    """Step env i, which has several agents; returns how many agents' episodes ended. `publish` comes next."""
+    if env._steps < 0:
+        reset_env(i, env, arrays)
+        return 0
     clear_outcome(i, arrays)
     reward = arrays.reward[i]
     terminated = arrays.terminated[i]
-    over = step_agents(env, action, reward, terminated)
+    over = env_step(env, action, reward, terminated, env)
     env._steps += 1
     out_of_time = MAX_STEPS > 0 and env._steps >= MAX_STEPS  # noqa: SIM300
     episodes_ended = 0
@@ -80,17 +114,10 @@ def step_env(i, env, action, same_step, obs, arrays):
             if terminated[a] or out_of_time:
                 arrays.episode_ended[i, a] = True
                 arrays.episode_return[i, a] = env._return[a]
-                arrays.episode_length[i, a] = env._steps - agent_start(env, a)
+                arrays.episode_length[i, a] = env._steps - env._start[a]
                 begin_agent(env, a)
                 episodes_ended += 1
-
     if over or out_of_time:
         arrays.ended[i] = True
-        write_metrics(env, arrays.episode_metrics[i])
-        if same_step:
-            observe(env, arrays.final_obs[i])
-            begin_episode(env)
-        else:
-            env._steps = -1
-    publish(i, env, obs, arrays)
+        end_episode(i, env, same_step, arrays)
     return episodes_ended

@@ -4,8 +4,8 @@ One struct of addresses stands for all arrays: unpacking a single argument inste
 Its text is pasted into every generated CPU module (see build.py).
 """
 
-from hurtle.native.core import reset_env, step_env
-from hurtle.native.pasted import action_is_legal, entry, sample_action, unpack
+from hurtle.native.core import publish, reset_env
+from hurtle.native.pasted import action_is_legal, advance_env, entry, sample_action, unpack, zero_obs
 
 
 @entry
@@ -14,7 +14,10 @@ def reset_envs(pool, chosen, lo, hi):
     arrays = unpack(pool)
     for i in range(lo, hi):
         if chosen[i]:
-            reset_env(i, arrays.envs[i], arrays.obs[i], arrays)
+            env = arrays.envs[i]
+            reset_env(i, env, arrays)
+            zero_obs(arrays.obs[i])
+            publish(i, env, arrays.obs[i], arrays)
 
 
 @entry
@@ -26,7 +29,10 @@ def step_envs(pool, actions, same_step, lo, hi):
     arrays = unpack(pool)
     ended = 0
     for i in range(lo, hi):
-        ended += step_env(i, arrays.envs[i], actions[i], same_step, arrays.obs[i], arrays)
+        env = arrays.envs[i]
+        ended += advance_env(i, env, actions[i], same_step, arrays)
+        zero_obs(arrays.obs[i])
+        publish(i, env, arrays.obs[i], arrays)
     return ended
 
 
@@ -37,6 +43,9 @@ def play_envs(pool, actions, seeds, first_step, num_steps, lo, hi):
     ended = 0
     for t in range(first_step, first_step + num_steps):
         for i in range(lo, hi):
+            env = arrays.envs[i]
             sample_action(seeds[i], t, actions, i)
-            ended += step_env(i, arrays.envs[i], actions[i], True, arrays.obs[i], arrays)
+            ended += advance_env(i, env, actions[i], True, arrays)
+            zero_obs(arrays.obs[i])
+            publish(i, env, arrays.obs[i], arrays)
     return ended

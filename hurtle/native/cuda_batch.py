@@ -13,12 +13,11 @@ import numpy as np
 
 from hurtle.errors import ActionError, DeviceError
 from hurtle.native.batch import apply_options, seed_records
-from hurtle.native.build import build
-from hurtle.native.cuda_staging import plan
+from hurtle.native.build import block_threads, build, staged_rows
 from hurtle.native.cuda_support import import_cuda, simulated
 from hurtle.native.env import EnvSpec
 from hurtle.native.layout import Shape, allocate
-from hurtle.native.pasted import Words
+from hurtle.native.pasted import CudaArrays
 from hurtle.native.rng import ACTION_STREAM, stream_states
 
 STEPS_PER_GRAPH = 32
@@ -44,20 +43,20 @@ class CudaBatch:
         self._memory = _SimulatedMemory() if simulated() else _TorchMemory(self._cuda, device)
         program = build(spec, "cuda")
         self._functions = program.functions
-        staging = plan(spec)
-        self._launch_shape = (-(-num_envs // staging.threads), staging.threads)
-        self._shared_bytes = staging.shared_bytes
+        self._launch_shape = (-(-num_envs // block_threads()), block_threads())
+        row_bytes = spec.obs_size * np.dtype(spec.observation_space.dtype).itemsize
+        self._shared_bytes = -(-staged_rows(spec) * row_bytes // 4) * 4
 
         self.arrays = allocate(spec, num_envs, self._memory.zeros)
         self.arrays.present[:] = True
-        self._views = self.arrays._replace(**{n: self._memory.view(a) for n, a in self.arrays._asdict().items()})
-        self._words = Words(self._memory.words(self._views.envs), self._memory.words(self.arrays.obs))
+        self._views = CudaArrays(*map(self._memory.view, self.arrays), self._memory.words(self.arrays.obs))
         self.actions = self._memory.zeros((num_envs, *spec.agents_shape, *spec.action_shape), spec.action_dtype)
         self._action_view = self._memory.view(self.actions)
         self._illegal = self._memory.zeros((1,), np.int32)
         self._illegal_view = self._memory.view(self._illegal)
         self._clock = self._memory.zeros((1,), np.int64)
         self._steps = 0
+        self._player: Any = None
         self._compile(program)
 
     def records(self) -> np.ndarray:
@@ -90,8 +89,7 @@ class CudaBatch:
 
     def step(self, same_step: bool = True) -> None:
         """Step all envs with `self.actions`."""
-        views = (self._views, self._words, self._action_view)
-        self._launch(self._functions.step_kernel, *views, same_step, self._illegal_view)
+        self._launch(self._functions.step_kernel, self._views, self._action_view, same_step, self._illegal_view)
         self._steps += 1
         if self._steps % STEPS_BETWEEN_CHECKS == 0 and not self._memory.capturing():
             self.check_actions()
@@ -107,20 +105,21 @@ class CudaBatch:
             self._illegal[...] = 0
             raise ActionError(f"{count} actions of the last steps are not in {self.spec.action_space}; their envs stood still.")
 
-    def play(self, num_steps: int, seed: int = 0, first_step: int = 0) -> int:
-        """Take uniformly random actions, as replays of a captured graph; returns 0 (episodes are not counted here)."""
-        seeds = self._memory.from_host(stream_states(np.arange(seed, seed + self.num_envs), ACTION_STREAM))
+    def play(self, num_steps: int, seed: int = 0, first_step: int = 0) -> None:
+        """Take uniformly random actions: replays of a captured graph, without a word to the host."""
+        if self._player is None:
+            self._player = self._memory.repeater(self._play_steps)
+            self._seeds = self._memory.from_host(np.zeros(self.num_envs, np.uint64))
+        self._memory.load(self._seeds, stream_states(np.arange(seed, seed + self.num_envs), ACTION_STREAM))
         self._clock[...] = first_step
+        self._player(num_steps)
+        self._memory.wait()
+
+    def _play_steps(self, count: int) -> None:
         clock = self._memory.view(self._clock)
-        views = (self._views, self._words, self._action_view, self._memory.view(seeds), clock)
-
-        def steps(count: int) -> None:
-            for offset in range(count):
-                self._launch(self._functions.play_kernel, *views, offset)
-            self._functions.tick_kernel[1, 1, self._memory.stream()](clock, count)
-
-        self._memory.replay(steps, num_steps)
-        return 0
+        for offset in range(count):
+            self._launch(self._functions.play_kernel, self._views, self._action_view, self._seeds, clock, offset)
+        self._functions.tick_kernel[1, 1, self._memory.stream()](clock, count)
 
     def close(self) -> None:
         """Nothing to end; memory goes with the object."""
@@ -169,13 +168,11 @@ class _TorchMemory:
             return array
         return self.cuda.as_cuda_array(array)
 
-    def words(self, array: Any) -> Any:
-        """The same memory as one row of 32-bit words."""
-        if not isinstance(array, self.torch.Tensor):
-            return array.view(np.uint32)
-        storage = self.torch.empty(0, dtype=self.torch.int32, device=self.device)
-        storage.set_(array.untyped_storage())
-        return self.cuda.as_cuda_array(storage)
+    def words(self, tensor: Any) -> Any:
+        """The memory of a tensor as one row of 32-bit words."""
+        words = self.torch.empty(0, dtype=self.torch.int32, device=self.device)
+        words.set_(tensor.untyped_storage())
+        return self.cuda.as_cuda_array(words).view(np.uint32)
 
     def from_host(self, array: np.ndarray) -> Any:
         if array.dtype == np.uint64:
@@ -201,21 +198,26 @@ class _TorchMemory:
     def wait(self) -> None:
         self.torch.cuda.synchronize(self.device)
 
-    def replay(self, steps: Any, num_steps: int) -> None:
-        """Run `steps(n)` for `num_steps` in all, most of it as replays of one captured graph."""
-        graphs, rest = divmod(num_steps, STEPS_PER_GRAPH)
-        side = self.torch.cuda.Stream(self.device)
-        side.wait_stream(self.torch.cuda.current_stream(self.device))
-        with self.torch.cuda.stream(side):
+    def repeater(self, steps: Any) -> Any:
+        """A function of `num_steps` that calls `steps(n)` for that many in all, mostly as replays of one captured graph."""
+        graph = None
+
+        def repeat(num_steps: int) -> None:
+            nonlocal graph
+            graphs, rest = divmod(num_steps, STEPS_PER_GRAPH)
+            if graph is None and not rest:  # kernels must have run once before they can be captured
+                graphs, rest = graphs - 1, STEPS_PER_GRAPH
             steps(rest)
-        self.torch.cuda.current_stream(self.device).wait_stream(side)
-        if graphs:
-            graph = self.torch.cuda.CUDAGraph()
-            with self.torch.cuda.graph(graph):
-                steps(STEPS_PER_GRAPH)
+            if graphs and graph is None:
+                self.wait()
+                captured = self.torch.cuda.CUDAGraph()
+                with self.cuda.defer_cleanup(), self.torch.cuda.graph(captured):
+                    steps(STEPS_PER_GRAPH)
+                graph = captured
             for _ in range(graphs):
                 graph.replay()
-        self.wait()
+
+        return repeat
 
 
 class _SimulatedMemory:
@@ -230,8 +232,7 @@ class _SimulatedMemory:
         return array
 
     def words(self, array: Any) -> Any:
-        owner = array if array.dtype.names else array.base
-        return owner.view(np.ndarray).view(np.uint32)
+        return array.base.view(np.uint32)
 
     def from_host(self, array: np.ndarray) -> Any:
         return array
@@ -251,5 +252,5 @@ class _SimulatedMemory:
     def wait(self) -> None:
         pass
 
-    def replay(self, steps: Any, num_steps: int) -> None:
-        steps(num_steps)
+    def repeater(self, steps: Any) -> Any:
+        return steps

@@ -1,24 +1,50 @@
 """The CUDA entry points of a generated module: one thread per env, launched on torch's stream and ready for graph capture.
 
-A thread that wrote its own row of 400 bytes would touch 32 memory sectors with its warp for every byte. So a block keeps its
-envs' observations (and, where that pays, their records) in shared memory and moves them as a whole, word by word.
-Its text is pasted into every generated CUDA module (see build.py), after the constants and adapters of cuda_staging.py.
+A thread that wrote its own row of 400 bytes would touch 32 memory sectors with its warp for every byte. So the envs of a block
+take turns to write their observations to shared memory, and the block moves them to global memory together, word by word.
+Its text is pasted into every generated CUDA module (see build.py).
 """
 
 from numba import cuda
 
-from hurtle.native.core import reset_env, step_env
+from hurtle.native.core import publish, reset_env
 from hurtle.native.pasted import (
+    OBS_BYTES,
+    OBS_DTYPE,
+    OBS_IS_ZEROED,
+    OBS_SIZE,
+    ROWS,
+    THREADS,
+    WORD,
     action_is_legal,
+    advance_env,
     entry,
-    load_records,
-    obs_row,
-    observe,
-    record_of,
+    jit,
     sample_action,
-    store_obs,
-    store_records,
 )
+
+
+@jit
+def publish_block(i, arrays):
+    """Publish all envs of the block, `ROWS` at a time through shared memory."""
+    staged = cuda.shared.array(0, OBS_DTYPE)
+    words = cuda.shared.array(0, WORD)
+    thread = cuda.threadIdx.x
+    first_env = i - thread
+    row = thread % ROWS
+    for turn in range(THREADS // ROWS):
+        if OBS_IS_ZEROED:
+            for k in range(thread, (ROWS * OBS_BYTES + 3) // 4, THREADS):
+                words[k] = 0
+            cuda.syncthreads()
+        if thread // ROWS == turn and i < arrays.envs.shape[0]:
+            publish(i, arrays.envs[i], staged[row * OBS_SIZE : (row + 1) * OBS_SIZE], arrays)
+        cuda.syncthreads()
+        first_row = first_env + turn * ROWS
+        rows = min(ROWS, arrays.envs.shape[0] - first_row)
+        for k in range(thread, (rows * OBS_BYTES + 3) // 4, THREADS):
+            arrays.obs_words[first_row * OBS_BYTES // 4 + k] = words[k]
+        cuda.syncthreads()
 
 
 @entry
@@ -26,36 +52,30 @@ def reset_kernel(arrays, chosen):
     """Begin a new episode in the chosen envs."""
     i = cuda.grid(1)
     if i < chosen.shape[0] and chosen[i]:
-        reset_env(i, arrays.envs[i], arrays.obs[i], arrays)
+        reset_env(i, arrays.envs[i], arrays)
+    publish_block(i, arrays)
 
 
 @entry
-def step_kernel(arrays, words, actions, same_step, illegal):
+def step_kernel(arrays, actions, same_step, illegal):
     """Step every env; counts illegal actions in `illegal[0]`, whose envs stay as they are."""
     i = cuda.grid(1)
-    load_records(words, actions.shape[0])
     if i < actions.shape[0]:
-        env = record_of(i, arrays)
-        obs = obs_row(i, arrays)
         if action_is_legal(actions[i]):
-            step_env(i, env, actions[i], same_step, obs, arrays)
+            advance_env(i, arrays.envs[i], actions[i], same_step, arrays)
         else:
             cuda.atomic.add(illegal, 0, 1)
-            observe(env, obs)
-    store_records(words, actions.shape[0])
-    store_obs(words, actions.shape[0])
+    publish_block(i, arrays)
 
 
 @entry
-def play_kernel(arrays, words, actions, seeds, clock, offset):
+def play_kernel(arrays, actions, seeds, clock, offset):
     """One uniformly random step of every env: step `clock[0] + offset` of its action stream."""
     i = cuda.grid(1)
-    load_records(words, actions.shape[0])
     if i < actions.shape[0]:
         sample_action(seeds[i], clock[0] + offset, actions, i)
-        step_env(i, record_of(i, arrays), actions[i], True, obs_row(i, arrays), arrays)
-    store_records(words, actions.shape[0])
-    store_obs(words, actions.shape[0])
+        advance_env(i, arrays.envs[i], actions[i], True, arrays)
+    publish_block(i, arrays)
 
 
 @entry

@@ -174,6 +174,11 @@ class EnvSpec:
         return (*self.agents_shape, *self.observation_space.shape)
 
     @property
+    def obs_size(self) -> int:
+        """Elements of one env's observation, all agents together."""
+        return int(np.prod(self.obs_shape))
+
+    @property
     def mask_shape(self) -> tuple[int, ...]:
         """Shape of one env's action mask, all agents together; (1,) without one."""
         return (*self.agents_shape, self.mask_size) if self.has_mask else (1,)
@@ -184,7 +189,7 @@ class EnvSpec:
         agents = (self.num_agents,)
         layout: list[tuple] = [("_rng", np.uint64), ("_steps", np.int32), ("_return", np.float32, agents)]
         if self.num_agents > 1:
-            layout.append(("_start", np.int32, agents))
+            layout.append(("_start", np.int32, agents))  # the step at which the agent's episode began
         if self.has_present:
             layout.append(("_present", np.uint8, agents))
         for name, kind in self.fields.items():

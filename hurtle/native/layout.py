@@ -19,11 +19,10 @@ Shape = tuple[int, ...]
 def array_table(spec: EnvSpec, num_envs: int) -> dict[str, tuple[Shape, Any]]:
     """Shape and dtype of each array as compiled code sees it: one row per env, observations and masks flat."""
     n, agents, obs_dtype = num_envs, spec.num_agents, spec.observation_space.dtype
-    obs_size = int(np.prod(spec.obs_shape))
     return {
         "envs": ((n,), spec.record),
-        "obs": ((n, obs_size), obs_dtype),
-        "final_obs": ((n, obs_size), obs_dtype),  # rows of envs whose episode ended with this step
+        "obs": ((n, spec.obs_size), obs_dtype),
+        "final_obs": ((n, spec.obs_size), obs_dtype),  # rows of envs whose episode ended with this step
         "reward": ((n, agents), np.float32),
         "terminated": ((n, agents), np.bool_),
         "truncated": ((n, agents), np.bool_),

@@ -17,6 +17,18 @@ MAX_STEPS: int = 0
 """Steps after which an episode is truncated; 0: never."""
 OBS_SIZE: int = 1
 """Elements of one env's observation, all agents together."""
+OBS_BYTES: int = 4
+"""Bytes of one env's observation."""
+OBS_IS_ZEROED: bool = True
+"""Whether the observation must be zeroed before the author's `observe`."""
+OBS_DTYPE = np.dtype(np.float32)
+"""The observation's dtype."""
+WORD = np.dtype(np.uint32)
+"""A CUDA block copies observations in such words."""
+THREADS: int = 128
+"""Threads, and so envs, of a CUDA block."""
+ROWS: int = 128
+"""Observations that a CUDA block holds in shared memory at a time."""
 
 Arrays = namedtuple(
     "Arrays",
@@ -25,9 +37,8 @@ Arrays = namedtuple(
 )
 """The arrays of a batch of envs; what each holds is written in layout.py."""
 
-
-Words = namedtuple("Words", "records obs")
-"""Records and observations once more, as 32-bit words: what a CUDA block copies to and from shared memory."""
+CudaArrays = namedtuple("CudaArrays", (*Arrays._fields, "obs_words"))
+"""The same on the GPU, with the observations once more as 32-bit words."""
 
 
 def jit(function: Any) -> Any:
@@ -52,21 +63,25 @@ def clear_state(env: Any) -> None:
     """Zero the State fields that have no default."""
 
 
-def agent_start(env: Any, agent: int) -> int:
-    """The env's step at which the agent's episode began."""
-    return 0
-
-
 def begin_agent(env: Any, agent: int) -> None:
     """Begin the agent's episode: its return is zero and its start is now."""
 
 
-def step_agents(env: Any, action: Any, reward: Any, terminated: Any) -> Any:
-    """The author's `step`, its results written to the rows `reward[a]`, `terminated[a]`; returns whether the episode is over."""
+def env_step(env: Any, *arguments: Any) -> Any:
+    """The author's `step`."""
 
 
-def observe(env: Any, obs: Any) -> None:
-    """Zero the flat observation where that is needed, then the author's `observe`."""
+def advance_env(i: int, env: Any, action: Any, same_step: bool, arrays: Any) -> int:
+    """`advance_one` or `advance_many` of the core, by the number of agents."""
+    return 0
+
+
+def env_observe(env: Any, obs: Any) -> None:
+    """The author's `observe`; `obs` is flat and zeroed."""
+
+
+def zero_obs(obs: Any) -> None:
+    """Zero an observation; nothing where `observe` sets every element anyway."""
 
 
 def write_mask(env: Any, mask: Any) -> None:
@@ -91,26 +106,3 @@ def action_is_legal(action: Any) -> Any:
 
 def sample_action(seed: Any, step: Any, actions: Any, i: int) -> None:
     """Write a uniformly random action of env i into `actions`."""
-
-
-# CUDA only, written by cuda_staging.py.
-
-
-def load_records(words: Any, n: int) -> None:
-    """Bring the block's records into shared memory, if they are staged."""
-
-
-def record_of(i: int, arrays: Any) -> Any:
-    """The record this thread works on."""
-
-
-def store_records(words: Any, n: int) -> None:
-    """Write the block's records back."""
-
-
-def obs_row(i: int, arrays: Any) -> Any:
-    """Where this thread writes its observation."""
-
-
-def store_obs(words: Any, n: int) -> None:
-    """Write the block's observations out, if they are staged."""

@@ -107,7 +107,7 @@ def rewrite(spec: EnvSpec, for_python: bool = False) -> Rewritten:
         function, name = program.waiting.pop(0)
         functions.append((_FunctionRewriter(program, function, name).run(), function.__code__.co_filename))
     observe = next(function for function, _ in functions if function.name == "env_observe")
-    return Rewritten(functions, program.tables, _writes_all(observe, int(np.prod(spec.obs_shape))))
+    return Rewritten(functions, program.tables, _writes_all(observe, spec.obs_size))
 
 
 class _Program:

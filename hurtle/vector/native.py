@@ -68,7 +68,7 @@ class NativeVecEnv(VectorEnv):
         self.single_action_space = env_action_space(self.native_spec)
         self._same_step = mode is AutoresetMode.SAME_STEP
         self._copy = copy
-        self._seed: int | None = seed
+        self._first_seed: int | None = seed
         self._all = np.ones(self.num_envs, np.bool_)
         self._batch = self._make_batch(num_workers, debug)
         self._actions = self._batch.actions
@@ -101,10 +101,11 @@ class NativeVecEnv(VectorEnv):
         """
         options = dict(options or {})
         chosen = self._chosen(options.pop("reset_mask", None))
-        if seed is None:
-            seed, self._seed = self._seed, None
+        if self._first_seed is not None:  # the first reset: every env gets a seed, and none is left out
+            chosen = self._all
+            self._apply_seed(self._first_seed, chosen)
+            self._first_seed = None
         if seed is not None:
-            self._seed = None
             self._apply_seed(seed, chosen)
         if options:
             self._batch.set_options(options, chosen)

@@ -15,10 +15,10 @@ TURN_LEFT, STRAIGHT, TURN_RIGHT = 0, 1, 2
 
 PARAMETERS = [
     {},
-    {"num_agents": 8, "height": 9, "width": 13, "num_food": 20, "vision": 2, "respawn_delay": 3},
+    {"num_agents": 8, "height": 9, "width": 13, "num_food": 20, "reward_food": 0.5, "reward_death": -3.0},
     {"num_agents": 2, "height": 5, "width": 5, "num_food": 2, "vision": 6, "start_length": 2, "max_length": 6},
-    {"num_agents": 6, "height": 4, "width": 4, "num_food": 1, "start_length": 4, "max_length": 4, "respawn_delay": 1},
-    {"num_agents": 3, "height": 7, "width": 6, "num_food": 40, "reward_food": 0.5, "reward_death": -3.0},
+    # More than fits: hardly ever room for all snakes and all food.
+    {"num_agents": 6, "height": 4, "width": 5, "num_food": 12, "start_length": 4, "max_length": 4, "respawn_delay": 1},
 ]
 
 
