@@ -44,7 +44,7 @@ from hurtle.native.pasted import Arrays
 
 f4 = np.float32
 i8 = np.int64
-jit = njit(nogil=True, error_model="numpy")
+jit = njit(nogil=True, error_model="numpy", forceinline=True)
 entry = njit(nogil=True, error_model="numpy", cache=True)
 """,
     "cuda": """\
@@ -59,8 +59,8 @@ jit = cuda.jit(device=True)
 entry = cuda.jit(cache=True)
 """,
 }
-STAGE_BYTES = 16 * 1024
-"""Shared memory of a CUDA block: small enough for many blocks on one multiprocessor."""
+STAGE_BYTES = 48 * 1024
+"""Shared memory that any CUDA device grants a block; more rows at a time beat more blocks at a time (measured on an H200)."""
 LOOPS = {"cpu": "cpu_loops.py", "cuda": "cuda_loops.py", "python": "cpu_loops.py"}
 
 
