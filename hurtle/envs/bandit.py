@@ -72,4 +72,6 @@ class Bandit(Env):
         image[1:, -1] = BEST
         if state.pulled > 0:
             image[0, state.pulled - 1] = PULLED
-        return image.repeat(CELL, 0).repeat(CELL, 1)
+        image = image.repeat(CELL, 0).repeat(CELL, 1)
+        image[:, CELL - 1 :: CELL] = 0  # a gap between arms
+        return image

@@ -18,6 +18,7 @@ from hurtle.native.render import Canvas
 
 BOUNDS = np.array([4.8, inf, 24 * math.pi / 180, inf], np.float32)
 
+
 class CartPole(Env):
     """Balance a pole on a cart by pushing left or right."""
 

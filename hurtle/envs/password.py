@@ -38,9 +38,7 @@ class Password(Env):
     best_return = 1.0
 
     # The binary digits of e after the point: a fixed sequence without a pattern.
-    DIGITS = np.array(
-        [1, 0, 1, 1, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 1, 0, 0, 0, 1, 0], np.int8
-    )
+    DIGITS = np.array([1, 0, 1, 1, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 1, 0, 0, 0, 1, 0], np.int8)
 
     def __init__(self, **parameters):
         super().__init__(**parameters)
@@ -81,4 +79,6 @@ class Password(Env):
         image = np.full((1, self.length, 3), UNKNOWN, np.uint8)
         for i in range(state.position):
             image[0, i] = RIGHT if state.guess[i] == 2 * self.DIGITS[i] - 1 else WRONG
-        return image.repeat(CELL, 0).repeat(CELL, 1)
+        image = image.repeat(CELL, 0).repeat(CELL, 1)
+        image[:, CELL - 1 :: CELL] = 0  # a gap between digits
+        return image

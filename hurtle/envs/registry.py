@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +88,13 @@ def resolve(env: EnvLike, parameters: dict[str, Any]) -> Env | Callable[..., gym
         if ".py:" in env:
             return resolve(_load(env), parameters)
         if "/" in env or env in gymnasium.registry or _looks_like_id(env):
-            return lambda **kwargs: gymnasium.make(env, **parameters, **kwargs)
+            return partial(gymnasium.make, env, **parameters)
         raise UnknownNameError(
             f"No environment {env!r}. {did_you_mean(env, [*_ZOO, *gymnasium.registry])} "
             "A name is a native env (`hurtle envs` lists them), a Gymnasium id such as CartPole-v1, or my_env.py:MyEnv."
         )
     if callable(env):
-        return lambda **kwargs: env(**parameters, **kwargs)
+        return partial(env, **parameters)  # type: ignore[return-value]
     raise HurtleError(f"An environment is a name, a native env class or a callable that makes one, got {env!r}.")
 
 
@@ -126,9 +127,11 @@ def make(env: EnvLike, *, render_mode: str | None = None, debug: bool = False, *
 
 def _looks_like_id(name: str) -> bool:
     head, _, version = name.rpartition("-v")
-    return bool(head) and version.isdigit() and name.rpartition("-v")[0] in {
-        known.rpartition("-v")[0] for known in gymnasium.registry
-    }
+    return (
+        bool(head)
+        and version.isdigit()
+        and name.rpartition("-v")[0] in {known.rpartition("-v")[0] for known in gymnasium.registry}
+    )
 
 
 def _load(reference: str) -> Any:
@@ -139,7 +142,8 @@ def _load(reference: str) -> Any:
         raise UnknownNameError(f"{reference!r}: there is no file {file!r}.")
     module_name = f"hurtle_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     found = importlib.util.spec_from_file_location(module_name, path)
-    assert found is not None and found.loader is not None
+    assert found is not None
+    assert found.loader is not None
     module = importlib.util.module_from_spec(found)
     sys.modules[module_name] = module
     sys.path.insert(0, str(path.parent))

@@ -1,4 +1,4 @@
-"""Writes the few functions that join one env's methods to the engine core: constants, field clearing, row access, action checks.
+"""Writes the few functions that join one env's methods to the engine core: constants, clearing, masks, action checks.
 
 spec → Python text. The names are those that `pasted.py` promises to the core.
 """
@@ -41,7 +41,7 @@ def _function(header: str, *lines: str) -> str:
     return f"@jit\ndef {header}:\n{body}\n"
 
 
-def _loops(shape: tuple[int, ...], inner: str) -> list[str]:
+def _loops(shape: tuple[int | str, ...], inner: str) -> list[str]:
     """Nested loops k0, k1, … over a shape around one line."""
     lines = [f"{'    ' * d}for k{d} in range({n}):" for d, n in enumerate(shape)]
     return [*lines, "    " * len(shape) + inner]
@@ -121,11 +121,8 @@ def _actions(spec: EnvSpec) -> str:
         bad = f"{one} < {first} or {one} >= {first + n}"
         value = f"{first} + np.int64((bits * U64({n})) >> U64(32))"
     depth = "    " * len(shape)
-    legal = _loops(shape, f"if {bad}:") + [f"{depth}    return False", "return True"]
+    legal = [*_loops(shape, f"if {bad}:"), f"{depth}    return False", "return True"]
     count = int(np.prod(shape)) if shape else 1
     sample = ["flat = 0", *_loops(shape, f"bits = action_bits(seed, step * {count} + flat)")]
     sample += [f"{depth}{out} = {value}", f"{depth}flat += 1"]
-    return (
-        tables + _function("action_is_legal(action)", *legal) + _function("sample_action(seed, step, actions, i)", *sample)
-    )
-
+    return tables + _function("action_is_legal(action)", *legal) + _function("sample_action(seed, step, actions, i)", *sample)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ THREADS_PAY_ABOVE = 100e-6
 """Seconds of single-threaded work per step above which waking a helper thread (about 20 µs) pays."""
 PLAY_SLICE = 0.1
 """Seconds one call without the GIL may take, so that Ctrl-C is heard."""
+
 
 class CpuBatch:
     """A batch of envs on the CPU; all arrays are allocated once and reused.
@@ -42,9 +44,9 @@ class CpuBatch:
         self.arrays.present[:] = True
         self.actions = np.zeros((num_envs, *spec.agents_shape, *spec.action_shape), spec.action_dtype)
         self._one = (0, num_envs)
-        self._pool = python_target.checked(self.arrays) if debug else address_struct(self.arrays)
+        self.pool = python_target.checked(self.arrays) if debug else address_struct(self.arrays)
         self._program = build(spec, "python" if debug else "cpu")
-        self._functions = self._program.functions
+        self.functions = self._program.functions
         self._choose_threads(1 if debug else num_threads)
         if not debug:
             self._compile()
@@ -59,7 +61,7 @@ class CpuBatch:
 
     def reset(self, chosen: np.ndarray) -> None:
         """Begin a new episode in the chosen envs."""
-        self._functions.reset_envs(self._pool, chosen, 0, self.num_envs)
+        self.functions.reset_envs(self.pool, chosen, 0, self.num_envs)
 
     def step(self, actions: np.ndarray, same_step: bool = True) -> int:
         """Step all envs; returns how many agents' episodes ended.
@@ -69,16 +71,29 @@ class CpuBatch:
             same_step: Reset ended envs within this step (else they wait for the next one).
         """
         if self._threads is None:
-            ended = self._functions.step_envs(self._pool, actions, same_step, 0, self.num_envs)
+            ended = self.functions.step_envs(self.pool, actions, same_step, 0, self.num_envs)
             if ended < 0:
                 self._raise_illegal(actions, -1 - ended)
             return ended
         if self._trials:
             return self._trial_step(actions, same_step)
-        results = self._threads.run(lambda lo, hi: self._functions.step_envs(self._pool, actions, same_step, lo, hi))
+        results = self._threads.run(lambda lo, hi: self.functions.step_envs(self.pool, actions, same_step, lo, hi))
         if min(results) < 0:
             self._raise_illegal(actions, -1 - min(results))
         return sum(results)
+
+    def step_with(self, actions: np.ndarray) -> None:
+        """Step all envs with a copy of `actions`."""
+        self.actions[...] = actions
+        self.step(self.actions)
+
+    def load_records(self, records: np.ndarray) -> None:
+        """Replace all envs' records: state, random stream and episode so far."""
+        self.arrays.envs[...] = records
+
+    def to_numpy(self, array: np.ndarray) -> np.ndarray:
+        """One of the batch's arrays on the host: itself."""
+        return array
 
     def play(self, num_steps: int, seed: int = 0, first_step: int = 0) -> int:
         """Take uniformly random actions, all inside compiled code; returns how many episodes ended."""
@@ -87,11 +102,11 @@ class CpuBatch:
         while done < num_steps:
             size = min(size, num_steps - done)
             began = time.perf_counter()
-            args = (self._pool, self.actions, seeds, first_step + done, size)
+            args = (self.pool, self.actions, seeds, first_step + done, size)
             if self._threads is None:
-                ended += self._functions.play_envs(*args, 0, self.num_envs)
+                ended += self.functions.play_envs(*args, 0, self.num_envs)
             else:
-                ended += sum(self._threads.run(lambda lo, hi, args=args: self._functions.play_envs(*args, lo, hi)))
+                ended += sum(self._threads.run(partial(self.functions.play_envs, *args)))
             done += size
             size = max(1, int(size * min(8.0, PLAY_SLICE / (time.perf_counter() - began + 1e-9))))
         return ended
@@ -116,7 +131,7 @@ class CpuBatch:
 
     def _trial_step(self, actions: np.ndarray, same_step: bool) -> int:
         began = time.perf_counter()
-        ended = self._functions.step_envs(self._pool, actions, same_step, 0, self.num_envs)
+        ended = self.functions.step_envs(self.pool, actions, same_step, 0, self.num_envs)
         self._trials.append(time.perf_counter() - began)
         if ended < 0:
             self._raise_illegal(actions, -1 - ended)
@@ -135,13 +150,14 @@ class CpuBatch:
             print(f"hurtle: compiling {self.spec.name} (first run only) …", file=sys.stderr, flush=True)
         chosen = np.ones(self.num_envs, np.bool_)
         try:
-            self._functions.reset_envs(self._pool, chosen, 0, 0)
-            self._functions.step_envs(self._pool, self.actions, True, 0, 0)
+            self.functions.reset_envs(self.pool, chosen, 0, 0)
+            self.functions.step_envs(self.pool, self.actions, True, 0, 0)
         except NumbaError as error:
             raise self._program.explain(error) from None
 
     def _raise_illegal(self, actions: np.ndarray, i: int) -> None:
         raise ActionError(f"Env {i} got the action {actions[i]!s}, which is not in {self.spec.action_space}.")
+
 
 BatchFactory = Callable[..., CpuBatch]
 
@@ -174,5 +190,6 @@ def apply_options(spec: EnvSpec, records: np.ndarray, options: Mapping[str, Any]
             field[chosen] = np.broadcast_to(np.asarray(value), field.shape)[chosen]
         except ValueError:
             raise EnvDefinitionError(
-                f"Option {name!r} of {spec.name} takes one value or an array of shape {field.shape}, got shape {np.shape(value)}."
+                f"Option {name!r} of {spec.name} takes one value or an array of shape {field.shape}, "
+                f"got shape {np.shape(value)}."
             ) from None

@@ -26,8 +26,9 @@ from hurtle.native import python_target
 from hurtle.native.adapters import adapter_source
 from hurtle.native.cuda_support import simulated
 from hurtle.native.env import EnvSpec
+from hurtle.native.language import code_message
 from hurtle.native.layout import unpack_source
-from hurtle.native.rewrite import Rewritten, code_message, rewrite
+from hurtle.native.rewrite import Rewritten, rewrite
 
 HERE = Path(__file__).parent
 TARGETS = ("cpu", "cuda", "python")
@@ -105,6 +106,9 @@ def build(spec: EnvSpec, target: str) -> Program:
     path = cache_folder() / f"{name}.py"
     is_new = not path.exists()
     if is_new:
+        from hurtle.native.check import probe
+
+        probe(spec)
         _write_atomically(path, text)
     return Program(spec, target, _import(name, path), lines, is_new)
 
@@ -172,9 +176,14 @@ def _python_namespace(spec: EnvSpec) -> Any:
     namespace.update({name: python_target.CheckedArray(table) for name, table in rewritten.tables.items()})
     for function, file in rewritten.functions:
         exec(compile(ast.Module([function], []), file, "exec"), namespace)
-    python_target.shape_arguments(namespace, spec)
-    for label, text in (("adapters", adapter_source(spec)), ("core", paste("core.py")), ("loops", paste(LOOPS["python"]))):
+    python_target.guard_methods(namespace, spec)
+    for label, text in (
+        ("adapters", adapter_source(spec)),
+        ("core", paste("core.py")),
+        ("loops", paste(LOOPS["python"])),
+    ):
         exec(compile(text, f"<hurtle {label}>", "exec"), namespace)
+    namespace["zero_obs"] = python_target.zero
     namespace["advance_env"] = namespace["advance_many" if spec.num_agents > 1 else "advance_one"]
     module = ModuleType(f"{_snake(spec.name)}_python")
     vars(module).update(namespace)
@@ -202,14 +211,15 @@ def _digest(text: str) -> str:
 def _write_atomically(path: Path, text: str) -> None:
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
         file.write(text)
-    os.replace(file.name, path)
+    Path(file.name).replace(path)
 
 
 def _import(name: str, path: Path) -> ModuleType:
     full = f"hurtle_generated_{name}"
     if full not in sys.modules:
         found = importlib.util.spec_from_file_location(full, path)
-        assert found is not None and found.loader is not None
+        assert found is not None
+        assert found.loader is not None
         module = importlib.util.module_from_spec(found)
         sys.modules[full] = module
         try:

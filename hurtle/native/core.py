@@ -77,7 +77,7 @@ def advance_one(i, env, action, same_step, arrays):
     gained, terminated = env_step(env, action, env)
     env._steps += 1
     env._return[0] += f4(gained)
-    truncated = MAX_STEPS > 0 and env._steps >= MAX_STEPS  # noqa: SIM300
+    truncated = MAX_STEPS > 0 and env._steps >= MAX_STEPS
     ended = terminated or truncated
     arrays.reward[i, 0] = gained
     arrays.terminated[i, 0] = terminated
@@ -103,7 +103,7 @@ def advance_many(i, env, action, same_step, arrays):
     terminated = arrays.terminated[i]
     over = env_step(env, action, reward, terminated, env)
     env._steps += 1
-    out_of_time = MAX_STEPS > 0 and env._steps >= MAX_STEPS  # noqa: SIM300
+    out_of_time = MAX_STEPS > 0 and env._steps >= MAX_STEPS
     episodes_ended = 0
     for a in range(AGENTS):
         if is_present(env, a):

@@ -49,7 +49,8 @@ class CudaBatch:
 
         self.arrays = allocate(spec, num_envs, self._memory.zeros)
         self.arrays.present[:] = True
-        self._views = CudaArrays(*map(self._memory.view, self.arrays), self._memory.words(self.arrays.obs))
+        views = {name: self._memory.view(array) for name, array in self.arrays._asdict().items()}
+        self._views = CudaArrays(**views, obs_words=self._memory.words(self.arrays.obs))
         self.actions = self._memory.zeros((num_envs, *spec.agents_shape, *spec.action_shape), spec.action_dtype)
         self._action_view = self._memory.view(self.actions)
         self._illegal = self._memory.zeros((1,), np.int32)
@@ -93,6 +94,15 @@ class CudaBatch:
         self._steps += 1
         if self._steps % STEPS_BETWEEN_CHECKS == 0 and not self._memory.capturing():
             self.check_actions()
+
+    def step_with(self, actions: Any) -> None:
+        """Step all envs with a copy of `actions` from the host."""
+        self.actions[...] = self.to_device(actions)
+        self.step()
+
+    def to_numpy(self, array: Any) -> np.ndarray:
+        """One of the batch's arrays, copied to the host."""
+        return array.cpu().numpy() if hasattr(array, "cpu") else np.asarray(array)
 
     def check_actions(self) -> None:
         """Raise if any action since the last check was illegal; waits for the GPU.
@@ -200,7 +210,7 @@ class _TorchMemory:
 
     def repeater(self, steps: Any) -> Any:
         """A function of `num_steps` that calls `steps(n)` for that many in all, mostly as replays of one captured graph."""
-        graph = None
+        graph: Any = None
 
         def repeat(num_steps: int) -> None:
             nonlocal graph

@@ -16,7 +16,7 @@ def import_cuda() -> Any:
         DeviceError: There is no usable GPU, or the extra that drives it is not installed.
     """
     if not hasattr(np, "row_stack"):  # numba-cuda still asks for the name that NumPy 2.5 dropped
-        np.row_stack = np.vstack  # type: ignore[attr-defined]
+        np.row_stack = np.vstack
     try:
         from numba import cuda
     except ImportError as error:
@@ -33,4 +33,13 @@ def simulated() -> bool:
     """Whether Numba runs CUDA kernels in its simulator (NUMBA_ENABLE_CUDASIM=1)."""
     from numba import config
 
-    return bool(config.ENABLE_CUDASIM)
+    return bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
+
+
+def gpu_is_usable() -> bool:
+    """Whether `device="cuda"` would work here, on a GPU or in the simulator."""
+    try:
+        import_cuda()
+    except DeviceError:
+        return False
+    return True

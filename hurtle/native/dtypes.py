@@ -21,6 +21,7 @@ class FieldType:
         return FieldType(self.scalar, shape if isinstance(shape, tuple) else (shape,))
 
     def __call__(self, value: Any) -> Any:
+        """Cast a number."""
         return self.scalar(value)
 
     def __repr__(self) -> str:

@@ -48,7 +48,7 @@ class Env:
     @classmethod
     def parameters(cls) -> dict[str, Any]:
         """The parameters and their defaults, in the order of definition."""
-        found: dict[str, Any] = {name: getattr(cls, name) for name in ENGINE_PARAMETERS}
+        found = {name: getattr(cls, name) for name in ENGINE_PARAMETERS if not isinstance(getattr(cls, name), property)}
         for base in reversed(cls.__mro__):
             if base in (object, Env):
                 continue
@@ -229,11 +229,14 @@ class EnvSpec:
         if self.has_present and not several:
             raise EnvDefinitionError(f"{self.name}.present is for envs with several agents; num_agents is 1.")
         if self.has_mask and isinstance(self.action_space, spaces.Box):
-            raise EnvDefinitionError(f"{self.name}.mask needs a Discrete or MultiDiscrete action space, got {self.action_space}.")
+            raise EnvDefinitionError(
+                f"{self.name}.mask needs a Discrete or MultiDiscrete action space, got {self.action_space}."
+            )
         for metric in self.env.metrics:
             if metric not in self.fields or self.fields[metric].shape:
                 raise EnvDefinitionError(
-                    f"{self.name}.metrics names {metric!r}, which is no scalar field of State. {did_you_mean(metric, self.fields)}"
+                    f"{self.name}.metrics names {metric!r}, which is no scalar field of State. "
+                    f"{did_you_mean(metric, self.fields)}"
                 )
 
 
@@ -284,7 +287,7 @@ def _state_fields(env: Env) -> tuple[dict[str, FieldType], dict[str, Any]]:
             if not isinstance(kind, FieldType):
                 raise EnvDefinitionError(
                     f"{name}.State.{field} is annotated with {kind!r}; use a type of hurtle.native: "
-                    "bool_, int8, int16, int32, int64, uint8, uint16, uint32, float32, or an array of them such as uint8[10, 10]."
+                    "bool_, int8, int16, int32, int64, uint8, uint16, uint32, float32, or an array such as uint8[10, 10]."
                 )
             if field.startswith("_"):
                 raise EnvDefinitionError(f"{name}.State.{field}: names with a leading underscore belong to the engine.")
@@ -298,7 +301,9 @@ def _dimension(env: Env, field: str, dimension: int | str) -> int:
     where = f"{type(env).__name__}.State.{field}"
     size = getattr(env, dimension, None) if isinstance(dimension, str) else dimension
     if size is None:
-        raise EnvDefinitionError(f"{where}: {dimension!r} is no attribute of the env. {did_you_mean(str(dimension), env.parameters())}")
+        raise EnvDefinitionError(
+            f"{where}: {dimension!r} is no attribute of the env. {did_you_mean(str(dimension), env.parameters())}"
+        )
     if not isinstance(size, int | np.integer) or size < 1:
         raise EnvDefinitionError(f"{where}: dimension {dimension!r} must be an int of at least 1, got {size!r}.")
     return int(size)

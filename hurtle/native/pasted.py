@@ -37,7 +37,11 @@ Arrays = namedtuple(
 )
 """The arrays of a batch of envs; what each holds is written in layout.py."""
 
-CudaArrays = namedtuple("CudaArrays", (*Arrays._fields, "obs_words"))
+CudaArrays = namedtuple(
+    "CudaArrays",
+    "envs obs final_obs reward terminated truncated ended episode_ended episode_return episode_length episode_metrics "
+    "mask present obs_words",
+)
 """The same on the GPU, with the observations once more as 32-bit words."""
 
 

@@ -87,6 +87,11 @@ def check_fits(value: Any, dtype: np.dtype, name: str) -> None:
         raise EnvCodeError(f"{name} holds bool; got {value}.")
 
 
+def zero(array: CheckedArray) -> None:
+    """Zero a whole array at once; element by element would take most of an uncompiled step."""
+    array.array[...] = 0
+
+
 def checked(arrays: Any) -> Any:
     """The same arrays with every read and write checked, and the records as `StateView`s."""
     views = {name: CheckedArray(array, name) for name, array in arrays._asdict().items() if name != "envs"}
@@ -110,12 +115,32 @@ def namespace() -> dict[str, Any]:
     return names
 
 
-def shape_arguments(names: dict[str, Any], spec: EnvSpec) -> None:
-    """Let the author's `observe` and `mask` see their true dimensions; the engine core knows only flat rows."""
+def guard_methods(names: dict[str, Any], spec: EnvSpec) -> None:
+    """Wrap the author's methods: `observe` and `mask` see their true dimensions, and what `step` returns is looked at."""
 
     def shaped(function: Any, shape: tuple[int, ...]) -> Any:
         return lambda env, array: function(env, array.reshape(shape))
 
+    step = names["env_step"]
+
+    def checked_step(env: Any, *arguments: Any) -> Any:
+        returned = step(env, *arguments)
+        if spec.num_agents == 1:
+            fits, wanted = isinstance(returned, tuple) and len(returned) == 2, "two values: return reward, terminated"
+        else:
+            fits, wanted = (
+                isinstance(returned, bool | np.bool_),
+                "whether the episode is over: return True or return False",
+            )
+        if not fits:
+            code = spec.env.step.__code__  # type: ignore[attr-defined]
+            raise EnvCodeError(
+                f"{spec.name}.step returned {returned!r}; on every path it must return {wanted} "
+                f"({code.co_filename}:{code.co_firstlineno})."
+            )
+        return returned
+
+    names["env_step"] = checked_step
     names["env_observe"] = shaped(names["env_observe"], spec.obs_shape)
     if spec.has_mask:
         names["env_mask"] = shaped(names["env_mask"], spec.mask_shape)

@@ -12,13 +12,15 @@ RESET = "\x1b[0m"
 
 
 def to_ansi(image: np.ndarray, max_width: int = 80, max_height: int = 48) -> str:
-    """An RGB image as text with 24-bit colours, shrunk to at most the given pixels (two pixel rows per text row).
+    r"""An RGB image as text with 24-bit colours, shrunk to at most the given pixels (two pixel rows per text row).
 
     Example:
         >>> print(to_ansi(np.zeros((2, 1, 3), np.uint8)).encode("unicode_escape").decode())
-        \\x1b[38;2;0;0;0;48;2;0;0;0m\\u2580\\x1b[0m
+        \x1b[38;2;0;0;0;48;2;0;0;0m\u2580\x1b[0m
     """
-    shrink = max(1, -(-image.shape[1] // max_width), -(-image.shape[0] // max_height))
+    least = max(1, -(-image.shape[1] // max_width), -(-image.shape[0] // max_height))
+    whole = [s for s in range(least, 2 * least) if image.shape[0] % s == 0 == image.shape[1] % s]
+    shrink = whole[0] if whole else least  # a factor that divides the picture keeps the cells of a grid sharp
     rows, columns = image.shape[0] // shrink * shrink, image.shape[1] // shrink * shrink
     blocks = image[:rows, :columns].reshape(rows // shrink, shrink, columns // shrink, shrink, 3)
     pixels = blocks.mean(axis=(1, 3)).astype(np.uint8)

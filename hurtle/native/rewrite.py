@@ -1,6 +1,6 @@
 """Turns the author's methods into functions that mean the same on every target.
 
-method source → ast → `self.gravity` becomes a constant, `0.5` becomes `f4(0.5)`, `rng.uniform(…)` becomes `rng_uniform(rng, …)`,
+method source → ast → `self.gravity` becomes a constant, `0.5` becomes `f4(0.5)`, `rng.random()` becomes `rng_random(rng)`,
 reads of integer fields become 64-bit, what cannot be compiled becomes an error at the author's line.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
-import linecache
 import math
 import textwrap
 import types
@@ -23,56 +22,20 @@ from hurtle.errors import EnvCodeError, did_you_mean
 from hurtle.native import rng as rng_library
 from hurtle.native.dtypes import FieldType
 from hurtle.native.env import EnvSpec
+from hurtle.native.language import (
+    BUILTINS,
+    EXPRESSIONS,
+    NUMPY_TO_MATH,
+    RESERVED,
+    RNG_DEFAULTS,
+    STATEMENTS,
+    TO_BOOL,
+    TO_INTEGER,
+    WORDS,
+    code_message,
+)
 
 METHODS = ("reset", "step", "observe", "mask", "present")
-RESERVED = {"f4", "i8", "np", "math"}
-STATEMENTS = (
-    *(ast.Assign, ast.AugAssign, ast.AnnAssign, ast.If, ast.While, ast.For, ast.Break, ast.Continue, ast.Return, ast.Pass),
-    *(ast.Expr, ast.Assert),
-)
-EXPRESSIONS = (
-    *(ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Compare, ast.Call, ast.Constant, ast.Attribute, ast.Subscript),
-    *(ast.Name, ast.Tuple, ast.Slice),
-)
-WORDS = {
-    "ListComp": "a list comprehension",
-    "List": "a list",
-    "Dict": "a dict",
-    "JoinedStr": "an f-string",
-    "Lambda": "a lambda",
-    "Try": "try/except",
-    "With": "a with block",
-    "FunctionDef": "a function inside a method",
-    "Yield": "yield",
-    "GeneratorExp": "a generator expression",
-    "NamedExpr": "an assignment expression",
-    "Raise": "raise",
-    "Starred": "a starred argument",
-    "Import": "an import inside a method",
-    "ImportFrom": "an import inside a method",
-    "Delete": "del",
-    "Match": "match",
-    "Set": "a set",
-    "SetComp": "a set comprehension",
-    "DictComp": "a dict comprehension",
-}
-BUILTINS = {"abs", "min", "max", "range", "len", "bool", "round"}
-TO_INTEGER = {math.floor, math.ceil, math.trunc}
-TO_BOOL = {math.isnan, math.isinf, math.isfinite}
-RNG_DEFAULTS = {"uniform": (0.0, 1.0), "normal": (0.0, 1.0)}
-NUMPY_TO_MATH: dict[Any, Callable] = {
-    np.sin: math.sin,
-    np.cos: math.cos,
-    np.tan: math.tan,
-    np.sqrt: math.sqrt,
-    np.exp: math.exp,
-    np.log: math.log,
-    np.tanh: math.tanh,
-    np.arctan2: math.atan2,
-    np.abs: builtins.abs,
-    np.minimum: builtins.min,
-    np.maximum: builtins.max,
-}
 
 
 @dataclass(frozen=True)
@@ -237,14 +200,14 @@ class _FunctionRewriter(ast.NodeTransformer):
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
         if node.value is None:
-            self.fail(node, "declares a variable without a value", "Assign it a value.")
+            return self.fail(node, "declares a variable without a value", "Assign it a value.")
         plain = ast.Assign(targets=[node.target], value=node.value)
         return self.visit(ast.copy_location(plain, node))
 
     def visit_Assign(self, node: ast.Assign) -> ast.stmt:
-        if len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            if (kind := self.array_kind(node.value)) is not None:
-                self.aliases[node.targets[0].id] = kind
+        target, kind = node.targets[0], self.array_kind(node.value)
+        if isinstance(target, ast.Name) and kind is not None:
+            self.aliases[target.id] = kind
         return self.generic_visit(node)  # type: ignore[return-value]
 
     def visit_For(self, node: ast.For) -> ast.stmt:
@@ -277,9 +240,7 @@ class _FunctionRewriter(ast.NodeTransformer):
         if isinstance(root, ast.Name) and root.id == self.state_name:
             return self.state_field(node)
         if isinstance(node.ctx, ast.Store):
-            return self.fail(
-                node, f"assigns to {ast.unparse(node)}", "Only State fields change; parameters are constants."
-            )
+            return self.fail(node, f"assigns to {ast.unparse(node)}", "Only State fields change; parameters are constants.")
         if isinstance(root, ast.Name) and root.id in self.locals:
             if node.attr in ("shape", "size", "ndim"):
                 return node
@@ -309,7 +270,11 @@ class _FunctionRewriter(ast.NodeTransformer):
             self.fail(node, f"uses {ast.unparse(node)}", f"Index {name.id}, of shape {shape}, in full: {name.id}[{dims}].")
         for axis, (index, size) in enumerate(zip(indices, shape, strict=True)):
             if isinstance(index, ast.Constant) and isinstance(index.value, int) and index.value >= size:
-                self.fail(node, f"writes {ast.unparse(node)}", f"Axis {axis} of {name.id}, of shape {shape}, ends at {size - 1}.")
+                self.fail(
+                    node,
+                    f"writes {ast.unparse(node)}",
+                    f"Axis {axis} of {name.id}, of shape {shape}, ends at {size - 1}.",
+                )
         if self.program.for_python or len(shape) == 1:
             return self.generic_visit(node)  # type: ignore[return-value]
         flat = self.visit(indices[0])
@@ -320,21 +285,25 @@ class _FunctionRewriter(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         func = node.func
-        if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == "rng" in self.locals:
-            return self.rng_call(node, func)
         if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id in self.locals:
-            if func.value.id != self.self_name:
-                self.fail(node, f"calls .{func.attr}() of {func.value.id!r}", "Only rng has methods; use functions.")
+            if func.value.id == "rng":
+                return self.rng_call(node, func)
+            self.fail(node, f"calls .{func.attr}() of {func.value.id!r}", "Only rng has methods; use functions.")
         if isinstance(func, ast.Name) and func.id in self.locals:
             self.fail(node, f"calls the variable {func.id!r}", "Call functions and methods by their name.")
         if isinstance(func, ast.Call):
-            self.fail(node, "calls the result of a call", "super() and function factories are not available; call self.method(…).")
+            self.fail(
+                node,
+                "calls the result of a call",
+                "super() and function factories are not available; call self.method(…).",
+            )
         return self.call(self.lookup(func), node)
 
     def call(self, target: Any, node: ast.Call) -> ast.expr:
         if node.keywords:
             self.fail(node, "uses keyword arguments", "Pass arguments by position.")
-        target = NUMPY_TO_MATH.get(target, target) if isinstance(target, np.ufunc | types.FunctionType) else target
+        target = NUMPY_TO_MATH[target] if isinstance(target, np.ufunc) and target in NUMPY_TO_MATH else target
+        name = getattr(target, "__name__", "")
         arguments = [self.visit(argument) for argument in node.args]
 
         def direct(name: str) -> ast.Call:
@@ -344,8 +313,8 @@ class _FunctionRewriter(ast.NodeTransformer):
         if target is np.clip and len(arguments) == 3:
             inner = ast.Call(func=ast.Name("max", ast.Load()), args=arguments[:2], keywords=[])
             return ast.copy_location(ast.Call(func=ast.Name("min", ast.Load()), args=[inner, arguments[2]], keywords=[]), node)
-        if getattr(math, getattr(target, "__name__", ""), None) is target:
-            result = direct(f"math.{target.__name__}")
+        if getattr(math, name, None) is target:
+            result = direct(f"math.{name}")
             if target in TO_BOOL:
                 return result
             return self.cast("i8" if target in TO_INTEGER else "f4", result, node)
@@ -357,8 +326,8 @@ class _FunctionRewriter(ast.NodeTransformer):
             target = target.scalar
         if isinstance(target, type) and issubclass(target, np.number | np.bool_):
             return direct(f"np.{target.__name__}")
-        if getattr(builtins, getattr(target, "__name__", ""), None) is target and target.__name__ in BUILTINS:
-            return direct(target.__name__)
+        if name in BUILTINS and getattr(builtins, name) is target:
+            return direct(name)
         target = getattr(target, "py_func", target)
         if isinstance(target, types.MethodType) and target.__self__ is self.spec.env:
             return direct(self.program.request(target.__func__, f"self_{target.__name__}"))
@@ -452,7 +421,7 @@ class _FunctionRewriter(ast.NodeTransformer):
         return value if isinstance(value, np.ndarray) else None
 
     def array_kind(self, node: ast.expr) -> tuple[np.dtype, int] | None:
-        """dtype and dimensions of a State array, a local name for one, or a table; None for anything else."""
+        """The dtype and dimensions of a State array, a local name for one, or a table; None for anything else."""
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == self.state_name:
             kind = self.spec.fields.get(node.attr)
             return (kind.dtype, len(kind.shape)) if kind is not None and kind.shape else None
@@ -480,9 +449,3 @@ def _writes_all(function: ast.FunctionDef, size: int) -> bool:
 
 def _is_docstring(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
-def code_message(file: str, line: int, where: str, problem: str, fix: str) -> str:
-    """An error in the author's terms: file, line, the line itself, what is wrong, what to write."""
-    text = linecache.getline(file, line).strip()
-    return f"{file}:{line}: {where} {problem}.\n    {text}\n{fix}"

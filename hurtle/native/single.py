@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -49,7 +49,7 @@ class NativeEnv(gymnasium.Env):
         debug: Run the author's code uncompiled, for pdb; every array access is checked.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": RENDER_MODES, "render_fps": 30}
+    metadata: dict[str, Any] = {"render_modes": RENDER_MODES, "render_fps": 30}  # noqa: RUF012 (Gymnasium's name)
 
     def __init__(self, env: Env, render_mode: str | None = None, debug: bool = False):
         check_render_mode(render_mode)

@@ -7,6 +7,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 Job = Callable[[int, int], Any]
@@ -26,7 +27,7 @@ class ShardThreads:
     def __init__(self, size: int, num_threads: int):
         count = max(1, min(num_threads, size))
         edges = [size * k // count for k in range(count + 1)]
-        self.shards = list(zip(edges, edges[1:], strict=False))
+        self.shards = list(pairwise(edges))
         self._inboxes: list[queue.SimpleQueue] = [queue.SimpleQueue() for _ in self.shards[1:]]
         self._results: queue.SimpleQueue = queue.SimpleQueue()
         for k, inbox in enumerate(self._inboxes, 1):

@@ -1,4 +1,4 @@
-"""`CudaVecEnv`: many native envs on one GPU behind `gymnasium.vector.VectorEnv`; everything it returns is a torch tensor there."""
+"""`CudaVecEnv`: many native envs on one GPU behind `gymnasium.vector.VectorEnv`; it returns torch tensors there."""
 
 from __future__ import annotations
 
@@ -55,10 +55,9 @@ class CudaVecEnv(NativeVecEnv):
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step every env with its row of `actions`, a tensor on the device (arrays and lists are copied to it)."""
         if actions is not self._actions:
-            if tuple(np.shape(actions)) != tuple(self._actions.shape):
-                raise ActionError(
-                    f"Actions must have the shape {tuple(self._actions.shape)} (one row per env), got {tuple(np.shape(actions))}."
-                )
+            expected, got = tuple(self._actions.shape), tuple(np.shape(actions))
+            if got != expected:
+                raise ActionError(f"Actions must have the shape {expected} (one row per env), got {got}.")
             self._actions[...] = actions if type(actions) is type(self._actions) else self._batch.to_device(actions)
         self._batch.step(self._same_step)
         infos = dict(self._episode_infos)

@@ -55,7 +55,12 @@ def make_vec(
     found = resolve(env, parameters)
     if not isinstance(found, Env):
         raise HurtleError(f"make_vec takes native envs; {env!r} is none. `hurtle envs` lists them.")
-    settings: dict[str, Any] = {"seed": seed, "autoreset_mode": autoreset_mode, "copy": copy, "render_mode": render_mode}
+    settings: dict[str, Any] = {
+        "seed": seed,
+        "autoreset_mode": autoreset_mode,
+        "copy": copy,
+        "render_mode": render_mode,
+    }
     kind = str(device).split(":")[0]
     if kind == "cuda":
         from hurtle.vector.cuda import CudaVecEnv

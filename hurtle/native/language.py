@@ -1,0 +1,70 @@
+"""What env code may contain: the statements, expressions and functions that mean the same on every target.
+
+Everything else is an error at the author's line; `rewrite.py` applies these tables.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import linecache
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+RESERVED = {"f4", "i8", "np", "math"}
+STATEMENTS = (
+    *(ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Assert),
+    *(ast.If, ast.While, ast.For, ast.Break, ast.Continue, ast.Return, ast.Pass),
+)
+EXPRESSIONS = (
+    *(ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Compare, ast.Call, ast.Constant, ast.Attribute, ast.Subscript),
+    *(ast.Name, ast.Tuple, ast.Slice),
+)
+WORDS = {
+    "ListComp": "a list comprehension",
+    "List": "a list",
+    "Dict": "a dict",
+    "JoinedStr": "an f-string",
+    "Lambda": "a lambda",
+    "Try": "try/except",
+    "With": "a with block",
+    "FunctionDef": "a function inside a method",
+    "Yield": "yield",
+    "GeneratorExp": "a generator expression",
+    "NamedExpr": "an assignment expression",
+    "Raise": "raise",
+    "Starred": "a starred argument",
+    "Import": "an import inside a method",
+    "ImportFrom": "an import inside a method",
+    "Delete": "del",
+    "Match": "match",
+    "Set": "a set",
+    "SetComp": "a set comprehension",
+    "DictComp": "a dict comprehension",
+}
+BUILTINS = {"abs", "min", "max", "range", "len", "bool", "round"}
+TO_INTEGER = {math.floor, math.ceil, math.trunc}
+TO_BOOL = {math.isnan, math.isinf, math.isfinite}
+RNG_DEFAULTS = {"uniform": (0.0, 1.0), "normal": (0.0, 1.0)}
+NUMPY_TO_MATH: dict[Any, Callable] = {
+    np.sin: math.sin,
+    np.cos: math.cos,
+    np.tan: math.tan,
+    np.sqrt: math.sqrt,
+    np.exp: math.exp,
+    np.log: math.log,
+    np.tanh: math.tanh,
+    np.arctan2: math.atan2,
+    np.abs: builtins.abs,
+    np.minimum: builtins.min,
+    np.maximum: builtins.max,
+}
+
+
+def code_message(file: str, line: int, where: str, problem: str, fix: str) -> str:
+    """An error in the author's terms: file, line, the line itself, what is wrong, what to write."""
+    text = linecache.getline(file, line).strip()
+    return f"{file}:{line}: {where} {problem}.\n    {text}\n{fix}"
