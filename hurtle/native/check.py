@@ -100,12 +100,13 @@ def _play(spec: EnvSpec, batch: CpuBatch, num_steps: int, seed: int) -> Iterator
     sample = batch.functions.sample_action
     batch.seed(seeds, everyone)
     try:
-        batch.reset(everyone)
+        with np.errstate(all="ignore"):  # NaN and infinity are judged by what they do to the observation
+            batch.reset(everyone)
         for t in range(num_steps):
             for i in range(batch.num_envs):
                 sample(int(streams[i]), t, batch.actions, i)
             before = batch.arrays.envs.copy()
-            with np.errstate(all="ignore"):  # NaN and infinity are judged by what they do to the observation
+            with np.errstate(all="ignore"):
                 batch.step(batch.actions)
             yield batch.actions, before
     except EnvCodeError as error:

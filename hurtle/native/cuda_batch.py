@@ -164,6 +164,10 @@ class _TorchMemory:
         self.torch = torch
         self.cuda = cuda
         self.device = torch.device(device)
+        if (self.device.index or 0) >= torch.cuda.device_count():
+            raise DeviceError(f"device={device!r} was asked for, but there are {torch.cuda.device_count()} GPUs.")
+        if self.device.index is not None:
+            cuda.select_device(self.device.index)
         self._streams: dict[int, Any] = {}
 
     def zeros(self, shape: Shape, dtype: Any) -> Any:

@@ -56,9 +56,7 @@ class NativeVecEnv(VectorEnv):
         if num_workers is not None and num_workers < 1:
             raise HurtleError(f"num_workers must be None or at least 1, got {num_workers!r}.")
         check_render_mode(render_mode)
-        mode = AutoresetMode(autoreset_mode)
-        if mode is AutoresetMode.DISABLED:
-            raise HurtleError("autoreset_mode must be SAME_STEP or NEXT_STEP; native envs always reset themselves.")
+        mode = _autoreset_mode(autoreset_mode)
         self.native_spec = EnvSpec.of(env)
         self.num_envs = int(num_envs)
         self.num_agents = self.native_spec.num_agents
@@ -204,3 +202,12 @@ class NativeVecEnv(VectorEnv):
 
     def _copied(self, value: Any) -> Any:
         return {k: self._copied(v) for k, v in value.items()} if isinstance(value, dict) else value.copy()
+
+
+def _autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
+    """The mode from Gymnasium's enum, its value ("SameStep") or its name ("SAME_STEP")."""
+    known = {AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP}
+    for candidate in known:
+        if mode in (candidate, candidate.value, candidate.name):
+            return candidate
+    raise HurtleError(f"autoreset_mode must be SAME_STEP or NEXT_STEP, got {mode!r}; native envs always reset themselves.")
