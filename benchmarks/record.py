@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -49,7 +50,7 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "versions": versions,
-        "commit": _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain", "--", "hurtle") else ""),
+        "commit": os.environ.get("HURTLE_COMMIT") or _commit(),
     }
 
 
@@ -92,6 +93,11 @@ def _cpu_name() -> str:
     lscpu = subprocess.run(["lscpu"], capture_output=True, text=True, check=False).stdout if info.exists() else ""
     named = [line.split(":", 1)[1].strip() for line in lscpu.splitlines() if line.startswith("Model name")]
     return named[0] if named else platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    """The commit, with a plus sign if the package differs from it. Copies without history set HURTLE_COMMIT."""
+    return _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain", "--", "hurtle") else "")
 
 
 def _git(*arguments: str) -> str:
