@@ -172,6 +172,7 @@ def paste(file: str) -> str:
 def _python_namespace(spec: EnvSpec) -> Any:
     """The same functions uncompiled: the author's own files and lines, checked arrays, the reference random library."""
     namespace = python_target.namespace()
+    namespace["self"] = spec.env  # for the debugger: rewritten code no longer needs it
     rewritten: Rewritten = rewrite(spec, for_python=True)
     namespace.update({name: python_target.CheckedArray(table) for name, table in rewritten.tables.items()})
     for function, file in rewritten.functions:

@@ -72,12 +72,13 @@ def check(env: Env | type[Env], num_steps: int = 500, num_envs: int = 4, seed: i
 
         others.append(("cuda", CudaBatch(spec, num_envs)))
     for actions, before in _play(spec, debug, num_steps, seed):
+        _check_rewards(spec, debug.arrays.reward)
         _check_observations(spec, debug.arrays)
         for target, batch in others:
             _compare(spec, target, batch, before, actions, debug)
     played = f"{num_steps} random steps in {num_envs} envs"
     report.passed.append(f"uncompiled play, every read and write checked: {played}")
-    report.passed.append("observations finite and inside the observation space")
+    report.passed.append("rewards finite; observations finite and inside the observation space")
     report.passed += [f"the {target} target agrees with plain Python, step by step" for target, _ in others]
 
     _check_determinism(spec, num_steps, num_envs, seed)
@@ -132,6 +133,13 @@ def _at_authors_line(spec: EnvSpec, error: Exception) -> str:
 def _author_functions(spec: EnvSpec) -> list[Any]:
     owners = [base for base in type(spec.env).__mro__ if base not in (Env, object)]
     return [value for owner in owners for value in vars(owner).values() if hasattr(value, "__code__")]
+
+
+def _check_rewards(spec: EnvSpec, rewards: np.ndarray) -> None:
+    if not np.isfinite(rewards).all():
+        env, agent = np.argwhere(~np.isfinite(rewards))[0]
+        whose = f"env {env}, agent {agent}" if spec.num_agents > 1 else f"env {env}"
+        raise EnvCodeError(f"{spec.name}.step gave the reward {rewards[env, agent]} ({whose}).")
 
 
 def _check_observations(spec: EnvSpec, arrays: Any) -> None:

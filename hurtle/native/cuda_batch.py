@@ -58,6 +58,7 @@ class CudaBatch:
         self._clock = self._memory.zeros((1,), np.int64)
         self._steps = 0
         self._player: Any = None
+        self._play_seed: int | None = None
         self._compile(program)
 
     def records(self) -> np.ndarray:
@@ -120,7 +121,9 @@ class CudaBatch:
         if self._player is None:
             self._player = self._memory.repeater(self._play_steps)
             self._seeds = self._memory.from_host(np.zeros(self.num_envs, np.uint64))
-        self._memory.load(self._seeds, stream_states(np.arange(seed, seed + self.num_envs), ACTION_STREAM))
+        if seed != self._play_seed:
+            self._memory.load(self._seeds, stream_states(np.arange(seed, seed + self.num_envs), ACTION_STREAM))
+            self._play_seed = seed
         self._clock[...] = first_step
         self._player(num_steps)
         self._memory.wait()

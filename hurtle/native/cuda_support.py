@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ def import_cuda() -> Any:
         from numba import cuda
     except ImportError as error:
         raise DeviceError(f"device='cuda' needs numba-cuda: pip install 'hurtle[cuda]' ({error}).") from None
+    warnings.filterwarnings("ignore", message=".*under-utilization due to low occupancy.*")  # few envs are the user's choice
     if not simulated() and not cuda.is_available():
         raise DeviceError(
             "device='cuda' was asked for, but numba finds no usable GPU. Check the driver with nvidia-smi, and that "

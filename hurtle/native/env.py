@@ -19,7 +19,6 @@ from hurtle.errors import EnvDefinitionError, UnknownNameError, did_you_mean
 from hurtle.native.dtypes import FieldType
 
 OBS_DTYPES = ("float32", "uint8", "int8", "int16", "int32")
-ENGINE_PARAMETERS = ("max_steps", "num_agents")
 
 
 class Env:
@@ -48,7 +47,7 @@ class Env:
     @classmethod
     def parameters(cls) -> dict[str, Any]:
         """The parameters and their defaults, in the order of definition."""
-        found = {name: getattr(cls, name) for name in ENGINE_PARAMETERS if not isinstance(getattr(cls, name), property)}
+        found = {} if isinstance(cls.max_steps, property) else {"max_steps": cls.max_steps}
         for base in reversed(cls.__mro__):
             if base in (object, Env):
                 continue
@@ -64,20 +63,17 @@ class Env:
 
 
 def _convert(name: str, value: Any, default: Any) -> Any:
-    if default is None or (isinstance(default, int) and not isinstance(default, bool)):
-        if default is None and value is None:
-            return None
-        if isinstance(value, bool) or int(value) != value:
-            raise EnvDefinitionError(f"{name} takes an int, got {value!r}.")
-        return int(value)
-    if isinstance(default, bool):
-        if not isinstance(value, bool | np.bool_):
-            raise EnvDefinitionError(f"{name} takes a bool, got {value!r}.")
-        return bool(value)
+    """A parameter's value in the type of its default; `max_steps` may also be None."""
+    kind = bool if isinstance(default, bool) else float if isinstance(default, float) else int
+    if value is None and name.endswith(".max_steps"):
+        return None
     try:
-        return float(value)
+        fits = isinstance(value, bool | np.bool_) if kind is bool else not isinstance(value, bool) and kind(value) == value
     except (TypeError, ValueError):
-        raise EnvDefinitionError(f"{name} takes a float, got {value!r}.") from None
+        fits = False
+    if not fits:
+        raise EnvDefinitionError(f"{name} takes {'an' if kind is int else 'a'} {kind.__name__}, got {value!r}.")
+    return kind(value)
 
 
 @dataclass(frozen=True)

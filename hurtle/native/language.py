@@ -45,8 +45,10 @@ WORDS = {
     "SetComp": "a set comprehension",
     "DictComp": "a dict comprehension",
 }
+DEBUG_CALLS = {"print", "breakpoint"}
+"""Statements that run on the Python target and vanish from compiled code, as `assert` does."""
 BUILTINS = {"abs", "min", "max", "range", "len", "bool", "round"}
-TO_INTEGER = {math.floor, math.ceil, math.trunc}
+TO_INTEGER = {math.floor, math.ceil}
 TO_BOOL = {math.isnan, math.isinf, math.isfinite}
 RNG_DEFAULTS = {"uniform": (0.0, 1.0), "normal": (0.0, 1.0)}
 NUMPY_TO_MATH: dict[Any, Callable] = {

@@ -24,6 +24,7 @@ from hurtle.native.dtypes import FieldType
 from hurtle.native.env import EnvSpec
 from hurtle.native.language import (
     BUILTINS,
+    DEBUG_CALLS,
     EXPRESSIONS,
     NUMPY_TO_MATH,
     RESERVED,
@@ -219,7 +220,12 @@ class _FunctionRewriter(ast.NodeTransformer):
         return self.generic_visit(node)  # type: ignore[return-value]
 
     def visit_Expr(self, node: ast.Expr) -> ast.stmt | None:
-        return None if _is_docstring(node) else self.generic_visit(node)  # type: ignore[return-value]
+        if _is_docstring(node):
+            return None
+        call = node.value
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in DEBUG_CALLS - self.locals:
+            return node if self.program.for_python else ast.copy_location(ast.Pass(), node)
+        return self.generic_visit(node)  # type: ignore[return-value]
 
     # Expressions -----------------------------------------------------------------------------------------------------
 
@@ -291,7 +297,7 @@ class _FunctionRewriter(ast.NodeTransformer):
             self.fail(node, f"calls .{func.attr}() of {func.value.id!r}", "Only rng has methods; use functions.")
         if isinstance(func, ast.Name) and func.id in self.locals:
             self.fail(node, f"calls the variable {func.id!r}", "Call functions and methods by their name.")
-        if isinstance(func, ast.Call):
+        if any(isinstance(part, ast.Call) for part in ast.walk(func)):
             self.fail(
                 node,
                 "calls the result of a call",
@@ -308,11 +314,15 @@ class _FunctionRewriter(ast.NodeTransformer):
 
         def direct(name: str) -> ast.Call:
             func = ast.parse(name, mode="eval").body
+            for part in ast.walk(func):
+                ast.copy_location(part, node)
             return ast.copy_location(ast.Call(func=func, args=arguments, keywords=[]), node)
 
         if target is np.clip and len(arguments) == 3:
             inner = ast.Call(func=ast.Name("max", ast.Load()), args=arguments[:2], keywords=[])
             return ast.copy_location(ast.Call(func=ast.Name("min", ast.Load()), args=[inner, arguments[2]], keywords=[]), node)
+        if target in (int, math.trunc):  # not i8: np.int64 takes no bool in compiled code
+            return direct("int")
         if getattr(math, name, None) is target:
             result = direct(f"math.{name}")
             if target in TO_BOOL:
@@ -320,8 +330,6 @@ class _FunctionRewriter(ast.NodeTransformer):
             return self.cast("i8" if target in TO_INTEGER else "f4", result, node)
         if target is float:
             return direct("f4")
-        if target is int:  # not i8: np.int64 takes no bool in compiled code
-            return direct("int")
         if isinstance(target, FieldType):
             target = target.scalar
         if isinstance(target, type) and issubclass(target, np.number | np.bool_):

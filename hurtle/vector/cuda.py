@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 from hurtle.errors import ActionError
@@ -47,13 +48,10 @@ class CudaVecEnv(NativeVecEnv):
     def _make_batch(self, num_workers: int | None, debug: bool) -> Any:
         return CudaBatch(self.native_spec, self.num_envs, self.device)
 
-    @property
-    def actions(self) -> Any:
-        """The tensor from which `step(vec.actions)` reads without a copy."""
-        return self._actions
-
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step every env with its row of `actions`, a tensor on the device (arrays and lists are copied to it)."""
+        if self._first_seed is not None:
+            raise ResetNeeded("Call reset() before the first step().")
         if actions is not self._actions:
             expected, got = tuple(self._actions.shape), tuple(np.shape(actions))
             if got != expected:
@@ -64,6 +62,10 @@ class CudaVecEnv(NativeVecEnv):
         if self._copy:
             return (*(self._copied(array) for array in self._outcome), self._copied(infos))
         return (*self._outcome, infos)
+
+    def play(self, num_steps: int, seed: int = 0) -> None:  # type: ignore[override]
+        """Take uniformly random actions for `num_steps` steps as replays of a CUDA graph; episodes are not counted."""
+        super().play(num_steps, seed)
 
     @property
     def states(self) -> np.ndarray:

@@ -54,7 +54,10 @@ def make_vec(
         raise UnknownNameError(f"No back end {backend!r}. {did_you_mean(backend, BACKENDS)}")
     found = resolve(env, parameters)
     if not isinstance(found, Env):
-        raise HurtleError(f"make_vec takes native envs; {env!r} is none. `hurtle envs` lists them.")
+        raise HurtleError(
+            f"make_vec takes native envs, and {env!r} is none; `hurtle envs` lists them. "
+            "For Gymnasium's own vector envs use gymnasium.make_vec."
+        )
     settings: dict[str, Any] = {
         "seed": seed,
         "autoreset_mode": autoreset_mode,

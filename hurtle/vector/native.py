@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
@@ -113,6 +114,8 @@ class NativeVecEnv(VectorEnv):
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step every env with its row of `actions`; with SAME_STEP autoreset, ended envs are already in their next episode."""
+        if self._first_seed is not None:
+            raise ResetNeeded("Call reset() before the first step().")
         if type(actions) is not np.ndarray or actions.dtype != self._actions.dtype or not actions.flags.c_contiguous:
             actions = self._convert(actions)
         if actions.shape != self._actions.shape:
@@ -125,6 +128,8 @@ class NativeVecEnv(VectorEnv):
 
     def play(self, num_steps: int, seed: int = 0) -> int:
         """Take uniformly random actions for `num_steps` steps inside compiled code; returns how many episodes ended."""
+        if self._first_seed is not None:
+            raise ResetNeeded("Call reset() before play().")
         return self._batch.play(num_steps, seed)
 
     def render(self) -> tuple[Any, ...] | None:
@@ -135,9 +140,19 @@ class NativeVecEnv(VectorEnv):
         return tuple(render_env(self.native_spec, record, self.render_mode) for record in records)
 
     @property
+    def actions(self) -> Any:
+        """The array from which `step(vec.actions)` reads without a copy."""
+        return self._actions
+
+    @property
     def states(self) -> np.ndarray:
         """All envs' State records as one structured array; writing to it changes the envs."""
         return self._batch.arrays.envs[list(self.native_spec.fields)]
+
+    def load_states(self, states: np.ndarray) -> None:
+        """Replace all envs' State records."""
+        for name in self.native_spec.fields:
+            self._batch.arrays.envs[name] = states[name]
 
     @property
     def num_workers(self) -> int:
@@ -193,6 +208,8 @@ class NativeVecEnv(VectorEnv):
         episode = {"r": returns, "l": lengths} if several else {"r": returns[:, 0], "l": lengths[:, 0]}
         episode |= {name: arrays.episode_metrics[:, m] for m, name in enumerate(self.native_spec.env.metrics)}
         infos = {**self._step_infos, "episode": episode, "_episode": ended if several else ended[:, 0]}
+        if several and self.native_spec.env.metrics:  # metrics are the env's, not an agent's
+            infos["_metrics"] = arrays.ended
         if self._same_step:
             final_info = {"episode": episode, "_episode": infos["_episode"]}
             final_obs = arrays.final_obs.reshape(self.num_envs, *self.native_spec.obs_shape)
@@ -206,8 +223,8 @@ class NativeVecEnv(VectorEnv):
 
 def _autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
     """The mode from Gymnasium's enum, its value ("SameStep") or its name ("SAME_STEP")."""
-    known = {AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP}
-    for candidate in known:
-        if mode in (candidate, candidate.value, candidate.name):
+    wanted = mode.value if isinstance(mode, AutoresetMode) else str(mode)
+    for candidate in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
+        if wanted.replace("_", "").lower() == candidate.value.lower():
             return candidate
     raise HurtleError(f"autoreset_mode must be SAME_STEP or NEXT_STEP, got {mode!r}; native envs always reset themselves.")

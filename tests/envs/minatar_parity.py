@@ -174,9 +174,7 @@ def replay(game: str, recorded: Transitions, **options: object) -> Transitions:
     return Transitions(recorded.before, recorded.actions, rewards.copy(), terminated.copy(), observations, after)
 
 
-def assert_same(
-    ours: Transitions, theirs: Transitions, normalise: Callable[[Arrays], Arrays] = lambda states: states
-) -> None:
+def assert_same(ours: Transitions, theirs: Transitions, normalise: Callable[[Arrays], Arrays] = lambda states: states) -> None:
     """Every reward, end, observation and (while the episode goes on) state variable is the same.
 
     Args:

@@ -98,9 +98,7 @@ def settle_arrivals(recorded: Transitions) -> Transitions:
     """Put what arrives in each step into the state before it, so that nothing is left to chance."""
     before = {name: values.copy() for name, values in recorded.before.items()}
     for enemies, number in zip(before["enemies"][::2], before["num_enemies"][::2], strict=True):
-        order = np.argsort(
-            enemies[:number, GUN_TIMER] < 0, stable=True
-        )  # the package does not tell which kind is older
+        order = np.argsort(enemies[:number, GUN_TIMER] < 0, stable=True)  # the package does not tell which kind is older
         enemies[:number] = enemies[order]
     for table, number, timer, interval in (
         ("enemies", "num_enemies", "spawn_timer", 20 - before["level"]),
@@ -207,9 +205,7 @@ def record_salvos(reference: Reference, steps: int) -> Transitions:
 def last_place(game, rng: np.random.Generator) -> None:
     """Two divers meet where the player is, which has room for one."""
     game.sub_y, game.surface, game.diver_count, game.d_spawn_timer = 4, False, 5, 20
-    game.divers = [
-        [5, 4, to_the_right, int(rng.integers(6))] for to_the_right in rng.permutation([True, False]).tolist()
-    ]
+    game.divers = [[5, 4, to_the_right, int(rng.integers(6))] for to_the_right in rng.permutation([True, False]).tolist()]
 
 
 def sinking_shot(game, rng: np.random.Generator) -> None:
@@ -267,9 +263,7 @@ def test_recording_covers_the_rules(recorded):
     came_up = after["at_surface"] & ~before["at_surface"]
     shots = (recorded.actions == FIRE) & (before["fire_timer"] == 0)
     in_use = np.arange(30) < before["num_enemies"][:, None]
-    x, y, timer, gun = (
-        np.where(in_use, before["enemies"][:, :, column], 99) for column in (X, Y, MOVE_TIMER, GUN_TIMER)
-    )
+    x, y, timer, gun = (np.where(in_use, before["enemies"][:, :, column], 99) for column in (X, Y, MOVE_TIMER, GUN_TIMER))
     bullet = before["bullets"][:, 0]
     struck = (x == (bullet[:, X] + bullet[:, DIRECTION])[:, None]) & (y == bullet[:, Y, None])
     struck &= (before["num_bullets"] > 0)[:, None]

@@ -1,0 +1,46 @@
+"""Fixtures that several test files share."""
+
+import importlib.util
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parent.parent
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def write_module(tmp_path, monkeypatch):
+    """A function that puts source text into a file of its own, imports it and returns the module."""
+
+    def write(source):
+        name = f"written_{os.getpid()}_{next(_numbers)}"
+        path = tmp_path / f"{name}.py"
+        path.write_text(source)
+        found = importlib.util.spec_from_file_location(name, path)
+        module = importlib.util.module_from_spec(found)
+        monkeypatch.setitem(sys.modules, name, module)
+        found.loader.exec_module(module)
+        return module
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def run_python():
+    """A function that runs Python code in a process of its own, with extra environment variables, and returns what it did."""
+
+    def run(code, *arguments, **variables):
+        paths = [str(REPO), str(REPO / "tests"), os.environ.get("PYTHONPATH", "")]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **variables}
+        result = subprocess.run(
+            [sys.executable, "-c", code, *map(str, arguments)], env=environment, cwd=REPO, capture_output=True, text=True, timeout=120
+        )
+        assert result.returncode == 0, result.stderr
+        return result
+
+    return run

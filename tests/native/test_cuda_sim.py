@@ -1,0 +1,135 @@
+"""The CUDA target in Numba's simulator: every env of the zoo does on the GPU what it does on the CPU.
+
+The CPU plays and is recorded here; one process with the simulator switched on replays all of it from the same records.
+"""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+from sample_envs import Levers, Masked, Shift, Thrust, Walk
+
+import hurtle
+from hurtle.envs.registry import names
+
+SAMPLES = {"Walk": Walk, "Levers": Levers, "Thrust": Thrust, "Masked": Masked, "Shift": Shift}
+STEPS = {"snake": 10, "seaquest": 10}
+ODD = "Levers"  # observations of five bytes: words of four straddle the rows of neighbours
+
+REPLAY = """
+import json, pickle, sys
+import numpy as np
+import hurtle
+import sample_envs
+
+def difference(a, b):
+    a, b = np.asarray(a), np.asarray(b)
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return float("inf")
+    return float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max()) if a.size else 0.0
+
+def fresh(infos):
+    # Rows that no mask calls new are stale.
+    found = {}
+    for name in ("action_mask", "agent_mask"):
+        if name in infos:
+            found[name] = np.array(infos[name])
+    ended = np.array(infos["_episode"])
+    found["ended"] = ended
+    for name, values in infos["episode"].items():
+        rows = ended.any(axis=1) if ended.ndim > np.ndim(values) else ended
+        found["episode " + name] = np.where(rows, values, 0)
+    done = np.array(infos["_final_obs"])
+    found["final_obs"] = np.array(infos["final_obs"])[done]
+    return found
+
+with open(sys.argv[1], "rb") as file:
+    recordings = pickle.load(file)
+report = {}
+for name, recording in recordings.items():
+    env = getattr(sample_envs, name, name)
+    vec = hurtle.make_vec(env, recording["num_envs"], device="cuda")
+    obs, _ = vec.reset(seed=recording["seed"])
+    worst = {"reset": difference(obs, recording["obs"])}
+    for t, step in enumerate(recording["steps"]):
+        if step["records"] is not None:
+            vec._batch.load_records(step["records"])
+        obs, rewards, terminated, truncated, infos = vec.step(step["actions"])
+        got = {"obs": obs, "reward": rewards, "terminated": terminated, "truncated": truncated, **fresh(infos)}
+        for key, value in step["expected"].items():
+            if key in got:
+                worst[key] = max(worst.get(key, 0.0), difference(got[key], value))
+            else:
+                worst[key] = float("inf")
+    report[name] = worst
+print(json.dumps(report))
+"""
+
+
+def fresh(infos, vec):
+    """What infos hold that is new in this step, in the order of rows; empty where no episode ended."""
+    found = {name: infos[name].copy() for name in ("action_mask", "agent_mask") if name in infos}
+    arrays, several = vec._batch.arrays, vec.num_agents > 1
+    ended = arrays.episode_ended.copy() if several else arrays.episode_ended[:, 0].copy()
+    found["ended"] = ended
+    for name, values in vec._episode_infos["episode"].items():
+        rows = ended.any(axis=1) if ended.ndim > values.ndim else ended
+        found[f"episode {name}"] = np.where(rows, values, 0).astype(values.dtype)
+    found["final_obs"] = vec._episode_infos["final_obs"][arrays.ended]
+    return found
+
+
+def record(name, num_envs, num_steps, seed=3):
+    """Play on the CPU, from near the end of an episode where there is a time limit."""
+    vec = hurtle.make_vec(SAMPLES.get(name, name), num_envs)
+    vec.action_space.seed(0)
+    obs, _ = vec.reset(seed=seed)
+    recording = {"num_envs": num_envs, "seed": seed, "obs": obs.copy(), "steps": []}
+    records = vec._batch.arrays.envs
+    if vec.native_spec.max_steps > num_steps:
+        records["_steps"][:] = vec.native_spec.max_steps - num_steps // 2 - np.arange(num_envs)
+    if "frames_left" in vec.native_spec.fields:
+        vec.states["frames_left"][:] = num_steps // 2 + np.arange(num_envs)
+    integers = obs.dtype.kind != "f"
+    for t in range(num_steps):
+        # Envs of real numbers are set to the same state before each step: rounding errors must not add up.
+        before = records.copy() if t == 0 or not integers else None
+        actions = vec.action_space.sample()
+        obs, rewards, terminated, truncated, infos = vec.step(actions)
+        expected = {"obs": obs, "reward": rewards, "terminated": terminated, "truncated": truncated}
+        expected = {key: value.copy() for key, value in expected.items()} | fresh(infos, vec)
+        recording["steps"].append({"records": before, "actions": actions, "expected": expected})
+    return recording
+
+
+@pytest.fixture(scope="module")
+def recordings():
+    found = {name: record(name, 3, STEPS.get(name, 16)) for name in names()}
+    found |= {name: record(name, 11, 12) for name in SAMPLES}  # more than one block of 8 threads, and the last not full
+    return found
+
+
+@pytest.fixture(scope="module")
+def report(recordings, run_python, tmp_path_factory):
+    path = tmp_path_factory.mktemp("recordings") / "recordings.pickle"
+    path.write_bytes(pickle.dumps(recordings))
+    return json.loads(run_python(REPLAY, path, NUMBA_ENABLE_CUDASIM="1").stdout)
+
+
+@pytest.mark.parametrize("name", [*names(), *SAMPLES])
+def test_the_simulated_gpu_agrees_with_the_cpu(name, report, recordings):
+    exact = recordings[name]["obs"].dtype.kind != "f"
+    limit = 0.0 if exact or name in ("Walk", "Shift") else 1e-4
+    for key, worst in report[name].items():
+        assert worst <= (0.0 if key in ("terminated", "truncated", "ended") else limit), f"{key}: {worst}"
+    assert {"obs", "reward", "terminated", "truncated", "ended", "final_obs"} <= report[name].keys()
+
+
+def test_recordings_hold_what_they_should(recordings):
+    assert recordings[ODD]["obs"][0].nbytes % 4 != 0
+    assert recordings["squared"]["obs"][0].nbytes % 4 != 0
+    without_ends = [
+        name for name, found in recordings.items() if not any(step["expected"]["ended"].any() for step in found["steps"])
+    ]
+    assert set(without_ends) <= {"asterix", "breakout", "seaquest", "space_invaders"}, "autoreset is not covered"

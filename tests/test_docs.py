@@ -1,0 +1,145 @@
+"""The documentation does what it says: its Python blocks run, print what is printed there, and its links lead somewhere.
+
+Each page's ```python blocks run in order as one file, on the page's own line numbers. A ```text output block is what the
+block before it prints. Blocks tagged ```python no-run need a GPU and are only compiled.
+"""
+
+import ast
+import itertools
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hurtle.envs.registry import names, native_class
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(path for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")] if path.exists())
+ZOO = ROOT / "docs" / "environments.md"
+MAX_IMAGE_BYTES = 20_000
+TIMEOUT = 300  # seconds; a hang must not look like slow compilation
+MARK = "\x1e"
+
+# The zoo page makes every env once. Compiling them all takes longer than all other pages together, and tests/envs does it.
+PRELUDE = {"environments.md": "import functools, hurtle; hurtle.make = functools.partial(hurtle.make, debug=True)"}
+
+
+@dataclass
+class Block:
+    """One fenced block of a page."""
+
+    info: str
+    line: int
+    lines: list[str]
+
+
+def blocks_of(page: Path) -> list[Block]:
+    found: list[Block] = []
+    inside = None
+    for number, line in enumerate(page.read_text().split("\n"), 1):
+        if inside is None and line.startswith("```"):
+            inside = Block(line.removeprefix("```").strip(), number + 1, [])
+        elif inside is not None and line.startswith("```"):
+            found.append(inside)
+            inside = None
+        elif inside is not None:
+            inside.lines.append(line)
+    assert inside is None, f"{page.name}:{inside.line - 1}: the block is not closed"
+    return found
+
+
+def as_program(page: Path, blocks: list[Block]) -> str:
+    """The page as a Python file: its blocks on their own lines, and a mark printed after each."""
+    lines = [""] * (len(page.read_text().split("\n")) + 1)
+    lines[0] = PRELUDE.get(page.name, "")
+    for block in blocks:
+        lines[block.line - 1 : block.line - 1 + len(block.lines)] = block.lines
+        lines[block.line - 1 + len(block.lines)] = f"print({MARK!r})"  # in place of the closing fence
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path):
+    every = blocks_of(page)
+    runnable = [block for block in every if block.info == "python"]
+    if not runnable:
+        pytest.skip("no Python on this page")
+    program = tmp_path / f"{page.stem.replace('-', '_').lower()}.py"
+    program.write_text(as_program(page, runnable))
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""},  # what the pages print is without a GPU
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert done.returncode == 0, f"{page.name} (line numbers are the page's):\n{done.stderr[-4000:]}"
+    printed = dict(zip((block.line for block in runnable), done.stdout.split(MARK + "\n"), strict=False))
+    for block, after in itertools.pairwise(every):
+        if after.info == "text output":
+            assert block.info == "python", f"{page.name}:{after.line}: output of a block that does not run"
+            assert printed[block.line].strip("\n") == "\n".join(after.lines), f"{page.name}:{after.line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_blocks_that_do_not_run_are_for_the_gpu_and_compile(page):
+    for block in blocks_of(page):
+        assert block.info in ("python", "python no-run") or "python" not in block.info, f"{page.name}:{block.line}"
+        if block.info == "python no-run":
+            text = "\n".join(block.lines)
+            assert "cuda" in text, f"{page.name}:{block.line}: only GPU examples may be left out"
+            ast.parse(text, f"{page.name}:{block.line}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_relative_links_lead_to_files_and_headings(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, heading = target.partition("#")
+        path = (page.parent / file).resolve() if file else page
+        assert path.exists(), f"{page.name} links to {target}"
+        if heading:
+            assert heading in anchors(path), f"{page.name} links to {target}; headings: {sorted(anchors(path))}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def zoo_section(name: str) -> str:
+    sections = re.split(r"^### ", ZOO.read_text(), flags=re.MULTILINE)
+    found = [section for section in sections if section.split("\n")[0].strip() == name]
+    assert len(found) == 1, f"{ZOO.name} needs one section '### {name}'"
+    return found[0]
+
+
+@pytest.mark.parametrize("name", names())
+def test_zoo_page_lists_each_parameter_with_its_default(name):
+    env = native_class(name)
+    engine = {"max_steps", "num_agents"} - set(getattr(env, "__annotations__", {}))
+    expected = {key: repr(value) for key, value in env.parameters().items() if key not in engine}
+    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| .+ \|$", zoo_section(name), flags=re.MULTILINE)
+    written = dict(rows)
+    assert set(written) == set(expected)
+    for key, default in written.items():
+        assert float(eval(default, {"pi": 3.141592653589793})) == pytest.approx(float(eval(expected[key]))), key
+
+
+@pytest.mark.parametrize("name", names())
+def test_zoo_page_shows_each_env(name):
+    section = zoo_section(name)
+    assert f"(images/{name}.png)" in section
+    assert f'"{name}"' in section
+    assert (ROOT / "docs" / "images" / f"{name}.png").stat().st_size <= MAX_IMAGE_BYTES
