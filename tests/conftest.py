@@ -38,7 +38,12 @@ def run_python():
         paths = [str(REPO), str(REPO / "tests"), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **variables}
         result = subprocess.run(
-            [sys.executable, "-c", code, *map(str, arguments)], env=environment, cwd=REPO, capture_output=True, text=True, timeout=120
+            [sys.executable, "-c", code, *map(str, arguments)],
+            env=environment,
+            cwd=REPO,
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
         assert result.returncode == 0, result.stderr
         return result

@@ -156,23 +156,23 @@ class Masked(Env):
 
     class State:
         level: int8
-        flags: bool_[3]
+        lit: bool_[3]
         armed: bool_
 
     def reset(self, state, rng):
         state.level = rng.integers(3)
-        state.flags[state.level] = True
+        state.lit[state.level] = True
 
     def step(self, state, action, rng):
         state.level = (state.level + action - 1) % 5
         state.armed = not state.armed
         if state.level < 3:
-            state.flags[state.level] = not state.flags[state.level]
-        return float(action), state.level == 4 and not state.flags[0]
+            state.lit[state.level] = not state.lit[state.level]
+        return float(action), state.level == 4 and not state.lit[0]
 
     def observe(self, state, obs):
         for k in range(3):
-            obs[k] = -100 * (k + 1) if state.flags[k] else state.level
+            obs[k] = -100 * (k + 1) if state.lit[k] else state.level
 
     def mask(self, state, mask):
         for k in range(state.level, 4):

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -140,9 +141,11 @@ def test_pictures(name):
 
 
 @EVERY_ENV
-def test_examples_in_the_docs(name):
-    module = importlib.import_module(native_class(name).__module__)
-    results = doctest.testmod(module)
+def test_examples_in_the_docs(name, monkeypatch):
+    """Uncompiled: the examples' parameters would each be compiled just for this, and other tests compare both ways."""
+    for function in (hurtle.make, hurtle.make_vec):
+        monkeypatch.setattr(hurtle, function.__name__, partial(function, debug=True))
+    results = doctest.testmod(importlib.import_module(native_class(name).__module__))
     assert results.attempted > 0
     assert results.failed == 0
 

@@ -93,6 +93,13 @@ class SlipsOutOfBounds(Good):
         obs[i] = 0.5
 
 
+class Talks(Good):
+    def step(self, state, action, rng):
+        print("stepping", state.x, self.max_steps)
+        assert action < 2, "only two actions"
+        return 1.0, False
+
+
 def line_of(cls, text):
     lines, first = inspect.getsourcelines(cls)
     return first + next(k for k, line in enumerate(lines) if text in line)
@@ -160,3 +167,33 @@ def test_check_notices_a_target_that_disagrees(monkeypatch):
     monkeypatch.setattr(batch.CpuBatch, "step_with", wrong)
     with pytest.raises(EnvCodeError, match=r"the cpu target disagrees with plain Python on obs\[0, 0\]"):
         check(Good)
+
+
+def test_prints_show_in_debug_mode_only(capsys):
+    for debug in (False, True):
+        env = hurtle.make(Talks, debug=debug)
+        env.reset(seed=0)
+        env.step(1)
+        out = capsys.readouterr().out
+        assert out == ("stepping 0.0 10\n" if debug else "")
+
+
+class Infinite(Good):
+    def step(self, state, action, rng):
+        return 1.0 / (state.x - state.x), False
+
+
+def test_check_finds_rewards_that_are_no_numbers():
+    with pytest.raises(EnvCodeError, match=r"step gave the reward inf \(env 0\)"):
+        check(Infinite)
+
+
+class TakesARoot(Good):
+    def observe(self, state, obs):
+        obs[0] = math.sqrt(state.x - 1.0)
+
+
+def test_errors_inside_math_functions_name_the_right_line():
+    with pytest.raises(EnvCodeError, match="math domain error") as caught:
+        hurtle.make_vec(TakesARoot, 2)
+    assert f":{line_of(TakesARoot, 'math.sqrt')}:" in str(caught.value)

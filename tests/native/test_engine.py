@@ -1,6 +1,7 @@
 """The engine on the CPU: episodes, autoreset, statistics, runtime parameters, actions, determinism, cache, threads."""
 
 import gc
+import itertools
 import json
 import threading
 import time
@@ -356,7 +357,7 @@ def test_agents_that_stay_begin_again_at_once():
     lengths = {a: [] for a in range(3)}
     returns = {a: [] for a in range(3)}
     for t in range(12):
-        _, _, terminated, truncated, infos = vec.step(np.full((1, 3), 2))
+        _, _, _, truncated, infos = vec.step(np.full((1, 3), 2))
         assert "agent_mask" not in infos
         assert truncated.all() == (t == 11)
         for a in range(3):
@@ -394,10 +395,10 @@ def test_single_env_of_several_agents():
     assert obs.shape == (3, 2)
     assert info["agent_mask"].tolist() == [True] * 3
     assert env.action_space.shape == (3,)
-    obs, reward, terminated, truncated, info = env.step([0, 1, 2])
+    _, reward, terminated, _, _ = env.step([0, 1, 2])
     assert reward.tolist() == [1.0, 2.25, 3.5]
     assert not terminated.any()
-    obs, reward, terminated, truncated, info = env.step([0, 0, 0])
+    _, _, terminated, _, info = env.step([0, 0, 0])
     assert terminated.tolist() == [True, False, False]
     assert info["agent_mask"].tolist() == [False, True, True]
 
@@ -461,7 +462,7 @@ def test_discrete_actions_with_a_start_and_16_bit_observations(debug):
     _, rewards, terminated, _, infos = vec.step([2, 3, 4, 5])
     assert rewards.tolist() == [2.0, 3.0, 4.0, 5.0]
     assert infos["action_mask"][~terminated, 3].all()
-    np.testing.assert_array_equal(vec.states["level"][~terminated], ((levels + [1, 2, 3, 4]) % 5)[~terminated])
+    np.testing.assert_array_equal(vec.states["level"][~terminated], ((levels + np.arange(1, 5)) % 5)[~terminated])
 
 
 @pytest.mark.parametrize(
@@ -503,7 +504,8 @@ def test_a_refused_step_is_no_step_for_anybody(num_workers):
 
 
 @pytest.mark.parametrize(
-    "actions", [1, [1], [1, 1, 1], np.ones((4, 1), np.int32), np.ones(1, np.int32), np.ones((1, 4), np.int32), [0.5] * 4, ["a"] * 4]
+    "actions",
+    [1, [1], [1, 1, 1], np.ones((4, 1), np.int32), np.ones(1, np.int32), np.ones((1, 4), np.int32), [0.5] * 4, ["a"] * 4],
 )
 def test_actions_of_the_wrong_shape_or_type(actions):
     vec = hurtle.make_vec(Walk, 4)
@@ -611,7 +613,7 @@ def test_arrays_are_reused_unless_copies_are_wanted():
     for vec, same in ((shared, True), (apart, False)):
         vec.reset(seed=0)
         steps = [vec.step(np.full(6, 2)) for _ in range(14)]
-        for first, second in zip(steps, steps[1:], strict=False):
+        for first, second in itertools.pairwise(steps):
             for a, b in zip(first[:4], second[:4], strict=True):
                 assert np.shares_memory(a, b) == same
         ends = [infos for *_, infos in steps if "episode" in infos]

@@ -64,7 +64,7 @@ def refused(env, *parts):
 
 def test_parameters_are_the_annotated_attributes_with_a_default():
     known = Good.parameters()
-    assert known == {"max_steps": 10, "num_agents": 1, "gravity": 9.8, "height": 4, "width": 5, "wet": False}
+    assert known == {"max_steps": 10, "gravity": 9.8, "height": 4, "width": 5, "wet": False}
 
 
 def test_parameters_are_set_and_converted():
@@ -125,7 +125,7 @@ def test_derived_envs_inherit_parameters_and_fields():
         class State(Good.State):
             more: int8["extra"]
 
-    assert list(Longer.parameters()) == ["max_steps", "num_agents", "gravity", "height", "width", "wet", "extra"]
+    assert list(Longer.parameters()) == ["max_steps", "gravity", "height", "width", "wet", "extra"]
     assert Longer.parameters()["gravity"] == 1.0
     spec = EnvSpec.of(Longer)
     assert list(spec.fields) == ["x", "score", "grid", "flags", "length", "more"]
@@ -150,7 +150,7 @@ def test_postponed_annotations(write_module):
     )
     spec = EnvSpec.of(module.Later(size=6))
     assert spec.fields["grid"].shape == (6, 2)
-    assert list(module.Later.parameters()) == ["max_steps", "num_agents", "size"]
+    assert list(module.Later.parameters()) == ["max_steps", "size"]
 
 
 # Parameters ----------------------------------------------------------------------------------------------------------
@@ -175,7 +175,6 @@ def test_unknown_parameter_suggests_the_nearest():
         ({"gravity": "strong"}, "Good.gravity takes a float, got 'strong'"),
         ({"gravity": None}, "Good.gravity takes a float, got None"),
         ({"wet": 1}, "Good.wet takes a bool, got 1"),
-        ({"num_agents": 1.5}, "Good.num_agents takes an int, got 1.5"),
     ],
 )
 def test_parameter_of_the_wrong_type(parameters, message):
@@ -206,7 +205,8 @@ def test_engine_settings_out_of_range(changes, message):
 
 
 @pytest.mark.parametrize(
-    ("name", "signature"), [("reset", "(self, state, rng)"), ("step", "(self, state, action, rng)"), ("observe", "(self, state, obs)")]
+    ("name", "signature"),
+    [("reset", "(self, state, rng)"), ("step", "(self, state, action, rng)"), ("observe", "(self, state, obs)")],
 )
 def test_missing_method_says_what_to_write(name, signature):
     refused(variant(**{name: None}), f"Variant has no method {name!r}. Write: def {name}{signature}")
@@ -254,7 +254,9 @@ def test_optional_methods_are_checked_too(name):
 
 
 def test_present_needs_several_agents():
-    refused(variant(present=lambda self, state, present: None), "Variant.present is for envs with several agents; num_agents is 1")
+    refused(
+        variant(present=lambda self, state, present: None), "Variant.present is for envs with several agents; num_agents is 1"
+    )
 
 
 def test_mask_needs_discrete_actions():
@@ -289,7 +291,10 @@ def test_field_of_the_wrong_type(wrong):
 
 
 def test_underscores_belong_to_the_engine():
-    refused(variant(State=state_with(_x=float32), metrics=()), "Variant.State._x: names with a leading underscore belong to the engine")
+    refused(
+        variant(State=state_with(_x=float32), metrics=()),
+        "Variant.State._x: names with a leading underscore belong to the engine",
+    )
 
 
 @pytest.mark.parametrize(
