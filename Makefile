@@ -28,7 +28,7 @@ demo: setup  ## See it work: native CartPole beside Gymnasium
 	@$(BIN)/python examples/demo.py
 
 test: setup  ## Run the tests (under 12 minutes on two cores)
-	@$(BIN)/python -m pytest -m "not slow and not gpu"
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu"
 
 test-slow: setup  ## Run the long tests too
 	@$(BIN)/python -m pytest -m "not gpu"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -70,17 +70,14 @@ class CpuBatch:
             actions: C-contiguous, of the shape and dtype of `self.actions`.
             same_step: Reset ended envs within this step (else they wait for the next one).
         """
+        illegal = self.functions.first_illegal(actions, 0, self.num_envs)
+        if illegal >= 0:
+            raise ActionError(f"Env {illegal} got the action {actions[illegal]!s}, which is not in {self.spec.action_space}.")
         if self._threads is None:
-            ended = self.functions.step_envs(self.pool, actions, same_step, 0, self.num_envs)
-            if ended < 0:
-                self._raise_illegal(actions, -1 - ended)
-            return ended
+            return self.functions.step_envs(self.pool, actions, same_step, 0, self.num_envs)
         if self._trials:
             return self._trial_step(actions, same_step)
-        results = self._threads.run(lambda lo, hi: self.functions.step_envs(self.pool, actions, same_step, lo, hi))
-        if min(results) < 0:
-            self._raise_illegal(actions, -1 - min(results))
-        return sum(results)
+        return sum(self._threads.run(partial(self.functions.step_envs, self.pool, actions, same_step)))
 
     def step_with(self, actions: np.ndarray) -> None:
         """Step all envs with a copy of `actions`."""
@@ -133,8 +130,6 @@ class CpuBatch:
         began = time.perf_counter()
         ended = self.functions.step_envs(self.pool, actions, same_step, 0, self.num_envs)
         self._trials.append(time.perf_counter() - began)
-        if ended < 0:
-            self._raise_illegal(actions, -1 - ended)
         if len(self._trials) > 8:
             if min(self._trials) < THREADS_PAY_ABOVE and self._threads is not None:
                 self._threads.close()
@@ -151,15 +146,10 @@ class CpuBatch:
         chosen = np.ones(self.num_envs, np.bool_)
         try:
             self.functions.reset_envs(self.pool, chosen, 0, 0)
+            self.functions.first_illegal(self.actions, 0, 0)
             self.functions.step_envs(self.pool, self.actions, True, 0, 0)
         except NumbaError as error:
             raise self._program.explain(error) from None
-
-    def _raise_illegal(self, actions: np.ndarray, i: int) -> None:
-        raise ActionError(f"Env {i} got the action {actions[i]!s}, which is not in {self.spec.action_space}.")
-
-
-BatchFactory = Callable[..., CpuBatch]
 
 
 def seed_records(spec: EnvSpec, records: np.ndarray, seeds: np.ndarray, chosen: np.ndarray) -> None:

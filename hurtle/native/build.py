@@ -80,17 +80,17 @@ class Program:
 
     def explain(self, error: Exception) -> EnvCodeError:
         """A Numba error in the author's terms: the author's line first, then what Numba said of it."""
-        text = str(error)
-        seen = [int(n) for n in re.findall(r'File "[^"\n]*hurtle[^"\n]*", line (\d+)', text)]
-        known = [self.lines[n] for n in seen if n in self.lines]
+        text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+        own = re.escape(Path(self.functions.__file__).name)
+        seen = re.findall(rf'(?:File "[^"\n]*{own}", line |at [^\s"]*{own} \()(\d+)', text)
+        known = [self.lines[int(n)] for n in seen if int(n) in self.lines]  # innermost first
         said = _first_reason(text)
         if not known:
-            return EnvCodeError(f"{self.spec.name} cannot be compiled for the {self.target} target: {said}")
-        file, line = known[-1]
-        return EnvCodeError(
-            code_message(file, line, self.spec.name, f"cannot be compiled for the {self.target} target: {said}", "")
-            + "Run it with debug=True to step through it in plain Python."
-        )
+            return EnvCodeError(f"{self.spec.name} cannot be compiled for the {self.target} target: {said}.")
+        file, line = known[0]
+        problem = f"cannot be compiled for the {self.target} target: {said}"
+        hint = "Run it with debug=True to step through it in plain Python."
+        return EnvCodeError(code_message(file, line, self.spec.name, problem, hint))
 
 
 def build(spec: EnvSpec, target: str) -> Program:
@@ -233,11 +233,11 @@ def _import(name: str, path: Path) -> ModuleType:
 
 def _first_reason(text: str) -> str:
     """The line of a Numba error that says what is wrong."""
-    for line in text.split("\n"):
-        line = re.sub(r"\x1b\[[0-9;]*m", "", line).strip()
-        if line and not line.startswith(("Failed in", "- Resolution", "File", "During", "raised from", "There are", ">>>")):
-            return line.rstrip(".")
-    return "Numba gave no reason"
+    noise = ("Failed in", "- Resolution", "File", "During", "raised from", "There are", ">>>", "In definition", "No match")
+    lines = [line.strip() for line in text.split("\n")]
+    said = [line for line in lines if line and not line.startswith(noise)]
+    reason = said[0] if said else "Numba gave no reason"
+    return reason.removesuffix("for signature:").rstrip(" .:")
 
 
 def _statements(function: ast.AST) -> list[ast.stmt]:

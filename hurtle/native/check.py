@@ -5,6 +5,7 @@ definition → uncompiled play with every access checked → compiled play from 
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -131,7 +132,7 @@ def _at_authors_line(spec: EnvSpec, error: Exception) -> str:
     frame = frames[-1]
     problem = f"failed in plain Python: {said.rstrip('.')}"
     return code_message(
-        frame.filename, frame.lineno or 0, f"{spec.name}.{frame.name.removeprefix('env_')}", problem, ""
+        frame.filename, frame.lineno or 0, f"{spec.name}.{re.sub('^(env|self|fn)_', '', frame.name)}", problem, ""
     ).rstrip()
 
 

@@ -21,11 +21,21 @@ def reset_envs(pool, chosen, lo, hi):
 
 
 @entry
-def step_envs(pool, actions, same_step, lo, hi):
-    """Step envs [lo, hi); returns the number of episodes that ended, or -1 - i when env i's action is illegal."""
+def first_illegal(actions, lo, hi):
+    """The first env of [lo, hi) whose action is illegal; -1 if there is none."""
+    illegal = 0
     for i in range(lo, hi):
-        if not action_is_legal(actions[i]):
-            return -1 - i
+        illegal += not action_is_legal(actions[i])
+    if illegal:
+        for i in range(lo, hi):
+            if not action_is_legal(actions[i]):
+                return i
+    return -1
+
+
+@entry
+def step_envs(pool, actions, same_step, lo, hi):
+    """Step envs [lo, hi); returns the number of episodes that ended."""
     arrays = unpack(pool)
     ended = 0
     for i in range(lo, hi):

@@ -18,6 +18,7 @@ from hurtle.native.cuda_support import import_cuda, simulated
 from hurtle.native.env import EnvSpec
 from hurtle.native.layout import Shape, allocate
 from hurtle.native.pasted import CudaArrays
+from hurtle.native.python_target import StateView
 from hurtle.native.rng import ACTION_STREAM, stream_states
 
 STEPS_PER_GRAPH = 32
@@ -237,16 +238,27 @@ class _TorchMemory:
         return repeat
 
 
+class _SimulatedRecords:
+    """Records whose fields are attributes, as they are in a kernel."""
+
+    def __init__(self, array: np.ndarray):
+        self.array = array
+        self.shape = array.shape
+
+    def __getitem__(self, i: int) -> StateView:
+        return StateView(self.array[i])
+
+
 class _SimulatedMemory:
-    """Host memory for Numba's CUDA simulator: NumPy arrays, records with attributes."""
+    """Host memory for Numba's CUDA simulator: NumPy arrays."""
 
     def zeros(self, shape: Shape, dtype: Any) -> Any:
         if np.dtype(dtype).names:
-            return np.zeros(shape, dtype).view(np.recarray)
+            return np.zeros(shape, dtype)
         return np.zeros(whole_words(shape), dtype)[: int(np.prod(shape))].reshape(shape)
 
     def view(self, array: Any) -> Any:
-        return array
+        return _SimulatedRecords(array) if array.dtype.names else array
 
     def words(self, array: Any) -> Any:
         return array.base.view(np.uint32)
@@ -255,10 +267,10 @@ class _SimulatedMemory:
         return array
 
     def to_host(self, view: Any) -> np.ndarray:
-        return np.array(view)
+        return view.array.copy()
 
     def load(self, view: Any, array: np.ndarray) -> None:
-        view[...] = array
+        getattr(view, "array", view)[...] = array
 
     def stream(self) -> Any:
         return 0

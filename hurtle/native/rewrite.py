@@ -14,6 +14,7 @@ import textwrap
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,11 @@ from hurtle.native.language import (
 )
 
 METHODS = ("reset", "step", "observe", "mask", "present")
+
+ArrayKind = tuple[np.dtype, int]
+"""dtype and number of dimensions of an array that env code reads."""
+Kinds = tuple[ArrayKind | None, ...]
+"""What is known of a function's arguments: a helper is rewritten anew for each combination of arrays it is given."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +74,8 @@ def rewrite(spec: EnvSpec, for_python: bool = False) -> Rewritten:
             program.request(function, f"env_{name}")
     functions = []
     while program.waiting:
-        function, name = program.waiting.pop(0)
-        functions.append((_FunctionRewriter(program, function, name).run(), function.__code__.co_filename))
+        function, name, kinds = program.waiting.pop(0)
+        functions.append((_FunctionRewriter(program, function, name, kinds).run(), function.__code__.co_filename))
     observe = next(function for function, _ in functions if function.name == "env_observe")
     return Rewritten(functions, program.tables, _writes_all(observe, spec.obs_size))
 
@@ -81,20 +87,22 @@ class _Program:
         self.spec = spec
         self.for_python = for_python
         self.flat_shapes = {"obs": spec.obs_shape, "mask": spec.mask_shape}
-        self.names: dict[Callable, str] = {}
-        self.waiting: list[tuple[Any, str]] = []
+        self.names: dict[tuple[Callable, Kinds], str] = {}
+        self.waiting: list[tuple[Any, str, Kinds]] = []
         self.tables: dict[str, np.ndarray] = {}
         self.table_names: dict[int, str] = {}
 
-    def request(self, function: Callable, name: str) -> str:
-        if function not in self.names:
+    def request(self, function: Callable, name: str, kinds: Kinds = ()) -> str:
+        """The name of a function rewritten for arguments of these kinds."""
+        key = (function, kinds)
+        if key not in self.names:
             taken = set(self.names.values())
             unique, n = name, 2
             while unique in taken:
                 unique, n = f"{name}_{n}", n + 1
-            self.names[function] = unique
-            self.waiting.append((function, unique))
-        return self.names[function]
+            self.names[key] = unique
+            self.waiting.append((function, unique, kinds))
+        return self.names[key]
 
     def table(self, array: np.ndarray, name: str) -> str:
         if id(array) not in self.table_names:
@@ -105,14 +113,15 @@ class _Program:
 
 
 class _FunctionRewriter(ast.NodeTransformer):
-    def __init__(self, program: _Program, function: Any, name: str):
+    def __init__(self, program: _Program, function: Any, name: str, kinds: Kinds):
         self.program = program
+        self.kinds = kinds
         self.spec = program.spec
         self.function = function
         self.name = name
         self.file = function.__code__.co_filename
         self.is_method = name.startswith(("env_", "self_"))
-        self.aliases: dict[str, tuple[np.dtype, int]] = {}
+        self.aliases: dict[str, ArrayKind] = {}
         captured = inspect.getclosurevars(function)
         self.outside: dict[str, Any] = {**vars(builtins), **function.__globals__, **captured.nonlocals}
 
@@ -130,8 +139,10 @@ class _FunctionRewriter(ast.NodeTransformer):
         if arguments.vararg or arguments.kwarg or arguments.kwonlyargs or arguments.defaults:
             self.fail(tree, "has *args, keyword-only arguments or defaults", "Use plain positional arguments.")
         self.self_name = arguments.args.pop(0).arg if self.is_method else None
-        for argument in arguments.args:
+        for argument, kind in zip_longest(arguments.args, self.kinds):
             argument.annotation = None
+            if kind is not None:
+                self.aliases[argument.arg] = kind
         self.locals = {a.arg for a in arguments.args} | {
             node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         }
@@ -206,9 +217,12 @@ class _FunctionRewriter(ast.NodeTransformer):
         return self.visit(ast.copy_location(plain, node))
 
     def visit_Assign(self, node: ast.Assign) -> ast.stmt:
-        target, kind = node.targets[0], self.array_kind(node.value)
-        if isinstance(target, ast.Name) and kind is not None:
-            self.aliases[target.id] = kind
+        for target in node.targets:
+            both_tuples = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
+            pairs = zip(target.elts, node.value.elts, strict=False) if both_tuples else [(target, node.value)]  # type: ignore[attr-defined]
+            for name, value in pairs:
+                if isinstance(name, ast.Name) and (kind := self.array_kind(value)) is not None:
+                    self.aliases[name.id] = kind
         return self.generic_visit(node)  # type: ignore[return-value]
 
     def visit_For(self, node: ast.For) -> ast.stmt:
@@ -247,10 +261,17 @@ class _FunctionRewriter(ast.NodeTransformer):
             return self.state_field(node)
         if isinstance(node.ctx, ast.Store):
             return self.fail(node, f"assigns to {ast.unparse(node)}", "Only State fields change; parameters are constants.")
-        if isinstance(root, ast.Name) and root.id in self.locals:
+        if isinstance(root, ast.Name) and root.id in self.flat_names and node.attr in ("shape", "size"):
+            shape = self.program.flat_shapes[root.id]
+            return self.embed(shape if node.attr == "shape" else int(np.prod(shape)), node)
+        if self.array_kind(root) is not None or (isinstance(root, ast.Name) and root.id in self.locals):
             if node.attr in ("shape", "size", "ndim"):
-                return node
-            return self.fail(node, f"reads .{node.attr} of {root.id!r}", "Only State fields, .shape and .size can be read.")
+                return self.generic_visit(node)  # type: ignore[return-value]
+            return self.fail(
+                node,
+                f"reads .{node.attr} of {ast.unparse(root)!r}",
+                "Only State fields (of a parameter called `state`), and .shape and elements of arrays, can be read.",
+            )
         return self.embed(self.lookup(node), node)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
@@ -263,9 +284,14 @@ class _FunctionRewriter(ast.NodeTransformer):
         new = self.generic_visit(node)
         indices = len(node.slice.elts) if isinstance(node.slice, ast.Tuple) else 1
         is_element = kind is not None and kind[1] == indices and not sliced
-        if isinstance(node.ctx, ast.Load) and kind is not None and is_element and kind[0].kind in "iub":
-            return self.cast("bool" if kind[0].kind == "b" else "i8", new, node)
+        if isinstance(node.ctx, ast.Load) and kind is not None and is_element:
+            return self.element(new, kind[0], node)
         return new  # type: ignore[return-value]
+
+    def element(self, value: Any, dtype: np.dtype, node: ast.expr) -> ast.expr:
+        """A read of one array element: integers are 64-bit, whatever they are stored in."""
+        wide = {"i": "i8", "u": "i8", "b": "bool"}.get(dtype.kind)
+        return value if wide is None else self.cast(wide, value, node)
 
     def flat_element(self, node: ast.Subscript, name: ast.Name) -> ast.expr:
         """`obs[i, j]` as an element of the flat array that compiled code has."""
@@ -281,13 +307,18 @@ class _FunctionRewriter(ast.NodeTransformer):
                     f"writes {ast.unparse(node)}",
                     f"Axis {axis} of {name.id}, of shape {shape}, ends at {size - 1}.",
                 )
+        new: Any
         if self.program.for_python or len(shape) == 1:
-            return self.generic_visit(node)  # type: ignore[return-value]
-        flat = self.visit(indices[0])
-        for index, size in zip(indices[1:], shape[1:], strict=True):
-            row = ast.BinOp(flat, ast.Mult(), ast.Constant(size))
-            flat = ast.BinOp(row, ast.Add(), self.visit(index))
-        return ast.copy_location(ast.Subscript(name, flat, node.ctx), node)
+            new = self.generic_visit(node)
+        else:
+            flat = self.visit(indices[0])
+            for index, size in zip(indices[1:], shape[1:], strict=True):
+                row = ast.BinOp(flat, ast.Mult(), ast.Constant(size))
+                flat = ast.BinOp(row, ast.Add(), self.visit(index))
+            new = ast.copy_location(ast.Subscript(name, flat, node.ctx), node)
+        if isinstance(node.ctx, ast.Store):
+            return new
+        return self.element(new, np.dtype(np.bool_) if name.id == "mask" else self.spec.observation_space.dtype, node)
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         func = node.func
@@ -297,6 +328,10 @@ class _FunctionRewriter(ast.NodeTransformer):
             self.fail(node, f"calls .{func.attr}() of {func.value.id!r}", "Only rng has methods; use functions.")
         if isinstance(func, ast.Name) and func.id in self.locals:
             self.fail(node, f"calls the variable {func.id!r}", "Call functions and methods by their name.")
+        if isinstance(func, ast.Name) and func.id == "len" and getattr(node.args[0], "id", None) in self.flat_names:
+            return self.embed(self.program.flat_shapes[node.args[0].id][0], node)  # type: ignore[attr-defined]
+        if isinstance(func, ast.Attribute) and self.array_kind(func.value) is not None:
+            self.fail(node, f"calls {ast.unparse(func)}", "Arrays have no methods here; write a loop over their elements.")
         if any(isinstance(part, ast.Call) for part in ast.walk(func)):
             self.fail(
                 node,
@@ -310,6 +345,7 @@ class _FunctionRewriter(ast.NodeTransformer):
             self.fail(node, "uses keyword arguments", "Pass arguments by position.")
         target = NUMPY_TO_MATH[target] if isinstance(target, np.ufunc) and target in NUMPY_TO_MATH else target
         name = getattr(target, "__name__", "")
+        kinds = tuple(self.array_kind(argument) for argument in node.args)
         arguments = [self.visit(argument) for argument in node.args]
 
         def direct(name: str) -> ast.Call:
@@ -333,16 +369,17 @@ class _FunctionRewriter(ast.NodeTransformer):
         if isinstance(target, FieldType):
             target = target.scalar
         if isinstance(target, type) and issubclass(target, np.number | np.bool_):
-            return direct(f"np.{target.__name__}")
+            cast = direct(f"np.{target.__name__}")  # truncates to the type; arithmetic goes on in 64 bits
+            return self.element(cast, np.dtype(target), node)
         if name in BUILTINS and getattr(builtins, name) is target:
             return direct(name)
         target = getattr(target, "py_func", target)
         if isinstance(target, types.MethodType) and target.__self__ is self.spec.env:
-            return direct(self.program.request(target.__func__, f"self_{target.__name__}"))
+            return direct(self.program.request(target.__func__, f"self_{target.__name__}", kinds))
         if isinstance(target, types.FunctionType):
             if target.__module__.split(".")[0] == "numpy":
                 self.fail(node, f"calls {ast.unparse(node.func)}", "Use math functions on numbers, and loops over arrays.")
-            return direct(self.program.request(target, f"fn_{target.__name__}"))
+            return direct(self.program.request(target, f"fn_{target.__name__}", kinds))
         return self.fail(
             node,
             f"calls {ast.unparse(node.func)}, which cannot be compiled",
@@ -363,7 +400,9 @@ class _FunctionRewriter(ast.NodeTransformer):
         if len(arguments) != wanted:
             self.fail(node, f"gives rng.{func.attr} {len(node.args)} arguments", f"It takes {wanted}.")
         name = ast.Name(f"rng_{func.attr}", ast.Load())
-        return ast.copy_location(ast.Call(func=name, args=[func.value, *arguments], keywords=[]), node)
+        call = ast.copy_location(ast.Call(func=name, args=[func.value, *arguments], keywords=[]), node)
+        chosen_from = self.array_kind(node.args[0]) if func.attr == "choice" else None
+        return call if chosen_from is None else self.element(call, chosen_from[0], node)
 
     def state_field(self, node: ast.Attribute) -> ast.expr:
         kind = self.spec.fields.get(node.attr)
@@ -428,13 +467,17 @@ class _FunctionRewriter(ast.NodeTransformer):
             return None
         return value if isinstance(value, np.ndarray) else None
 
-    def array_kind(self, node: ast.expr) -> tuple[np.dtype, int] | None:
+    def array_kind(self, node: ast.expr) -> ArrayKind | None:
         """The dtype and dimensions of a State array, a local name for one, or a table; None for anything else."""
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == self.state_name:
             kind = self.spec.fields.get(node.attr)
             return (kind.dtype, len(kind.shape)) if kind is not None and kind.shape else None
         if isinstance(node, ast.Name) and node.id in self.aliases:
             return self.aliases[node.id]
+        if isinstance(node, ast.Subscript) and (whole := self.array_kind(node.value)) is not None:
+            indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            left = whole[1] - sum(not isinstance(index, ast.Slice) for index in indices)
+            return (whole[0], left) if left > 0 else None
         array = self.array_value(node)
         return None if array is None else (array.dtype, array.ndim)
 

@@ -89,10 +89,14 @@ def rng_random(rng: Any) -> np.float32:
 
 
 def rng_uniform(rng: Any, low: float = 0.0, high: float = 1.0) -> np.float32:
-    return np.float32(low) + (np.float32(high) - np.float32(low)) * rng_random(rng)
+    first, last = np.float32(low), np.float32(high)
+    drawn = first + (last - first) * rng_random(rng)
+    return first if drawn == last else drawn  # the sum can round up to high
 
 
 def rng_integers(rng: Any, low: int, high: int) -> int:
+    if high <= low:
+        raise ValueError(f"rng.integers({low}, {high}) has nothing to choose from: high must be above low")
     return int(low) + (((rng_next(rng) >> 32) * (int(high) - int(low))) >> 32)
 
 
@@ -114,4 +118,4 @@ def rng_shuffle(rng: Any, items: Any) -> None:
 
 def action_bits(seed: int, step: int) -> int:
     """32 random bits for the action of the env whose action stream starts at `seed`, at its step `step`."""
-    return mix(seed + (step + 1) * GAMMA) >> 32
+    return mix(int(seed) + (int(step) + 1) * GAMMA) >> 32

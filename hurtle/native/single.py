@@ -80,10 +80,10 @@ class NativeEnv(gymnasium.Env):
         """One step; the episode's statistics come in `info["episode"]` when it ends."""
         if not self._running:
             raise ResetNeeded("The episode is over (or has not begun): call reset() before step().")
-        try:
-            self._batch.actions[0] = action
-        except (TypeError, ValueError):
-            raise ActionError(f"Action {action!r} does not fit {self.action_space}.") from None
+        given, buffer = np.asarray(action), self._batch.actions
+        if given.shape != buffer.shape[1:] or not np.can_cast(given.dtype, buffer.dtype, "same_kind"):
+            raise ActionError(f"Action {action!r} does not fit {self.action_space}.")
+        buffer[0] = given
         self._batch.step(self._batch.actions, same_step=False)
         arrays = self._batch.arrays
         self._running = not arrays.ended[0]
@@ -108,12 +108,15 @@ class NativeEnv(gymnasium.Env):
     def _info(self) -> dict[str, Any]:
         arrays = self._batch.arrays
         info = {name: array[0].copy() for name, array in infos_of(self.native_spec, arrays).items()}
-        if arrays.ended[0]:
-            info["episode"] = {"r": arrays.episode_return[0], "l": arrays.episode_length[0]}
-            if self.num_agents == 1:
-                info["episode"] = {"r": float(arrays.episode_return[0, 0]), "l": int(arrays.episode_length[0, 0])}
-            for m, name in enumerate(self.native_spec.env.metrics):
-                info["episode"][name] = float(arrays.episode_metrics[0, m])
+        if arrays.episode_ended[0].any():
+            returns, lengths = arrays.episode_return[0].copy(), arrays.episode_length[0].copy()
+            if self.num_agents > 1:
+                info["episode"], info["_episode"] = {"r": returns, "l": lengths}, arrays.episode_ended[0].copy()
+            else:
+                info["episode"] = {"r": float(returns[0]), "l": int(lengths[0])}
+            if arrays.ended[0]:
+                metrics = arrays.episode_metrics[0].tolist()
+                info["episode"] |= dict(zip(self.native_spec.env.metrics, metrics, strict=False))
         return info
 
     def close(self) -> None:

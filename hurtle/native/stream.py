@@ -33,7 +33,8 @@ def rng_random(rng):
 
 @jit
 def rng_uniform(rng, low, high):
-    return f4(low) + (f4(high) - f4(low)) * rng_random(rng)
+    drawn = f4(low) + (f4(high) - f4(low)) * rng_random(rng)
+    return f4(low) if drawn == f4(high) else drawn
 
 
 @jit

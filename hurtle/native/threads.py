@@ -10,6 +10,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+from hurtle.errors import HurtleError
+
 Job = Callable[[int, int], Any]
 
 
@@ -36,6 +38,8 @@ class ShardThreads:
 
     def run(self, job: Job) -> list[Any]:
         """Call `job(lo, hi)` for every shard, wait for all, and return the results; the first error is raised."""
+        if not self._finalizer.alive:
+            raise HurtleError("The envs were closed; make new ones.")
         for inbox in self._inboxes:
             inbox.put(job)
         outcomes: list[Any] = [None] * len(self.shards)

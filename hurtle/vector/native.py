@@ -113,7 +113,11 @@ class NativeVecEnv(VectorEnv):
         return (self._copied(obs), self._copied(dict(self._step_infos))) if self._copy else (obs, dict(self._step_infos))
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step every env with its row of `actions`; with SAME_STEP autoreset, ended envs are already in their next episode."""
+        """Step every env with its row of `actions`; with SAME_STEP autoreset, ended envs are already in their next episode.
+
+        Raises:
+            ActionError: Wrong shape, dtype or value; no env was stepped.
+        """
         if self._first_seed is not None:
             raise ResetNeeded("Call reset() before the first step().")
         if type(actions) is not np.ndarray or actions.dtype != self._actions.dtype or not actions.flags.c_contiguous:
@@ -183,10 +187,10 @@ class NativeVecEnv(VectorEnv):
         self._batch.seed(np.array([s or 0 for s in seed]), chosen & given)
 
     def _convert(self, actions: Any) -> np.ndarray:
-        try:
-            np.copyto(self._actions, actions, casting="same_kind")
-        except (TypeError, ValueError):
-            self._refuse(np.asarray(actions))
+        given = np.asarray(actions)
+        if given.shape != self._actions.shape or not np.can_cast(given.dtype, self._actions.dtype, "same_kind"):
+            self._refuse(given)
+        self._actions[...] = given
         return self._actions
 
     def _refuse(self, actions: np.ndarray) -> None:

@@ -105,8 +105,8 @@ def record(name, num_envs, num_steps, seed=3):
 
 @pytest.fixture(scope="module")
 def recordings():
-    found = {name: record(name, 3, STEPS.get(name, 16)) for name in names()}
-    found |= {name: record(name, 11, 12) for name in SAMPLES}  # more than one block of 8 threads, and the last not full
+    found = {name: record(name, 3, STEPS.get(name, 15)) for name in names()}
+    found |= {name: record(name, 9, 10) for name in SAMPLES}  # more than one block of 8 threads, and the last not full
     return found
 
 

@@ -174,6 +174,7 @@ def test_record_episode_statistics_under_its_usual_key_says_that_they_are_there_
         vec.step(np.ones(6, int))
 
 
+@pytest.mark.filterwarnings("ignore:.*observation space")
 def test_other_wrappers():
     vec = hurtle.make_vec(Walk, 6, autoreset_mode="NextStep")
     wrapped = NormalizeReward(TransformObservation(vec, lambda obs: obs * 2.0, vec.single_observation_space))
