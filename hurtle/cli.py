@@ -43,6 +43,8 @@ def envs(
 
 
 def _list_envs(console: Any) -> None:
+    from rich.markup import escape
+
     from hurtle.envs.registry import names, native_class
     from hurtle.native import EnvSpec
 
@@ -50,8 +52,8 @@ def _list_envs(console: Any) -> None:
         spec = EnvSpec.of(native_class(name))
         obs = f"{spec.observation_space.dtype}{list(spec.observation_space.shape)}"
         agents = f"{spec.num_agents} agents" if spec.num_agents > 1 else ""
-        line = f"[bold]{name:<25}[/bold]{obs:<20} {_describe(spec.action_space):<13} {agents}"
-        console.print(line.replace("[1", "\\[1"), highlight=False)
+        line = f"{obs:<20} {_describe(spec.action_space):<13} {agents}"
+        console.print(f"[bold]{name:<25}[/bold]{escape(line)}", highlight=False)
         console.print(f"  [dim]{spec.description}[/dim]", highlight=False)
     console.print("\nMore of one: [bold]hurtle envs NAME[/bold]. Your own: [bold]hurtle envs my_env.py:MyEnv --check[/bold].")
 

@@ -41,4 +41,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     if near:
         return f"Did you mean {' or '.join(near)}?"
-    return f"Known: {', '.join(known)}." if known else "There are none."
+    if not known:
+        return "There are none."
+    return f"Known: {', '.join(known[:20])}{' …' if len(known) > 20 else '.'}"

@@ -127,11 +127,7 @@ def make(env: EnvLike, *, render_mode: str | None = None, debug: bool = False, *
 
 def _looks_like_id(name: str) -> bool:
     head, _, version = name.rpartition("-v")
-    return (
-        bool(head)
-        and version.isdigit()
-        and name.rpartition("-v")[0] in {known.rpartition("-v")[0] for known in gymnasium.registry}
-    )
+    return version.isdigit() and (":" in head or head in {known.rpartition("-v")[0] for known in gymnasium.registry})
 
 
 def _load(reference: str) -> Any:

@@ -13,16 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from hurtle.errors import ActionError, EnvDefinitionError, UnknownNameError, did_you_mean
+from hurtle.errors import ActionError, EnvDefinitionError, HurtleError, UnknownNameError, did_you_mean
 from hurtle.native import python_target
-from hurtle.native.build import build
+from hurtle.native.build import COMPILING, build
+from hurtle.native.dtypes import fitting
 from hurtle.native.env import EnvSpec
 from hurtle.native.layout import address_struct, allocate
-from hurtle.native.rng import ACTION_STREAM, stream_states
+from hurtle.native.rng import ACTION_STREAM, seed_range, stream_states
 from hurtle.native.threads import ShardThreads, free_cores
 
-THREADS_PAY_ABOVE = 100e-6
-"""Seconds of single-threaded work per step above which waking a helper thread (about 20 µs) pays."""
+TRIALS = 16
+"""Steps that are timed to choose between one thread and all."""
 PLAY_SLICE = 0.1
 """Seconds one call without the GIL may take, so that Ctrl-C is heard."""
 
@@ -43,13 +44,14 @@ class CpuBatch:
         self.arrays = allocate(spec, num_envs, np.zeros)
         self.arrays.present[:] = True
         self.actions = np.zeros((num_envs, *spec.agents_shape, *spec.action_shape), spec.action_dtype)
-        self._one = (0, num_envs)
+        self._played = 0
         self.pool = python_target.checked(self.arrays) if debug else address_struct(self.arrays)
-        self._program = build(spec, "python" if debug else "cpu")
-        self.functions = self._program.functions
+        with COMPILING:
+            self._program = build(spec, "python" if debug else "cpu")
+            self.functions = self._program.functions
+            if not debug:
+                self._compile()
         self._choose_threads(1 if debug else num_threads)
-        if not debug:
-            self._compile()
 
     def seed(self, seeds: np.ndarray, chosen: np.ndarray) -> None:
         """Start each chosen env afresh from its seed: its random stream, and its runtime parameters at their defaults."""
@@ -75,7 +77,7 @@ class CpuBatch:
             raise ActionError(f"Env {illegal} got the action {actions[illegal]!s}, which is not in {self.spec.action_space}.")
         if self._threads is None:
             return self.functions.step_envs(self.pool, actions, same_step, 0, self.num_envs)
-        if self._trials:
+        if self._trials_left:
             return self._trial_step(actions, same_step)
         return sum(self._threads.run(partial(self.functions.step_envs, self.pool, actions, same_step)))
 
@@ -92,21 +94,28 @@ class CpuBatch:
         """One of the batch's arrays on the host: itself."""
         return array
 
-    def play(self, num_steps: int, seed: int = 0, first_step: int = 0) -> int:
-        """Take uniformly random actions, all inside compiled code; returns how many episodes ended."""
-        seeds = stream_states(np.arange(seed, seed + self.num_envs), ACTION_STREAM)
+    def play(self, num_steps: int, seed: int = 0) -> int:
+        """Take uniformly random actions, all inside compiled code; returns how many episodes ended.
+
+        The actions of further calls with the same seed follow on.
+        """
+        seeds = stream_states(seed_range(seed, self.num_envs), ACTION_STREAM)
         ended, done, size = 0, 0, 1
         while done < num_steps:
             size = min(size, num_steps - done)
             began = time.perf_counter()
-            args = (self.pool, self.actions, seeds, first_step + done, size)
+            args = (self.pool, self.actions, seeds, self._played + done, size)
             if self._threads is None:
                 ended += self.functions.play_envs(*args, 0, self.num_envs)
             else:
                 ended += sum(self._threads.run(partial(self.functions.play_envs, *args)))
             done += size
             size = max(1, int(size * min(8.0, PLAY_SLICE / (time.perf_counter() - began + 1e-9))))
+        self._played += num_steps
         return ended
+
+    def __reduce__(self) -> Any:
+        raise HurtleError("Native envs cannot be copied or pickled: compiled code holds their addresses. Make new ones.")
 
     def close(self) -> None:
         """End the helper threads."""
@@ -118,23 +127,28 @@ class CpuBatch:
         """Threads that step the envs."""
         return 1 if self._threads is None else len(self._threads.shards)
 
-    # Threads: with num_threads=None the first steps are timed on one thread, and the helpers kept only if they pay.
+    # Threads: with num_threads=None the first steps are timed, half on one thread and half on all, and the faster way is kept.
 
     def _choose_threads(self, num_threads: int | None) -> None:
         wanted = free_cores() if num_threads is None else num_threads
         many = wanted > 1 and self.num_envs > 1
         self._threads = ShardThreads(self.num_envs, wanted) if many else None
-        self._trials = [] if not many or num_threads is not None else [float("inf")]
+        self._trials: list[float] = []
+        self._trials_left = TRIALS if many and num_threads is None else 0
 
     def _trial_step(self, actions: np.ndarray, same_step: bool) -> int:
+        assert self._threads is not None
+        job = partial(self.functions.step_envs, self.pool, actions, same_step)
         began = time.perf_counter()
-        ended = self.functions.step_envs(self.pool, actions, same_step, 0, self.num_envs)
+        alone = self._trials_left > TRIALS // 2
+        ended = job(0, self.num_envs) if alone else sum(self._threads.run(job))
         self._trials.append(time.perf_counter() - began)
-        if len(self._trials) > 8:
-            if min(self._trials) < THREADS_PAY_ABOVE and self._threads is not None:
+        self._trials_left -= 1
+        if self._trials_left == 0:
+            half = TRIALS // 2
+            if min(self._trials[:half]) < min(self._trials[half:]):
                 self._threads.close()
                 self._threads = None
-            self._trials = []
         return ended
 
     def _compile(self) -> None:
@@ -176,10 +190,10 @@ def apply_options(spec: EnvSpec, records: np.ndarray, options: Mapping[str, Any]
                 "An option is a State field with a default."
             )
         field = records[name]
+        given = fitting(value, field.dtype, f"Option {name!r} of {spec.name}")
         try:
-            field[chosen] = np.broadcast_to(np.asarray(value), field.shape)[chosen]
+            field[chosen] = np.broadcast_to(given, field.shape)[chosen]
         except ValueError:
             raise EnvDefinitionError(
-                f"Option {name!r} of {spec.name} takes one value or an array of shape {field.shape}, "
-                f"got shape {np.shape(value)}."
+                f"Option {name!r} of {spec.name} takes one value or an array of shape {field.shape}, got shape {given.shape}."
             ) from None

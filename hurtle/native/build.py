@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -28,7 +29,7 @@ from hurtle.native.cuda_support import simulated
 from hurtle.native.env import EnvSpec
 from hurtle.native.language import code_message
 from hurtle.native.layout import unpack_source
-from hurtle.native.rewrite import Rewritten, rewrite
+from hurtle.native.rewrite import METHODS, Rewritten, rewrite
 
 HERE = Path(__file__).parent
 TARGETS = ("cpu", "cuda", "python")
@@ -38,6 +39,7 @@ PRELUDE = {
 import math
 
 import numpy as np
+from numpy import inf, nan
 from numba import carray, njit
 
 from hurtle.native.intrinsics import pointer_at
@@ -52,6 +54,7 @@ entry = njit(nogil=True, error_model="numpy", cache=True)
 import math
 
 import numpy as np
+from numpy import inf, nan
 from numba import cuda
 
 f4 = np.float32
@@ -62,6 +65,8 @@ entry = cuda.jit(cache=True)
 }
 STAGE_BYTES = 48 * 1024
 """Shared memory that any CUDA device grants a block; more rows at a time beat more blocks at a time (measured on an H200)."""
+COMPILING = threading.RLock()
+"""Held while a module is generated, imported and compiled: Numba and the import system take one thread at a time."""
 LOOPS = {"cpu": "cpu_loops.py", "cuda": "cuda_loops.py", "python": "cpu_loops.py"}
 
 
@@ -106,7 +111,7 @@ def build(spec: EnvSpec, target: str) -> Program:
     path = cache_folder() / f"{name}.py"
     is_new = not path.exists()
     if is_new:
-        from hurtle.native.check import probe
+        from hurtle.native.checks import probe
 
         probe(spec)
         _write_atomically(path, text)
@@ -149,17 +154,17 @@ def block_threads() -> int:
 
 
 def staged_rows(spec: EnvSpec) -> int:
-    """Envs of a CUDA block whose observations are in shared memory at the same time: a power of two."""
+    """Envs of a CUDA block whose observations are in shared memory at the same time: a power of two, or 0 if not even 4 fit."""
     row_bytes = spec.obs_size * np.dtype(spec.observation_space.dtype).itemsize
     rows = block_threads()
-    while rows > 4 and rows * row_bytes > STAGE_BYTES:
+    while rows * row_bytes > STAGE_BYTES:
         rows //= 2
-    return rows
+    return rows if rows >= 4 else 0  # four rows of any length are whole words
 
 
 def paste(file: str) -> str:
     """The text of an engine source without its docstring and its imports from this package."""
-    text = (HERE / file).read_text()
+    text = (HERE / file).read_text(encoding="utf-8")
     dropped: set[int] = set()
     for node in ast.parse(text).body:
         is_docstring = isinstance(node, ast.Expr)
@@ -175,6 +180,9 @@ def _python_namespace(spec: EnvSpec) -> Any:
     namespace["self"] = spec.env  # for the debugger: rewritten code no longer needs it
     rewritten: Rewritten = rewrite(spec, for_python=True)
     namespace.update({name: python_target.CheckedArray(table) for name, table in rewritten.tables.items()})
+    for method in METHODS:  # what `print` and `assert` messages may name
+        for name, value in getattr(spec.method(method), "__globals__", {}).items():
+            namespace.setdefault(name, value)
     for function, file in rewritten.functions:
         exec(compile(ast.Module([function], []), file, "exec"), namespace)
     python_target.guard_methods(namespace, spec)
@@ -194,13 +202,13 @@ def _python_namespace(spec: EnvSpec) -> Any:
 @cache
 def cache_folder() -> Path:
     """Where generated modules live: $HURTLE_CACHE_DIR, else the user's cache folder, else a temporary one."""
-    chosen = os.environ.get("HURTLE_CACHE_DIR")
-    base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hurtle"
     try:
+        chosen = os.environ.get("HURTLE_CACHE_DIR")
+        base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hurtle"
         base.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=base):
             return base
-    except OSError:
+    except (OSError, RuntimeError):  # not writable, or a user without a home
         return Path(tempfile.mkdtemp(prefix="hurtle-"))
 
 
@@ -210,7 +218,7 @@ def _digest(text: str) -> str:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
         file.write(text)
     Path(file.name).replace(path)
 

@@ -117,7 +117,16 @@ def advance_many(i, env, action, same_step, arrays):
                 arrays.episode_length[i, a] = env._steps - env._start[a]
                 begin_agent(env, a)
                 episodes_ended += 1
-    if over or out_of_time:
-        arrays.ended[i] = True
-        end_episode(i, env, same_step, arrays)
+        else:
+            reward[a] = f4(0.0)
+            terminated[a] = False
+    if not (over or out_of_time):
+        return episodes_ended
+    if episodes_ended == 0:  # it ended with nobody left in it: say so in every row, as no agent's episode does
+        episodes_ended = 1
+        for a in range(AGENTS):
+            terminated[a] = over
+            arrays.truncated[i, a] = out_of_time
+    arrays.ended[i] = True
+    end_episode(i, env, same_step, arrays)
     return episodes_ended

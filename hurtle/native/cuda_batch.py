@@ -13,13 +13,13 @@ import numpy as np
 
 from hurtle.errors import ActionError, DeviceError
 from hurtle.native.batch import apply_options, seed_records
-from hurtle.native.build import block_threads, build, staged_rows
+from hurtle.native.build import COMPILING, block_threads, build, staged_rows
 from hurtle.native.cuda_support import import_cuda, simulated
 from hurtle.native.env import EnvSpec
 from hurtle.native.layout import Shape, allocate
 from hurtle.native.pasted import CudaArrays
 from hurtle.native.python_target import StateView
-from hurtle.native.rng import ACTION_STREAM, stream_states
+from hurtle.native.rng import ACTION_STREAM, seed_range, stream_states
 
 STEPS_PER_GRAPH = 32
 STEPS_BETWEEN_CHECKS = 256
@@ -42,7 +42,8 @@ class CudaBatch:
         self.num_threads = num_envs
         self._memory: _TorchMemory | _SimulatedMemory
         self._memory = _SimulatedMemory() if simulated() else _TorchMemory(self._cuda, device)
-        program = build(spec, "cuda")
+        with COMPILING:
+            program = build(spec, "cuda")
         self._functions = program.functions
         self._launch_shape = (-(-num_envs // block_threads()), block_threads())
         row_bytes = spec.obs_size * np.dtype(spec.observation_space.dtype).itemsize
@@ -117,15 +118,14 @@ class CudaBatch:
             self._illegal[...] = 0
             raise ActionError(f"{count} actions of the last steps are not in {self.spec.action_space}; their envs stood still.")
 
-    def play(self, num_steps: int, seed: int = 0, first_step: int = 0) -> None:
+    def play(self, num_steps: int, seed: int = 0) -> None:
         """Take uniformly random actions: replays of a captured graph, without a word to the host."""
         if self._player is None:
             self._player = self._memory.repeater(self._play_steps)
             self._seeds = self._memory.from_host(np.zeros(self.num_envs, np.uint64))
         if seed != self._play_seed:
-            self._memory.load(self._seeds, stream_states(np.arange(seed, seed + self.num_envs), ACTION_STREAM))
+            self._memory.load(self._seeds, stream_states(seed_range(seed, self.num_envs), ACTION_STREAM))
             self._play_seed = seed
-        self._clock[...] = first_step
         self._player(num_steps)
         self._memory.wait()
 
@@ -145,9 +145,14 @@ class CudaBatch:
         """Compile before the first step, so that errors come early and in the author's terms."""
         from numba.core.errors import NumbaError
 
+        everyone = np.ones(self.num_envs, np.bool_)
+        self.seed(seed_range(0, self.num_envs), everyone)
+        nobody = self._memory.view(self.actions[:0])
         try:
-            self.reset(np.zeros(self.num_envs, np.bool_))
-            self._memory.wait()
+            with COMPILING:
+                self.reset(everyone)
+                self._launch(self._functions.step_kernel, self._views, nobody, True, self._illegal_view)
+                self._memory.wait()
         except NumbaError as error:
             raise program.explain(error) from None
 
@@ -198,6 +203,7 @@ class _TorchMemory:
         return self.torch.from_numpy(array).to(self.device)
 
     def to_host(self, view: Any) -> np.ndarray:
+        self.wait()  # numba copies on a stream of its own
         return view.copy_to_host()
 
     def load(self, view: Any, array: np.ndarray) -> None:

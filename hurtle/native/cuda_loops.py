@@ -7,7 +7,7 @@ Its text is pasted into every generated CUDA module (see build.py).
 
 from numba import cuda
 
-from hurtle.native.core import publish, reset_env
+from hurtle.native.core import clear_outcome, publish, reset_env
 from hurtle.native.pasted import (
     OBS_BYTES,
     OBS_DTYPE,
@@ -21,23 +21,29 @@ from hurtle.native.pasted import (
     entry,
     jit,
     sample_action,
+    zero_obs,
 )
 
 
 @jit
 def publish_block(i, arrays):
-    """Publish all envs of the block, `ROWS` at a time through shared memory."""
+    """Publish all envs of the block, `ROWS` at a time through shared memory; directly if their rows are too long for it."""
+    if ROWS == 0:
+        if i < arrays.envs.shape[0]:
+            zero_obs(arrays.obs[i])
+            publish(i, arrays.envs[i], arrays.obs[i], arrays)
+        return
     staged = cuda.shared.array(0, OBS_DTYPE)
     words = cuda.shared.array(0, WORD)
     thread = cuda.threadIdx.x
     first_env = i - thread
-    row = thread % ROWS
-    for turn in range(THREADS // ROWS):
+    row = thread % max(ROWS, 1)
+    for turn in range(THREADS // max(ROWS, 1)):
         if OBS_IS_ZEROED:
             for k in range(thread, (ROWS * OBS_BYTES + 3) // 4, THREADS):
                 words[k] = 0
             cuda.syncthreads()
-        if thread // ROWS == turn and i < arrays.envs.shape[0]:
+        if thread // max(ROWS, 1) == turn and i < arrays.envs.shape[0]:
             publish(i, arrays.envs[i], staged[row * OBS_SIZE : (row + 1) * OBS_SIZE], arrays)
         cuda.syncthreads()
         first_row = first_env + turn * ROWS
@@ -65,6 +71,7 @@ def step_kernel(arrays, actions, same_step, illegal):
             advance_env(i, arrays.envs[i], actions[i], same_step, arrays)
         else:
             cuda.atomic.add(illegal, 0, 1)
+            clear_outcome(i, arrays)
     publish_block(i, arrays)
 
 

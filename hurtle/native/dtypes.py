@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from hurtle.errors import EnvDefinitionError
+
 
 class FieldType:
     """A scalar type, or a fixed-size array of it; dimensions may name parameters of the env."""
@@ -43,3 +45,25 @@ uint8 = FieldType(np.uint8)
 uint16 = FieldType(np.uint16)
 uint32 = FieldType(np.uint32)
 float32 = FieldType(np.float32)
+
+
+def fitting(value: Any, dtype: np.dtype, what: str) -> np.ndarray:
+    """A value as an array that fits a dtype without loss of meaning.
+
+    Raises:
+        EnvDefinitionError: A float for an integer, a number out of range, or no number at all.
+
+    Example:
+        >>> fitting([1, 2], np.dtype(np.int8), "speed").dtype
+        dtype('int8')
+    """
+    given = np.asarray(value)
+    fits = given.dtype.kind in "biuf" and (given.dtype.kind != "f" or dtype.kind == "f")
+    if fits and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        fits = bool(((given >= limits.min) & (given <= limits.max)).all())
+    if fits and dtype.kind == "b":
+        fits = bool(((given == 0) | (given == 1)).all())
+    if not fits:
+        raise EnvDefinitionError(f"{what} holds {dtype.name}, got {value!r}.")
+    return given.astype(dtype)

@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 
 from hurtle.errors import EnvDefinitionError, UnknownNameError, did_you_mean
-from hurtle.native.dtypes import FieldType
+from hurtle.native.dtypes import FieldType, fitting
 
 OBS_DTYPES = ("float32", "uint8", "int8", "int16", "int32")
 
@@ -69,7 +69,7 @@ def _convert(name: str, value: Any, default: Any) -> Any:
         return None
     try:
         fits = isinstance(value, bool | np.bool_) if kind is bool else not isinstance(value, bool) and kind(value) == value
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         fits = False
     if not fits:
         raise EnvDefinitionError(f"{name} takes {'an' if kind is int else 'a'} {kind.__name__}, got {value!r}.")
@@ -218,10 +218,8 @@ class EnvSpec:
                 raise EnvDefinitionError(
                     f"{self.name}.{name} takes ({', '.join(got)}); expected {wanted}{agents}. {_where(function)}"
                 )
-            if "rng" in arguments and "rng" not in got:
-                raise EnvDefinitionError(
-                    f"{self.name}.{name} must call its random generator `rng`: {wanted}. {_where(function)}"
-                )
+            for word in {"rng", "obs", "mask"} & (set(arguments) - set(got)):
+                raise EnvDefinitionError(f"{self.name}.{name} must call its argument `{word}`: {wanted}. {_where(function)}")
         if self.has_present and not several:
             raise EnvDefinitionError(f"{self.name}.present is for envs with several agents; num_agents is 1.")
         if self.has_mask and isinstance(self.action_space, spaces.Box):
@@ -289,7 +287,7 @@ def _state_fields(env: Env) -> tuple[dict[str, FieldType], dict[str, Any]]:
                 raise EnvDefinitionError(f"{name}.State.{field}: names with a leading underscore belong to the engine.")
             fields[field] = FieldType(kind.scalar, tuple(_dimension(env, field, d) for d in kind.shape))
             if hasattr(state, field):
-                defaults[field] = getattr(state, field)
+                defaults[field] = fitting(getattr(state, field), kind.dtype, f"{name}.State.{field}")
     return fields, defaults
 
 

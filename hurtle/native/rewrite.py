@@ -10,7 +10,6 @@ import ast
 import builtins
 import inspect
 import math
-import textwrap
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -90,7 +89,7 @@ class _Program:
         self.names: dict[tuple[Callable, Kinds], str] = {}
         self.waiting: list[tuple[Any, str, Kinds]] = []
         self.tables: dict[str, np.ndarray] = {}
-        self.table_names: dict[int, str] = {}
+        self.table_names: dict[tuple, str] = {}
 
     def request(self, function: Callable, name: str, kinds: Kinds = ()) -> str:
         """The name of a function rewritten for arguments of these kinds."""
@@ -105,11 +104,12 @@ class _Program:
         return self.names[key]
 
     def table(self, array: np.ndarray, name: str) -> str:
-        if id(array) not in self.table_names:
-            self.table_names[id(array)] = f"TABLE{len(self.tables)}_{name}"
-            kept = array.astype(np.float32) if array.dtype == np.float64 else array
-            self.tables[self.table_names[id(array)]] = np.ascontiguousarray(kept)
-        return self.table_names[id(array)]
+        kept = np.ascontiguousarray(array.astype(np.float32) if array.dtype == np.float64 else array)
+        key = (kept.dtype.str, kept.shape, kept.tobytes())
+        if key not in self.table_names:
+            self.table_names[key] = f"TABLE{len(self.tables)}_{name}"
+            self.tables[self.table_names[key]] = kept
+        return self.table_names[key]
 
 
 class _FunctionRewriter(ast.NodeTransformer):
@@ -126,20 +126,12 @@ class _FunctionRewriter(ast.NodeTransformer):
         self.outside: dict[str, Any] = {**vars(builtins), **function.__globals__, **captured.nonlocals}
 
     def run(self) -> ast.FunctionDef:
-        try:
-            source = inspect.getsource(self.function)
-        except (OSError, TypeError):
-            raise EnvCodeError(
-                f"The source of {self.function.__qualname__} is not available; put {self.spec.name} into a file."
-            ) from None
-        tree = ast.parse(textwrap.dedent(source)).body[0]
-        assert isinstance(tree, ast.FunctionDef)
-        ast.increment_lineno(tree, self.function.__code__.co_firstlineno - 1)
+        tree = self.parse()
         arguments = tree.args
         if arguments.vararg or arguments.kwarg or arguments.kwonlyargs or arguments.defaults:
             self.fail(tree, "has *args, keyword-only arguments or defaults", "Use plain positional arguments.")
         self.self_name = arguments.args.pop(0).arg if self.is_method else None
-        for argument, kind in zip_longest(arguments.args, self.kinds):
+        for argument, kind in zip_longest(arguments.args, self.kinds[: len(arguments.args)]):
             argument.annotation = None
             if kind is not None:
                 self.aliases[argument.arg] = kind
@@ -159,9 +151,30 @@ class _FunctionRewriter(ast.NodeTransformer):
         tree.name, tree.decorator_list, tree.returns = self.name, [], None
         return ast.fix_missing_locations(tree)
 
+    def parse(self) -> ast.FunctionDef:
+        """The author's function as a tree whose line numbers are those of the author's file."""
+        name = self.function.__name__
+        if hasattr(self.function, "__wrapped__"):
+            self.fail(self.function, f"({name}) has a decorator, which would be lost", "Call the function it wraps directly.")
+        try:
+            source = inspect.getsource(self.function)
+        except (OSError, TypeError):
+            raise EnvCodeError(
+                f"The source of {self.function.__qualname__} is not available; put {self.spec.name} into a file."
+            ) from None
+        indented = source[0].isspace()
+        module = ast.parse("if True:\n" + source if indented else source)
+        tree = module.body[0].body[0] if indented else module.body[0]  # type: ignore[attr-defined]
+        if not isinstance(tree, ast.FunctionDef) or tree.name != name:
+            return self.fail(
+                self.function, f"({name}) is no plain function of its file", "Define it with def, at its own line."
+            )
+        ast.increment_lineno(tree, self.function.__code__.co_firstlineno - 1 - indented)
+        return tree
+
     # Errors ----------------------------------------------------------------------------------------------------------
 
-    def fail(self, node: ast.AST, problem: str, fix: str) -> Any:
+    def fail(self, node: Any, problem: str, fix: str) -> Any:
         line = getattr(node, "lineno", self.function.__code__.co_firstlineno)
         raise EnvCodeError(code_message(self.file, line, self.function.__qualname__, problem, fix))
 
@@ -281,6 +294,8 @@ class _FunctionRewriter(ast.NodeTransformer):
         sliced = any(isinstance(part, ast.Slice) for part in ast.walk(node.slice))
         if sliced and isinstance(node.ctx, ast.Store):
             self.fail(node, "assigns to a slice", "Write a loop.")
+        if isinstance(node.ctx, ast.Store) and self.array_value(node.value) is not None:
+            self.fail(node, f"writes to the table {ast.unparse(node.value)}", "Tables are constants; what changes is State.")
         new = self.generic_visit(node)
         indices = len(node.slice.elts) if isinstance(node.slice, ast.Tuple) else 1
         is_element = kind is not None and kind[1] == indices and not sliced
@@ -375,16 +390,23 @@ class _FunctionRewriter(ast.NodeTransformer):
             return direct(name)
         target = getattr(target, "py_func", target)
         if isinstance(target, types.MethodType) and target.__self__ is self.spec.env:
+            self.check_count(target, node)
             return direct(self.program.request(target.__func__, f"self_{target.__name__}", kinds))
         if isinstance(target, types.FunctionType):
             if target.__module__.split(".")[0] == "numpy":
                 self.fail(node, f"calls {ast.unparse(node.func)}", "Use math functions on numbers, and loops over arrays.")
+            self.check_count(target, node)
             return direct(self.program.request(target, f"fn_{target.__name__}", kinds))
         return self.fail(
             node,
             f"calls {ast.unparse(node.func)}, which cannot be compiled",
             "Known are math.*, abs, min, max, int, float, bool, len, range, rng.*, your own functions and self.method(…).",
         )
+
+    def check_count(self, target: Any, node: ast.Call) -> None:
+        wanted = list(inspect.signature(target).parameters)
+        if len(node.args) != len(wanted):
+            self.fail(node, f"gives {target.__name__} {len(node.args)} arguments", f"It takes ({', '.join(wanted)}).")
 
     def rng_call(self, node: ast.Call, func: ast.Attribute) -> ast.expr:
         if func.attr not in rng_library.METHODS:
@@ -442,7 +464,8 @@ class _FunctionRewriter(ast.NodeTransformer):
         if isinstance(value, bool | np.bool_):
             return ast.copy_location(ast.Constant(bool(value)), node)
         if isinstance(value, int | np.integer):
-            return ast.copy_location(ast.Constant(int(value)), node)
+            literal: ast.expr = ast.Constant(abs(int(value)))
+            return ast.copy_location(ast.UnaryOp(ast.USub(), literal) if value < 0 else literal, node)
         if isinstance(value, float | np.floating):
             literal = ast.parse("math.nan", mode="eval").body if math.isnan(value) else ast.Constant(float(value))
             return self.cast("f4", literal, node)
@@ -474,6 +497,11 @@ class _FunctionRewriter(ast.NodeTransformer):
             return (kind.dtype, len(kind.shape)) if kind is not None and kind.shape else None
         if isinstance(node, ast.Name) and node.id in self.aliases:
             return self.aliases[node.id]
+        if isinstance(node, ast.IfExp):
+            either = self.array_kind(node.body)
+            if either != self.array_kind(node.orelse):
+                self.fail(node, "chooses between arrays of different kinds", "Use an if statement.")
+            return either
         if isinstance(node, ast.Subscript) and (whole := self.array_kind(node.value)) is not None:
             indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
             left = whole[1] - sum(not isinstance(index, ast.Slice) for index in indices)
@@ -486,16 +514,22 @@ class _FunctionRewriter(ast.NodeTransformer):
 
 
 def _writes_all(function: ast.FunctionDef, size: int) -> bool:
-    """Whether a function assigns `obs[0]`, `obs[1]`, … each element of a flat array, whatever happens."""
+    """Whether a function assigns `obs[0]`, `obs[1]`, … each element of a flat array, whatever happens, and reads none."""
+    obs = function.args.args[1].arg
+    parts = [node for node in ast.walk(function) if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == obs]
+    if any(isinstance(node.ctx, ast.Load) for node in parts):
+        return False
     written = set()
     for statement in function.body:
         if isinstance(statement, ast.Assign):
-            for target in statement.targets:
-                if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
-                    written.add(target.slice.value)
+            written |= {target.slice.value for target in statement.targets if target in parts and _is_constant(target)}  # type: ignore[attr-defined]
         elif not isinstance(statement, ast.AugAssign | ast.Pass):
             return False
     return written == set(range(size))
+
+
+def _is_constant(target: Any) -> bool:
+    return isinstance(target.slice, ast.Constant)
 
 
 def _is_docstring(node: ast.stmt) -> bool:

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hurtle.errors import HurtleError
+
 MASK = 0xFFFFFFFFFFFFFFFF
 GAMMA = 0x9E3779B97F4A7C15
 ENV_STREAM = 0
@@ -63,11 +65,23 @@ def stream_state(seed: int, stream: int = ENV_STREAM) -> int:
 
 def stream_states(seeds: np.ndarray, stream: int = ENV_STREAM) -> np.ndarray:
     """`stream_state` over an array of seeds, in one go. uint64[n] -> uint64[n]."""
-    seeds = seeds.astype(np.uint64)
+    seeds = np.asarray(seeds).astype(np.uint64)
     gamma = np.uint64(GAMMA)
     offset = np.uint64(((stream + 1) * GAMMA) & MASK)
     with np.errstate(over="ignore"):
         return _mix_array(_mix_array(seeds + gamma) + offset)
+
+
+def seed_range(seed: int, count: int) -> np.ndarray:
+    """The seeds of envs 0 … count - 1: seed, seed + 1, … (modulo 2^64).
+
+    Raises:
+        HurtleError: The seed is not an int of at least 0.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise HurtleError(f"A seed is an int of at least 0, got {seed!r}.")
+    with np.errstate(over="ignore"):
+        return np.uint64(int(seed) & MASK) + np.arange(count, dtype=np.uint64)
 
 
 def _mix_array(z: np.ndarray) -> np.ndarray:

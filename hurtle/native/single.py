@@ -13,6 +13,7 @@ from hurtle.native.batch import CpuBatch
 from hurtle.native.env import Env, EnvSpec
 from hurtle.native.python_target import StateView
 from hurtle.native.render import to_ansi
+from hurtle.native.rng import seed_range
 from hurtle.native.spaces import env_action_space, env_observation_space, infos_of
 
 RENDER_MODES = ["rgb_array", "ansi"]
@@ -69,7 +70,7 @@ class NativeEnv(gymnasium.Env):
         if seed is None and never_seeded:
             seed = int(self.np_random.integers(2**31))
         if seed is not None:
-            self._batch.seed(np.array([seed]), self._all)
+            self._batch.seed(seed_range(seed, 1), self._all)
         if options:
             self._batch.set_options(options, self._all)
         self._batch.reset(self._all)

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from hurtle.errors import HurtleError
@@ -16,8 +17,13 @@ Job = Callable[[int, int], Any]
 
 
 def free_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores this process may use: those it is bound to, less if a container grants it less time."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return min(cores, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):  # no such file, or no limit: "max"
+        return cores
 
 
 class ShardThreads:
@@ -30,27 +36,43 @@ class ShardThreads:
         count = max(1, min(num_threads, size))
         edges = [size * k // count for k in range(count + 1)]
         self.shards = list(pairwise(edges))
+        self._start()
+
+    def _start(self) -> None:
+        """Start the helper threads of this process; those of a parent process do not survive a fork."""
+        self._process = os.getpid()
         self._inboxes: list[queue.SimpleQueue] = [queue.SimpleQueue() for _ in self.shards[1:]]
-        self._results: queue.SimpleQueue = queue.SimpleQueue()
         for k, inbox in enumerate(self._inboxes, 1):
-            threading.Thread(target=_work, args=(k, self.shards[k], inbox, self._results), daemon=True).start()
+            threading.Thread(target=_work, args=(k, self.shards[k], inbox), daemon=True).start()
         self._finalizer = weakref.finalize(self, _stop, self._inboxes)
 
     def run(self, job: Job) -> list[Any]:
-        """Call `job(lo, hi)` for every shard, wait for all, and return the results; the first error is raised."""
+        """Call `job(lo, hi)` for every shard, wait for all, and return the results; the first error is raised.
+
+        No shard is still running when this returns, also after Ctrl-C.
+        """
         if not self._finalizer.alive:
             raise HurtleError("The envs were closed; make new ones.")
-        for inbox in self._inboxes:
-            inbox.put(job)
+        if self._process != os.getpid():
+            self._start()
         outcomes: list[Any] = [None] * len(self.shards)
+        results: queue.SimpleQueue = queue.SimpleQueue()
+        asked, heard = 0, 0
         error: BaseException | None = None
         try:
+            for inbox in self._inboxes:
+                inbox.put((job, results))
+                asked += 1
             outcomes[0] = job(*self.shards[0])
         except BaseException as caught:  # the others must still be waited for
             error = caught
-        for _ in self._inboxes:
-            k, outcome, failure = self._results.get()
-            outcomes[k] = outcome
+        while heard < asked:
+            try:
+                k, outcomes[k], failure = results.get()
+            except BaseException as caught:
+                error = error or caught
+                continue
+            heard += 1
             error = error or failure
         if error is not None:
             raise error
@@ -61,13 +83,14 @@ class ShardThreads:
         self._finalizer()
 
 
-def _work(k: int, shard: tuple[int, int], inbox: queue.SimpleQueue, results: queue.SimpleQueue) -> None:
-    while (job := inbox.get()) is not None:
+def _work(k: int, shard: tuple[int, int], inbox: queue.SimpleQueue) -> None:
+    while (order := inbox.get()) is not None:
+        job, results = order
         try:
             results.put((k, job(*shard), None))
         except BaseException as error:
             results.put((k, None, error))
-        del job
+        del order, job, results
 
 
 def _stop(inboxes: list[queue.SimpleQueue]) -> None:

@@ -18,6 +18,7 @@ from gymnasium.vector.utils import batch_space
 from hurtle.errors import ActionError, HurtleError
 from hurtle.native.batch import CpuBatch
 from hurtle.native.env import Env, EnvSpec
+from hurtle.native.rng import seed_range
 from hurtle.native.single import RENDER_MODES, check_render_mode, render_env
 from hurtle.native.spaces import env_action_space, env_observation_space, infos_of
 
@@ -103,12 +104,12 @@ class NativeVecEnv(VectorEnv):
         if self._first_seed is not None:  # the first reset: every env gets a seed, and none is left out
             chosen = self._all
             self._apply_seed(self._first_seed, chosen)
-            self._first_seed = None
         if seed is not None:
             self._apply_seed(seed, chosen)
         if options:
             self._batch.set_options(options, chosen)
         self._batch.reset(chosen)
+        self._first_seed = None
         obs = self._outcome[0]
         return (self._copied(obs), self._copied(dict(self._step_infos))) if self._copy else (obs, dict(self._step_infos))
 
@@ -120,7 +121,7 @@ class NativeVecEnv(VectorEnv):
         """
         if self._first_seed is not None:
             raise ResetNeeded("Call reset() before the first step().")
-        if type(actions) is not np.ndarray or actions.dtype != self._actions.dtype or not actions.flags.c_contiguous:
+        if type(actions) is not np.ndarray or actions.dtype != self._actions.dtype or not actions.flags.carray:
             actions = self._convert(actions)
         if actions.shape != self._actions.shape:
             self._refuse(actions)
@@ -178,13 +179,14 @@ class NativeVecEnv(VectorEnv):
         return mask
 
     def _apply_seed(self, seed: int | Sequence[int | None], chosen: np.ndarray) -> None:
-        if isinstance(seed, int | np.integer):
-            self._batch.seed(np.arange(seed, seed + self.num_envs), chosen)
+        if not isinstance(seed, Sequence | np.ndarray):
+            self._batch.seed(seed_range(seed, self.num_envs), chosen)
             return
         if len(seed) != self.num_envs:
             raise HurtleError(f"seed has {len(seed)} entries for {self.num_envs} envs.")
         given = np.array([s is not None for s in seed])
-        self._batch.seed(np.array([s or 0 for s in seed]), chosen & given)
+        seeds = np.concatenate([seed_range(0 if s is None else s, 1) for s in seed])
+        self._batch.seed(seeds, chosen & given)
 
     def _convert(self, actions: Any) -> np.ndarray:
         given = np.asarray(actions)

@@ -584,8 +584,8 @@ def test_played_actions_cover_the_space(env):
     vec = hurtle.make_vec(env, 40, debug=True)
     vec.reset(seed=0)
     drawn = []
-    for t in range(12):
-        vec._batch.play(1, seed=0, first_step=t)
+    for _ in range(12):
+        vec._batch.play(1, seed=0)
         drawn.append(vec._batch.actions.copy())
     drawn = np.stack(drawn)
     assert vec._batch.functions.action_is_legal(drawn[0, 0])
@@ -651,7 +651,7 @@ def test_threads_end_with_close_or_with_the_object():
 def test_small_envs_are_left_on_one_thread():
     vec = hurtle.make_vec(Walk, 8)
     vec.reset(seed=0)
-    for _ in range(12):
+    for _ in range(20):
         vec.step(np.ones(8, int))
     assert vec.num_workers == 1
     vec.close()

@@ -233,7 +233,7 @@ def test_random_generator_must_be_called_rng():
     def reset(self, state, random):
         state.x = 0.0
 
-    refused(variant(reset=reset), "Variant.reset must call its random generator `rng`: def reset(self, state, rng)")
+    refused(variant(reset=reset), "Variant.reset must call its argument `rng`: def reset(self, state, rng)")
 
 
 def test_step_of_several_agents_has_another_signature():

@@ -21,7 +21,8 @@ from hurtle.native.env import Env, EnvSpec
 from hurtle.native.language import code_message
 from hurtle.native.rng import ACTION_STREAM, stream_states
 
-COMPARED = ("obs", "reward", "terminated", "truncated", "ended", "mask", "present")
+COMPARED = ("obs", "reward", "terminated", "truncated", "ended", "episode_ended", "mask", "present")
+COMPARED_AT_THE_END = ("final_obs", "episode_return", "episode_length", "episode_metrics")
 PROBE_STEPS = 8
 
 
@@ -74,7 +75,8 @@ def check(env: Env | type[Env], num_steps: int = 500, num_envs: int = 4, seed: i
         others.append(("cuda", CudaBatch(spec, num_envs)))
     for actions, before in _play(spec, debug, num_steps, seed):
         _check_rewards(spec, debug.arrays.reward)
-        _check_observations(spec, debug.arrays)
+        _check_observations(spec, debug.arrays.obs)
+        _check_observations(spec, debug.arrays.final_obs[debug.arrays.ended])
         for target, batch in others:
             _compare(spec, target, batch, before, actions, debug)
     played = f"{num_steps} random steps in {num_envs} envs"
@@ -83,7 +85,7 @@ def check(env: Env | type[Env], num_steps: int = 500, num_envs: int = 4, seed: i
     report.passed += [f"the {target} target agrees with plain Python, step by step" for target, _ in others]
 
     _check_determinism(spec, num_steps, num_envs, seed)
-    report.passed.append("the same seed gives the same trajectory")
+    report.passed.append("the same seed gives the same trajectory, on one thread and on two")
     report.warnings += sorted(_wide_arithmetic(build(spec, "cpu"), compiled))
     return report
 
@@ -148,9 +150,9 @@ def _check_rewards(spec: EnvSpec, rewards: np.ndarray) -> None:
         raise EnvCodeError(f"{spec.name}.step gave the reward {rewards[env, agent]} ({whose}).")
 
 
-def _check_observations(spec: EnvSpec, arrays: Any) -> None:
+def _check_observations(spec: EnvSpec, rows: np.ndarray) -> None:
     space = spec.observation_space
-    obs = arrays.obs.reshape(-1, *spec.obs_shape)
+    obs = rows.reshape(-1, *spec.obs_shape)
     if obs.dtype.kind == "f" and not np.isfinite(obs).all():
         place = tuple(int(k) for k in np.argwhere(~np.isfinite(obs))[0])
         raise EnvCodeError(f"{spec.name}.observe wrote {obs[place]} to obs{list(place[1:])} (env {place[0]}).")
@@ -168,8 +170,12 @@ def _compare(spec: EnvSpec, target: str, batch: Any, before: np.ndarray, actions
     """One step of another target from the same records; its results must be those of the uncompiled step."""
     batch.load_records(before)
     batch.step_with(actions)
-    for name in COMPARED:
+    ended = debug.arrays.episode_ended.any(1)  # other rows of what is kept of an episode are stale
+    for name in COMPARED + COMPARED_AT_THE_END:
         expected, got = getattr(debug.arrays, name), batch.to_numpy(getattr(batch.arrays, name))
+        if name in COMPARED_AT_THE_END:
+            rows = debug.arrays.ended if name in ("final_obs", "episode_metrics") else ended
+            expected, got = expected[rows], got[rows]
         exact = expected.dtype.kind != "f"
         same = expected == got if exact else np.isclose(expected, got, rtol=1e-4, atol=1e-4, equal_nan=True)
         if not same.all():
@@ -182,16 +188,21 @@ def _compare(spec: EnvSpec, target: str, batch: Any, before: np.ndarray, actions
 
 
 def _check_determinism(spec: EnvSpec, num_steps: int, num_envs: int, seed: int) -> None:
+    """Two threads, and one env more, must not change what any env does."""
     results = []
-    for _ in range(2):
-        batch = CpuBatch(spec, num_envs, num_threads=1)
-        everyone = np.ones(num_envs, np.bool_)
-        batch.seed(np.arange(seed, seed + num_envs), everyone)
+    for threads, count in ((1, num_envs), (2, num_envs + 1)):
+        batch = CpuBatch(spec, count, num_threads=threads)
+        everyone = np.ones(count, np.bool_)
+        batch.seed(np.arange(seed, seed + count), everyone)
         batch.reset(everyone)
         batch.play(num_steps, seed)
-        results.append(batch.arrays.envs.tobytes() + batch.arrays.obs.tobytes())
+        batch.close()
+        results.append(batch.arrays.envs[:num_envs].tobytes() + batch.arrays.obs[:num_envs].tobytes())
     if results[0] != results[1]:
-        raise EnvCodeError(f"{spec.name}: the same seed gave two different trajectories; all randomness must come from `rng`.")
+        raise EnvCodeError(
+            f"{spec.name}: the same seed gave two different trajectories, on one thread and on two. "
+            "All randomness must come from `rng`, and all memory must be State."
+        )
 
 
 def _wide_arithmetic(program: Program, batch: CpuBatch) -> set[str]:
