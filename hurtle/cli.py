@@ -28,6 +28,8 @@ def envs(
 
     console = Console()
     if not name:
+        if check:
+            raise HurtleError("--check needs the name of an env: hurtle envs my_env.py:MyEnv --check")
         _list_envs(console)
         return
     from hurtle.envs.registry import resolve

@@ -5,6 +5,7 @@ The zoo is a table of names, so that listing it imports nothing but what is aske
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -89,8 +90,11 @@ def resolve(env: EnvLike, parameters: dict[str, Any]) -> Env | Callable[..., gym
             return resolve(_load(env), parameters)
         if "/" in env or env in gymnasium.registry or _looks_like_id(env):
             return partial(gymnasium.make, env, **parameters)
+        if env.endswith(".py"):
+            raise UnknownNameError(f"{env!r} is a file; name the class in it: {env}:MyEnv.")
+        near = difflib.get_close_matches(env, gymnasium.registry, n=1)
         raise UnknownNameError(
-            f"No environment {env!r}. {did_you_mean(env, [*_ZOO, *gymnasium.registry])} "
+            f"No environment {env!r}. {did_you_mean(env, [*_ZOO, *near])} "
             "A name is a native env (`hurtle envs` lists them), a Gymnasium id such as CartPole-v1, or my_env.py:MyEnv."
         )
     if callable(env):

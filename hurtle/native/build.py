@@ -104,6 +104,13 @@ def build(spec: EnvSpec, target: str) -> Program:
     Raises:
         EnvCodeError: The env's code cannot be compiled.
     """
+    try:
+        return _build(spec, target)
+    except EnvCodeError as error:  # without the frames of the rewriter, which say nothing to an author
+        raise error.with_traceback(None) from None
+
+
+def _build(spec: EnvSpec, target: str) -> Program:
     if target == "python":
         return Program(spec, target, _python_namespace(spec))
     text, lines = generate(spec, target)

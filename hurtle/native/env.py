@@ -18,6 +18,7 @@ from gymnasium import spaces
 from hurtle.errors import EnvDefinitionError, UnknownNameError, did_you_mean
 from hurtle.native.dtypes import FieldType, fitting
 
+TAKEN = ("seed", "num_envs", "num_workers", "device", "backend", "autoreset_mode", "copy", "debug", "render_mode")
 OBS_DTYPES = ("float32", "uint8", "int8", "int16", "int32")
 
 
@@ -51,10 +52,15 @@ class Env:
         for base in reversed(cls.__mro__):
             if base in (object, Env):
                 continue
-            for name in inspect.get_annotations(base):
-                default = getattr(cls, name, None)
-                if isinstance(default, bool | int | float):
-                    found[name] = default
+            for name, annotation in inspect.get_annotations(base).items():
+                if "ClassVar" in str(annotation) or isinstance(getattr(cls, name, None), property):
+                    continue
+                if not isinstance(getattr(cls, name, None), bool | int | float) or name in TAKEN:
+                    raise EnvDefinitionError(
+                        f"{cls.__name__}.{name} is annotated, which makes it a parameter: give it an int, a float or a bool "
+                        f"as default, and none of the names {', '.join(TAKEN)}, which `make` and `make_vec` take themselves."
+                    )
+                found[name] = getattr(cls, name)
         return found
 
     def __repr__(self) -> str:
@@ -100,6 +106,8 @@ class EnvSpec:
             if not issubclass(env, Env):
                 raise EnvDefinitionError(f"{env.__name__} is not a native env: derive it from hurtle.native.Env.")
             env = env()
+        if not isinstance(env, Env):
+            raise EnvDefinitionError(f"Expected a native env, a class derived from hurtle.native.Env, got {env!r}.")
         name = type(env).__name__
         num_agents, max_steps = env.num_agents, env.max_steps
         if not isinstance(num_agents, int) or num_agents < 1:
@@ -226,7 +234,11 @@ class EnvSpec:
             raise EnvDefinitionError(
                 f"{self.name}.mask needs a Discrete or MultiDiscrete action space, got {self.action_space}."
             )
+        if isinstance(self.env.metrics, str):
+            raise EnvDefinitionError(f"{self.name}.metrics must be a tuple of names: metrics = ({self.env.metrics!r},)")
         for metric in self.env.metrics:
+            if metric in ("r", "l", "t"):
+                raise EnvDefinitionError(f"{self.name}.metrics names {metric!r}, which is the episode's own; rename the field.")
             if metric not in self.fields or self.fields[metric].shape:
                 raise EnvDefinitionError(
                     f"{self.name}.metrics names {metric!r}, which is no scalar field of State. "

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+ENGINE_ARGUMENTS = {"state", "rng", "obs", "mask", "present", "reward", "terminated"}
+"""Arguments that are written to, never replaced: `obs = …` would change nothing outside the method."""
 RESERVED = {"f4", "i8", "np", "math"}
 STATEMENTS = (
     *(ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Assert),

@@ -131,7 +131,7 @@ def guard_methods(names: dict[str, Any], spec: EnvSpec) -> None:
     def checked_step(env: Any, *arguments: Any) -> Any:
         returned = step(env, *arguments)
         if spec.num_agents == 1:
-            fits, wanted = isinstance(returned, tuple) and len(returned) == 2, "two values: return reward, terminated"
+            fits, wanted = is_outcome(returned), "two values, a number and a bool: return reward, terminated"
         else:
             fits, wanted = (
                 isinstance(returned, bool | np.bool_),
@@ -149,3 +149,12 @@ def guard_methods(names: dict[str, Any], spec: EnvSpec) -> None:
     names["env_observe"] = shaped(names["env_observe"], spec.obs_shape)
     if spec.has_mask:
         names["env_mask"] = shaped(names["env_mask"], spec.mask_shape)
+
+
+def is_outcome(returned: Any) -> bool:
+    """Whether a value is what `step` of a single agent returns: a number, then whether the episode is over."""
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        return False
+    reward, terminated = returned
+    is_flag = isinstance(terminated, bool | np.bool_) or (isinstance(terminated, int) and terminated in (0, 1))
+    return isinstance(reward, bool | int | float | np.number) and is_flag

@@ -25,6 +25,7 @@ from hurtle.native.env import EnvSpec
 from hurtle.native.language import (
     BUILTINS,
     DEBUG_CALLS,
+    ENGINE_ARGUMENTS,
     EXPRESSIONS,
     NUMPY_TO_MATH,
     RESERVED,
@@ -140,7 +141,8 @@ class _FunctionRewriter(ast.NodeTransformer):
         }
         for word in sorted(self.locals & RESERVED):
             self.fail(tree, f"uses the reserved name {word!r}", "Choose another name.")
-        self.flat_names = {"obs", "mask"} & {a.arg for a in arguments.args}
+        self.arguments = {a.arg for a in arguments.args}
+        self.flat_names = {"obs", "mask"} & self.arguments
         self.state_name = "state" if "state" in self.locals else None
         if self.name in ("env_reset", "env_step", "env_observe", "env_mask", "env_present"):
             self.state_name = arguments.args[0].arg
@@ -264,6 +266,8 @@ class _FunctionRewriter(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.expr:
         if node.id == self.self_name:
             return self.fail(node, "passes self around", "Use self.name or self.method(…) only.")
+        if isinstance(node.ctx, ast.Store) and node.id in ENGINE_ARGUMENTS & self.arguments:
+            self.fail(node, f"assigns to its argument {node.id!r}", f"Write its parts: {node.id}[…] = …, or state.field = …")
         if isinstance(node.ctx, ast.Store) or node.id in self.locals:
             return node
         return self.embed(self.lookup(node), node)
@@ -396,7 +400,7 @@ class _FunctionRewriter(ast.NodeTransformer):
             if target.__module__.split(".")[0] == "numpy":
                 self.fail(node, f"calls {ast.unparse(node.func)}", "Use math functions on numbers, and loops over arrays.")
             self.check_count(target, node)
-            return direct(self.program.request(target, f"fn_{target.__name__}", kinds))
+            return direct(self.program.request(target, f"fn_{target.__name__.strip('<>')}", kinds))
         return self.fail(
             node,
             f"calls {ast.unparse(node.func)}, which cannot be compiled",
@@ -410,7 +414,8 @@ class _FunctionRewriter(ast.NodeTransformer):
 
     def rng_call(self, node: ast.Call, func: ast.Attribute) -> ast.expr:
         if func.attr not in rng_library.METHODS:
-            self.fail(node, f"calls rng.{func.attr}", did_you_mean(func.attr, rng_library.METHODS))
+            known = ", ".join(f"rng.{method}" for method in sorted(rng_library.METHODS))
+            self.fail(node, f"calls rng.{func.attr}", f"{did_you_mean(func.attr, rng_library.METHODS)} There are {known}.")
         if node.keywords:
             self.fail(node, "uses keyword arguments", "Pass arguments by position.")
         arguments = [self.visit(argument) for argument in node.args]

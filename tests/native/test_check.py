@@ -122,7 +122,7 @@ def test_the_first_build_points_at_the_authors_line(cls, text, message, monkeypa
 
 @pytest.mark.parametrize("cls", [ReturnsOneValue, ForgetsToReturn])
 def test_a_step_that_does_not_return_reward_and_terminated(cls):
-    with pytest.raises(EnvCodeError, match="must return two values: return reward, terminated"):
+    with pytest.raises(EnvCodeError, match="must return two values, a number and a bool: return reward, terminated"):
         hurtle.make_vec(cls, 2)
 
 
