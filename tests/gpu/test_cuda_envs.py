@@ -8,6 +8,7 @@ import pytest
 import hurtle
 from hurtle.envs.registry import names
 from hurtle.errors import ActionError, DeviceError
+from hurtle.native import Box, Discrete, Env, int8, uint8
 
 pytestmark = pytest.mark.gpu
 
@@ -138,3 +139,34 @@ def test_check_covers_the_gpu():
 
     report = hurtle.native.check(CartPole, num_steps=50)
     assert any("cuda" in line for line in report.passed)
+
+
+class Picture(Env):
+    """A dot in a picture too large for shared memory."""
+
+    observation_space = Box(0, 255, (84, 84, 4), uint8)
+    action_space = Discrete(4)
+    max_steps = 7
+
+    class State:
+        x: int8
+        y: int8
+
+    def reset(self, state, rng):
+        state.x = rng.integers(84)
+        state.y = rng.integers(84)
+
+    def step(self, state, action, rng):
+        state.x = (state.x + action) % 84
+        return 1.0, False
+
+    def observe(self, state, obs):
+        obs[state.y, state.x, 3] = 255
+
+
+def test_observations_too_long_for_shared_memory():
+    cpu, gpu = hurtle.make_vec(Picture, 300), hurtle.make_vec(Picture, 300, device="cuda")
+    agree(cpu.reset(seed=1)[0], gpu.reset(seed=1)[0].cpu().numpy(), "first observation")
+    for t in range(20):
+        actions = np.full(300, t % 4)
+        agree(cpu.step(actions)[0], gpu.step(actions)[0].cpu().numpy(), "observation")
