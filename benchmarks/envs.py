@@ -103,8 +103,8 @@ def play_job(name: str, threads: int, num_envs: int = 512) -> Job:
     vec.reset(seed=0)
 
     def job() -> int:
-        vec.play(200)
-        return 200 * num_envs
+        vec.play(1_000)
+        return 1_000 * num_envs
 
     return job
 
@@ -112,7 +112,7 @@ def play_job(name: str, threads: int, num_envs: int = 512) -> Job:
 def minatar_job(name: str) -> Job:
     import minatar
 
-    env = minatar.Environment(name, random_seed=0)
+    env = minatar.Environment(name)
     actions = np.random.default_rng(0).integers(0, 6, 200).tolist()
 
     def job() -> int:
@@ -132,7 +132,7 @@ def measure_engine() -> tuple[dict[str, Any], str]:
         jobs = {"1 thread": play_job(name, 1), "2 threads": play_job(name, 2)}
         if name in MINATAR:
             jobs["minatar"] = minatar_job(name)
-        found = rates(jobs, seconds=0.4)
+        found = rates(jobs)
         results[name] = found
         peer = [short(found["minatar"]), f"{found['1 thread'] / found['minatar']:.0f}x"] if name in MINATAR else ["", ""]
         one, two = found["1 thread"], found["2 threads"]

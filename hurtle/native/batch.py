@@ -24,7 +24,7 @@ from hurtle.native.threads import ShardThreads, free_cores
 
 TRIALS = 16
 """Steps that are timed to choose between one thread and all."""
-PLAY_SLICE = 0.1
+PLAY_SECONDS = 0.1
 """Seconds one call without the GIL may take, so that Ctrl-C is heard."""
 
 
@@ -45,6 +45,7 @@ class CpuBatch:
         self.arrays.present[:] = True
         self.actions = np.zeros((num_envs, *spec.agents_shape, *spec.action_shape), spec.action_dtype)
         self._played = 0
+        self._play_slice = 8
         self.pool = python_target.checked(self.arrays) if debug else address_struct(self.arrays)
         with COMPILING:
             self._program = build(spec, "python" if debug else "cpu")
@@ -100,9 +101,9 @@ class CpuBatch:
         The actions of further calls with the same seed follow on.
         """
         seeds = stream_states(seed_range(seed, self.num_envs), ACTION_STREAM)
-        ended, done, size = 0, 0, 1
+        ended, done = 0, 0
         while done < num_steps:
-            size = min(size, num_steps - done)
+            size = min(self._play_slice, num_steps - done)
             began = time.perf_counter()
             args = (self.pool, self.actions, seeds, self._played + done, size)
             if self._threads is None:
@@ -110,7 +111,8 @@ class CpuBatch:
             else:
                 ended += sum(self._threads.run(partial(self.functions.play_envs, *args)))
             done += size
-            size = max(1, int(size * min(8.0, PLAY_SLICE / (time.perf_counter() - began + 1e-9))))
+            pace = PLAY_SECONDS / (time.perf_counter() - began + 1e-9)
+            self._play_slice = max(1, int(size * min(8.0, pace)))
         self._played += num_steps
         return ended
 
