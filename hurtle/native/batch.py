@@ -18,7 +18,7 @@ from hurtle.native import python_target
 from hurtle.native.build import COMPILING, build
 from hurtle.native.dtypes import fitting
 from hurtle.native.env import EnvSpec
-from hurtle.native.layout import address_struct, allocate
+from hurtle.native.layout import address_struct, aligned_zeros, allocate
 from hurtle.native.rng import ACTION_STREAM, seed_range, stream_states
 from hurtle.native.threads import ShardThreads, free_cores
 
@@ -41,9 +41,9 @@ class CpuBatch:
     def __init__(self, spec: EnvSpec, num_envs: int, num_threads: int | None = None, debug: bool = False):
         self.spec = spec
         self.num_envs = num_envs
-        self.arrays = allocate(spec, num_envs, np.zeros)
+        self.arrays = allocate(spec, num_envs, aligned_zeros)
         self.arrays.present[:] = True
-        self.actions = np.zeros((num_envs, *spec.agents_shape, *spec.action_shape), spec.action_dtype)
+        self.actions = aligned_zeros((num_envs, *spec.agents_shape, *spec.action_shape), spec.action_dtype)
         self._played = 0
         self._play_slice = 8
         self.pool = python_target.checked(self.arrays) if debug else address_struct(self.arrays)

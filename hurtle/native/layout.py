@@ -41,6 +41,14 @@ def allocate(spec: EnvSpec, num_envs: int, zeros: Callable[[Shape, Any], Any]) -
     return Arrays(**{name: zeros(shape, dtype) for name, (shape, dtype) in array_table(spec, num_envs).items()})
 
 
+def aligned_zeros(shape: Shape, dtype: Any) -> np.ndarray:
+    """An array of zeros that begins on a pair of cache lines (see threads.SHARD_GRAIN)."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    memory = np.zeros(size + 128, np.uint8)
+    first = -memory.ctypes.data % 128
+    return memory[first : first + size].view(dtype).reshape(shape)
+
+
 def address_struct(arrays: Arrays) -> np.ndarray:
     """One record with the address of each array, and the number of envs."""
     struct = np.zeros(1, np.dtype([(name, np.uint64) for name in Arrays._fields] + [("num_envs", np.int64)]))

@@ -13,6 +13,9 @@ from typing import Any
 
 from hurtle.errors import HurtleError
 
+SHARD_GRAIN = 128
+"""Shards begin at multiples of this, so that no two threads write to one cache line, not even in arrays of one byte per env."""
+
 Job = Callable[[int, int], Any]
 
 
@@ -34,7 +37,8 @@ class ShardThreads:
 
     def __init__(self, size: int, num_threads: int):
         count = max(1, min(num_threads, size))
-        edges = [size * k // count for k in range(count + 1)]
+        grain = SHARD_GRAIN if size >= SHARD_GRAIN * count else 1
+        edges = [size * k // count // grain * grain for k in range(count)] + [size]
         self.shards = list(pairwise(edges))
         self._start()
 
