@@ -9,28 +9,18 @@ Example:
     -0.025
 """
 
-from hurtle.envs.mountain_car import MountainCar, draw, roll
-from hurtle.native import Box, Env, float32
+from hurtle.envs.mountain_car import MountainCar, roll
+from hurtle.native import Box
 
 
-class MountainCarContinuous(Env):
+class MountainCarContinuous(MountainCar):
     """Rock a car out of a valley with as little throttle as possible: +100 at the goal, minus the squared effort."""
 
-    observation_space = MountainCar.observation_space
     action_space = Box(-1.0, 1.0, (1,))
     max_steps = 999
 
     power: float = 0.0015
-    gravity: float = 0.0025
     goal: float = 0.45
-    goal_velocity: float = 0.0
-
-    class State:
-        position: float32
-        velocity: float32
-
-    def reset(self, state, rng):
-        state.position = rng.uniform(-0.6, -0.4)
 
     def step(self, state, action, rng):
         throttle = min(max(action[0], -1.0), 1.0)
@@ -38,10 +28,3 @@ class MountainCarContinuous(Env):
         arrived = state.position >= self.goal and state.velocity >= self.goal_velocity
         effort = 0.1 * action[0] * action[0]
         return (100.0 if arrived else 0.0) - effort, arrived
-
-    def observe(self, state, obs):
-        obs[0] = state.position
-        obs[1] = state.velocity
-
-    def render(self, state):
-        return draw(state.position, self.goal)

@@ -7,42 +7,16 @@ reads of integer fields become 64-bit, what cannot be compiled becomes an error 
 from __future__ import annotations
 
 import ast
-import builtins
-import inspect
-import math
-import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from hurtle.errors import EnvCodeError, did_you_mean
-from hurtle.native import rng as rng_library
-from hurtle.native.dtypes import FieldType
 from hurtle.native.env import EnvSpec
-from hurtle.native.language import (
-    BUILTINS,
-    DEBUG_CALLS,
-    ENGINE_ARGUMENTS,
-    EXPRESSIONS,
-    NUMPY_TO_MATH,
-    RESERVED,
-    RNG_DEFAULTS,
-    STATEMENTS,
-    TO_BOOL,
-    TO_INTEGER,
-    WORDS,
-    code_message,
-)
+from hurtle.native.rewrite_function import FunctionRewriter, Kinds
 
 METHODS = ("reset", "step", "observe", "mask", "present")
-
-ArrayKind = tuple[np.dtype, int]
-"""dtype and number of dimensions of an array that env code reads."""
-Kinds = tuple[ArrayKind | None, ...]
-"""What is known of a function's arguments: a helper is rewritten anew for each combination of arrays it is given."""
 
 
 @dataclass(frozen=True)
@@ -68,19 +42,19 @@ def rewrite(spec: EnvSpec, for_python: bool = False) -> Rewritten:
     Raises:
         EnvCodeError: Something cannot be compiled; names file, line and what to write instead.
     """
-    program = _Program(spec, for_python)
+    program = Rewriting(spec, for_python)
     for name in METHODS:
         if (function := spec.method(name)) is not None:
             program.request(function, f"env_{name}")
     functions = []
     while program.waiting:
         function, name, kinds = program.waiting.pop(0)
-        functions.append((_FunctionRewriter(program, function, name, kinds).run(), function.__code__.co_filename))
+        functions.append((FunctionRewriter(program, function, name, kinds).run(), function.__code__.co_filename))
     observe = next(function for function, _ in functions if function.name == "env_observe")
     return Rewritten(functions, program.tables, _writes_all(observe, spec.obs_size))
 
 
-class _Program:
+class Rewriting:
     """What the functions of one env share: names handed out, tables found, functions still to be rewritten."""
 
     def __init__(self, spec: EnvSpec, for_python: bool):
@@ -105,417 +79,13 @@ class _Program:
         return self.names[key]
 
     def table(self, array: np.ndarray, name: str) -> str:
+        """The name under which the functions read a constant array; equal arrays share one."""
         kept = np.ascontiguousarray(array.astype(np.float32) if array.dtype == np.float64 else array)
         key = (kept.dtype.str, kept.shape, kept.tobytes())
         if key not in self.table_names:
             self.table_names[key] = f"TABLE{len(self.tables)}_{name}"
             self.tables[self.table_names[key]] = kept
         return self.table_names[key]
-
-
-class _FunctionRewriter(ast.NodeTransformer):
-    def __init__(self, program: _Program, function: Any, name: str, kinds: Kinds):
-        self.program = program
-        self.kinds = kinds
-        self.spec = program.spec
-        self.function = function
-        self.name = name
-        self.file = function.__code__.co_filename
-        self.is_method = name.startswith(("env_", "self_"))
-        self.aliases: dict[str, ArrayKind] = {}
-        captured = inspect.getclosurevars(function)
-        self.outside: dict[str, Any] = {**vars(builtins), **function.__globals__, **captured.nonlocals}
-
-    def run(self) -> ast.FunctionDef:
-        tree = self.parse()
-        arguments = tree.args
-        if arguments.vararg or arguments.kwarg or arguments.kwonlyargs or arguments.defaults:
-            self.fail(tree, "has *args, keyword-only arguments or defaults", "Use plain positional arguments.")
-        self.self_name = arguments.args.pop(0).arg if self.is_method else None
-        for argument, kind in zip_longest(arguments.args, self.kinds[: len(arguments.args)]):
-            argument.annotation = None
-            if kind is not None:
-                self.aliases[argument.arg] = kind
-        self.locals = {a.arg for a in arguments.args} | {
-            node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        }
-        for word in sorted(self.locals & RESERVED):
-            self.fail(tree, f"uses the reserved name {word!r}", "Choose another name.")
-        self.arguments = {a.arg for a in arguments.args}
-        self.flat_names = {"obs", "mask"} & self.arguments
-        self.state_name = "state" if "state" in self.locals else None
-        if self.name in ("env_reset", "env_step", "env_observe", "env_mask", "env_present"):
-            self.state_name = arguments.args[0].arg
-        if self.name == "env_step":
-            self.check_returns(tree)
-        body = [statement for statement in tree.body if not _is_docstring(statement)]
-        tree.body = self.statements(body) or [ast.copy_location(ast.Pass(), tree)]
-        tree.name, tree.decorator_list, tree.returns = self.name, [], None
-        return ast.fix_missing_locations(tree)
-
-    def parse(self) -> ast.FunctionDef:
-        """The author's function as a tree whose line numbers are those of the author's file."""
-        name = self.function.__name__
-        if hasattr(self.function, "__wrapped__"):
-            self.fail(self.function, f"({name}) has a decorator, which would be lost", "Call the function it wraps directly.")
-        try:
-            source = inspect.getsource(self.function)
-        except (OSError, TypeError):
-            raise EnvCodeError(
-                f"The source of {self.function.__qualname__} is not available; put {self.spec.name} into a file."
-            ) from None
-        indented = source[0].isspace()
-        module = ast.parse("if True:\n" + source if indented else source)
-        tree = module.body[0].body[0] if indented else module.body[0]  # type: ignore[attr-defined]
-        if not isinstance(tree, ast.FunctionDef) or tree.name != name:
-            return self.fail(
-                self.function, f"({name}) is no plain function of its file", "Define it with def, at its own line."
-            )
-        ast.increment_lineno(tree, self.function.__code__.co_firstlineno - 1 - indented)
-        return tree
-
-    # Errors ----------------------------------------------------------------------------------------------------------
-
-    def fail(self, node: Any, problem: str, fix: str) -> Any:
-        line = getattr(node, "lineno", self.function.__code__.co_firstlineno)
-        raise EnvCodeError(code_message(self.file, line, self.function.__qualname__, problem, fix))
-
-    def check_returns(self, tree: ast.FunctionDef) -> None:
-        several = self.spec.num_agents > 1
-        wanted = "whether the episode is over: return over" if several else "two values: return reward, terminated"
-        returns = [node for node in ast.walk(tree) if isinstance(node, ast.Return)]
-        if not returns:
-            self.fail(tree, "returns nothing", f"step must return {wanted}")
-        for node in returns:
-            size = len(node.value.elts) if isinstance(node.value, ast.Tuple) else 0 if node.value is None else None
-            literal = isinstance(node.value, ast.Constant)
-            if several and size is not None:
-                self.fail(node, "returns the wrong thing", f"step of an env with several agents must return {wanted}")
-            if not several and (size not in (2, None) or literal):
-                got = "one value" if literal else f"{size} values"
-                self.fail(node, f"returns {got}", f"step must return {wanted}")
-
-    # Statements ------------------------------------------------------------------------------------------------------
-
-    def statements(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        kept = []
-        for statement in body:
-            new = self.visit(statement)
-            if new is not None:
-                kept.append(new)
-        return kept
-
-    def visit(self, node: ast.AST) -> Any:
-        if isinstance(node, ast.stmt) and not isinstance(node, STATEMENTS):
-            self.unsupported(node)
-        if isinstance(node, ast.expr) and not isinstance(node, EXPRESSIONS):
-            self.unsupported(node)
-        return super().visit(node)
-
-    def unsupported(self, node: ast.AST) -> None:
-        kind = type(node).__name__
-        self.fail(
-            node,
-            f"uses {WORDS.get(kind, kind)}, which cannot be compiled",
-            "Env code is numbers, State fields, if, while, for … in range(…) and calls; scratch space is a State field.",
-        )
-
-    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
-        if not self.program.for_python:
-            return ast.copy_location(ast.Pass(), node)
-        return ast.copy_location(ast.Assert(test=self.visit(node.test), msg=node.msg), node)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
-        if node.value is None:
-            return self.fail(node, "declares a variable without a value", "Assign it a value.")
-        plain = ast.Assign(targets=[node.target], value=node.value)
-        return self.visit(ast.copy_location(plain, node))
-
-    def visit_Assign(self, node: ast.Assign) -> ast.stmt:
-        for target in node.targets:
-            both_tuples = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
-            pairs = zip(target.elts, node.value.elts, strict=False) if both_tuples else [(target, node.value)]  # type: ignore[attr-defined]
-            for name, value in pairs:
-                if isinstance(name, ast.Name) and (kind := self.array_kind(value)) is not None:
-                    self.aliases[name.id] = kind
-        return self.generic_visit(node)  # type: ignore[return-value]
-
-    def visit_For(self, node: ast.For) -> ast.stmt:
-        call = node.iter
-        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "range"):
-            self.fail(node, "loops over something that is not range(…)", "Loop over range(n) and index.")
-        if node.orelse:
-            self.fail(node, "uses for … else", "Use a flag.")
-        return self.generic_visit(node)  # type: ignore[return-value]
-
-    def visit_Expr(self, node: ast.Expr) -> ast.stmt | None:
-        if _is_docstring(node):
-            return None
-        call = node.value
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in DEBUG_CALLS - self.locals:
-            return node if self.program.for_python else ast.copy_location(ast.Pass(), node)
-        return self.generic_visit(node)  # type: ignore[return-value]
-
-    # Expressions -----------------------------------------------------------------------------------------------------
-
-    def visit_Constant(self, node: ast.Constant) -> ast.expr:
-        if isinstance(node.value, bool | int | float):
-            return self.embed(node.value, node)
-        return self.fail(node, f"uses the constant {node.value!r}", "Env code knows only numbers.")
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        if node.id == self.self_name:
-            return self.fail(node, "passes self around", "Use self.name or self.method(…) only.")
-        if isinstance(node.ctx, ast.Store) and node.id in ENGINE_ARGUMENTS & self.arguments:
-            self.fail(node, f"assigns to its argument {node.id!r}", f"Write its parts: {node.id}[…] = …, or state.field = …")
-        if isinstance(node.ctx, ast.Store) or node.id in self.locals:
-            return node
-        return self.embed(self.lookup(node), node)
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        root = node.value
-        if isinstance(root, ast.Name) and root.id == self.state_name:
-            return self.state_field(node)
-        if isinstance(node.ctx, ast.Store):
-            return self.fail(node, f"assigns to {ast.unparse(node)}", "Only State fields change; parameters are constants.")
-        if isinstance(root, ast.Name) and root.id in self.flat_names and node.attr in ("shape", "size"):
-            shape = self.program.flat_shapes[root.id]
-            return self.embed(shape if node.attr == "shape" else int(np.prod(shape)), node)
-        if self.array_kind(root) is not None or (isinstance(root, ast.Name) and root.id in self.locals):
-            if node.attr in ("shape", "size", "ndim"):
-                return self.generic_visit(node)  # type: ignore[return-value]
-            return self.fail(
-                node,
-                f"reads .{node.attr} of {ast.unparse(root)!r}",
-                "Only State fields (of a parameter called `state`), and .shape and elements of arrays, can be read.",
-            )
-        return self.embed(self.lookup(node), node)
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
-        if isinstance(node.value, ast.Name) and node.value.id in self.flat_names:
-            return self.flat_element(node, node.value)
-        kind = self.array_kind(node.value)
-        sliced = any(isinstance(part, ast.Slice) for part in ast.walk(node.slice))
-        if sliced and isinstance(node.ctx, ast.Store):
-            self.fail(node, "assigns to a slice", "Write a loop.")
-        if isinstance(node.ctx, ast.Store) and self.array_value(node.value) is not None:
-            self.fail(node, f"writes to the table {ast.unparse(node.value)}", "Tables are constants; what changes is State.")
-        new = self.generic_visit(node)
-        indices = len(node.slice.elts) if isinstance(node.slice, ast.Tuple) else 1
-        is_element = kind is not None and kind[1] == indices and not sliced
-        if isinstance(node.ctx, ast.Load) and kind is not None and is_element:
-            return self.element(new, kind[0], node)
-        return new  # type: ignore[return-value]
-
-    def element(self, value: Any, dtype: np.dtype, node: ast.expr) -> ast.expr:
-        """A read of one array element: integers are 64-bit, whatever they are stored in."""
-        wide = {"i": "i8", "u": "i8", "b": "bool"}.get(dtype.kind)
-        return value if wide is None else self.cast(wide, value, node)
-
-    def flat_element(self, node: ast.Subscript, name: ast.Name) -> ast.expr:
-        """`obs[i, j]` as an element of the flat array that compiled code has."""
-        shape = self.program.flat_shapes[name.id]
-        indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        if len(indices) != len(shape) or any(isinstance(index, ast.Slice) for index in indices):
-            dims = ", ".join("ijkl"[: len(shape)])
-            self.fail(node, f"uses {ast.unparse(node)}", f"Index {name.id}, of shape {shape}, in full: {name.id}[{dims}].")
-        for axis, (index, size) in enumerate(zip(indices, shape, strict=True)):
-            if isinstance(index, ast.Constant) and isinstance(index.value, int) and index.value >= size:
-                self.fail(
-                    node,
-                    f"writes {ast.unparse(node)}",
-                    f"Axis {axis} of {name.id}, of shape {shape}, ends at {size - 1}.",
-                )
-        new: Any
-        if self.program.for_python or len(shape) == 1:
-            new = self.generic_visit(node)
-        else:
-            flat = self.visit(indices[0])
-            for index, size in zip(indices[1:], shape[1:], strict=True):
-                row = ast.BinOp(flat, ast.Mult(), ast.Constant(size))
-                flat = ast.BinOp(row, ast.Add(), self.visit(index))
-            new = ast.copy_location(ast.Subscript(name, flat, node.ctx), node)
-        if isinstance(node.ctx, ast.Store):
-            return new
-        return self.element(new, np.dtype(np.bool_) if name.id == "mask" else self.spec.observation_space.dtype, node)
-
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        func = node.func
-        if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id in self.locals:
-            if func.value.id == "rng":
-                return self.rng_call(node, func)
-            self.fail(node, f"calls .{func.attr}() of {func.value.id!r}", "Only rng has methods; use functions.")
-        if isinstance(func, ast.Name) and func.id in self.locals:
-            self.fail(node, f"calls the variable {func.id!r}", "Call functions and methods by their name.")
-        if isinstance(func, ast.Name) and func.id == "len" and getattr(node.args[0], "id", None) in self.flat_names:
-            return self.embed(self.program.flat_shapes[node.args[0].id][0], node)  # type: ignore[attr-defined]
-        if isinstance(func, ast.Attribute) and self.array_kind(func.value) is not None:
-            self.fail(node, f"calls {ast.unparse(func)}", "Arrays have no methods here; write a loop over their elements.")
-        if any(isinstance(part, ast.Call) for part in ast.walk(func)):
-            self.fail(
-                node,
-                "calls the result of a call",
-                "super() and function factories are not available; call self.method(…).",
-            )
-        return self.call(self.lookup(func), node)
-
-    def call(self, target: Any, node: ast.Call) -> ast.expr:
-        if node.keywords:
-            self.fail(node, "uses keyword arguments", "Pass arguments by position.")
-        target = NUMPY_TO_MATH[target] if isinstance(target, np.ufunc) and target in NUMPY_TO_MATH else target
-        name = getattr(target, "__name__", "")
-        kinds = tuple(self.array_kind(argument) for argument in node.args)
-        arguments = [self.visit(argument) for argument in node.args]
-
-        def direct(name: str) -> ast.Call:
-            func = ast.parse(name, mode="eval").body
-            for part in ast.walk(func):
-                ast.copy_location(part, node)
-            return ast.copy_location(ast.Call(func=func, args=arguments, keywords=[]), node)
-
-        if target is np.clip and len(arguments) == 3:
-            inner = ast.Call(func=ast.Name("max", ast.Load()), args=arguments[:2], keywords=[])
-            return ast.copy_location(ast.Call(func=ast.Name("min", ast.Load()), args=[inner, arguments[2]], keywords=[]), node)
-        if target in (int, math.trunc):  # not i8: np.int64 takes no bool in compiled code
-            return direct("int")
-        if getattr(math, name, None) is target:
-            result = direct(f"math.{name}")
-            if target in TO_BOOL:
-                return result
-            return self.cast("i8" if target in TO_INTEGER else "f4", result, node)
-        if target is float:
-            return direct("f4")
-        if isinstance(target, FieldType):
-            target = target.scalar
-        if isinstance(target, type) and issubclass(target, np.number | np.bool_):
-            cast = direct(f"np.{target.__name__}")  # truncates to the type; arithmetic goes on in 64 bits
-            return self.element(cast, np.dtype(target), node)
-        if name in BUILTINS and getattr(builtins, name) is target:
-            return direct(name)
-        target = getattr(target, "py_func", target)
-        if isinstance(target, types.MethodType) and target.__self__ is self.spec.env:
-            self.check_count(target, node)
-            return direct(self.program.request(target.__func__, f"self_{target.__name__}", kinds))
-        if isinstance(target, types.FunctionType):
-            if target.__module__.split(".")[0] == "numpy":
-                self.fail(node, f"calls {ast.unparse(node.func)}", "Use math functions on numbers, and loops over arrays.")
-            self.check_count(target, node)
-            return direct(self.program.request(target, f"fn_{target.__name__.strip('<>')}", kinds))
-        return self.fail(
-            node,
-            f"calls {ast.unparse(node.func)}, which cannot be compiled",
-            "Known are math.*, abs, min, max, int, float, bool, len, range, rng.*, your own functions and self.method(…).",
-        )
-
-    def check_count(self, target: Any, node: ast.Call) -> None:
-        wanted = list(inspect.signature(target).parameters)
-        if len(node.args) != len(wanted):
-            self.fail(node, f"gives {target.__name__} {len(node.args)} arguments", f"It takes ({', '.join(wanted)}).")
-
-    def rng_call(self, node: ast.Call, func: ast.Attribute) -> ast.expr:
-        if func.attr not in rng_library.METHODS:
-            known = ", ".join(f"rng.{method}" for method in sorted(rng_library.METHODS))
-            self.fail(node, f"calls rng.{func.attr}", f"{did_you_mean(func.attr, rng_library.METHODS)} There are {known}.")
-        if node.keywords:
-            self.fail(node, "uses keyword arguments", "Pass arguments by position.")
-        arguments = [self.visit(argument) for argument in node.args]
-        if func.attr == "integers" and len(arguments) == 1:
-            arguments.insert(0, ast.copy_location(ast.Constant(0), node))
-        missing = RNG_DEFAULTS.get(func.attr, ())[len(arguments) :]
-        arguments += [self.embed(default, node) for default in missing]
-        wanted = len(inspect.signature(getattr(rng_library, f"rng_{func.attr}")).parameters) - 1
-        if len(arguments) != wanted:
-            self.fail(node, f"gives rng.{func.attr} {len(node.args)} arguments", f"It takes {wanted}.")
-        name = ast.Name(f"rng_{func.attr}", ast.Load())
-        call = ast.copy_location(ast.Call(func=name, args=[func.value, *arguments], keywords=[]), node)
-        chosen_from = self.array_kind(node.args[0]) if func.attr == "choice" else None
-        return call if chosen_from is None else self.element(call, chosen_from[0], node)
-
-    def state_field(self, node: ast.Attribute) -> ast.expr:
-        kind = self.spec.fields.get(node.attr)
-        if kind is None:
-            self.fail(node, f"uses state.{node.attr}, but State has no such field", did_you_mean(node.attr, self.spec.fields))
-        assert kind is not None
-        if isinstance(node.ctx, ast.Store) and kind.shape:
-            self.fail(node, f"assigns to the array state.{node.attr}", "Write its elements in a loop.")
-        if isinstance(node.ctx, ast.Load) and not kind.shape and kind.dtype.kind in "iu":
-            return self.cast("i8", node, node)
-        return node
-
-    # Values known at compile time ------------------------------------------------------------------------------------
-
-    def lookup(self, node: ast.expr) -> Any:
-        """The value of a dotted name that is not local: a parameter, a global, an attribute of either."""
-        if isinstance(node, ast.Name):
-            if node.id not in self.outside:
-                self.fail(node, f"uses {node.id!r}, which is not defined", did_you_mean(node.id, self.locals))
-            return self.outside[node.id]
-        if isinstance(node, ast.Attribute):
-            if isinstance(node.value, ast.Name) and node.value.id == self.self_name:
-                owner: Any = self.spec.env
-            elif isinstance(node.value, ast.Name) and node.value.id in self.locals:
-                return self.fail(node, f"reads .{node.attr} of {node.value.id!r}", "Only State fields can be read.")
-            else:
-                owner = self.lookup(node.value)
-            try:
-                return getattr(owner, node.attr)
-            except AttributeError:
-                known = [name for name in dir(owner) if not name.startswith("_")]
-                self.fail(node, f"uses {ast.unparse(node)}, which does not exist", did_you_mean(node.attr, known))
-        return self.fail(node, f"uses {ast.unparse(node)}", "Only names and dotted names can be called or read.")
-
-    def embed(self, value: Any, node: ast.expr) -> ast.expr:
-        """A node for a value known at compile time."""
-        if isinstance(value, bool | np.bool_):
-            return ast.copy_location(ast.Constant(bool(value)), node)
-        if isinstance(value, int | np.integer):
-            literal: ast.expr = ast.Constant(abs(int(value)))
-            return ast.copy_location(ast.UnaryOp(ast.USub(), literal) if value < 0 else literal, node)
-        if isinstance(value, float | np.floating):
-            literal = ast.parse("math.nan", mode="eval").body if math.isnan(value) else ast.Constant(float(value))
-            return self.cast("f4", literal, node)
-        if isinstance(value, tuple):
-            return ast.copy_location(ast.Tuple([self.embed(v, node) for v in value], ast.Load()), node)
-        if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-            label = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "array")
-            return ast.copy_location(ast.Name(self.program.table(value, label), ast.Load()), node)
-        return self.fail(
-            node,
-            f"uses {ast.unparse(node)}, a {type(value).__name__}",
-            "Constants are numbers, tuples of numbers and NumPy arrays.",
-        )
-
-    def array_value(self, node: ast.expr) -> np.ndarray | None:
-        """The constant array behind `self.TABLE` or a global name, if that is what the node is."""
-        if isinstance(node, ast.Name) and node.id not in self.locals:
-            value = self.outside.get(node.id)
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == self.self_name:
-            value = getattr(self.spec.env, node.attr, None)
-        else:
-            return None
-        return value if isinstance(value, np.ndarray) else None
-
-    def array_kind(self, node: ast.expr) -> ArrayKind | None:
-        """The dtype and dimensions of a State array, a local name for one, or a table; None for anything else."""
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == self.state_name:
-            kind = self.spec.fields.get(node.attr)
-            return (kind.dtype, len(kind.shape)) if kind is not None and kind.shape else None
-        if isinstance(node, ast.Name) and node.id in self.aliases:
-            return self.aliases[node.id]
-        if isinstance(node, ast.IfExp):
-            either = self.array_kind(node.body)
-            if either != self.array_kind(node.orelse):
-                self.fail(node, "chooses between arrays of different kinds", "Use an if statement.")
-            return either
-        if isinstance(node, ast.Subscript) and (whole := self.array_kind(node.value)) is not None:
-            indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-            left = whole[1] - sum(not isinstance(index, ast.Slice) for index in indices)
-            return (whole[0], left) if left > 0 else None
-        array = self.array_value(node)
-        return None if array is None else (array.dtype, array.ndim)
-
-    def cast(self, to: str, value: Any, node: ast.AST) -> ast.Call:
-        return ast.copy_location(ast.Call(func=ast.Name(to, ast.Load()), args=[value], keywords=[]), node)
 
 
 def _writes_all(function: ast.FunctionDef, size: int) -> bool:
@@ -527,15 +97,10 @@ def _writes_all(function: ast.FunctionDef, size: int) -> bool:
     written = set()
     for statement in function.body:
         if isinstance(statement, ast.Assign):
-            written |= {target.slice.value for target in statement.targets if target in parts and _is_constant(target)}  # type: ignore[attr-defined]
-        elif not isinstance(statement, ast.AugAssign | ast.Pass):
+            targets = [target for target in parts if target in statement.targets]
+            written |= {target.slice.value for target in targets if isinstance(target.slice, ast.Constant)}
+        elif isinstance(statement, ast.AugAssign) and statement.target not in parts:
+            continue
+        elif not isinstance(statement, ast.Pass):
             return False
     return written == set(range(size))
-
-
-def _is_constant(target: Any) -> bool:
-    return isinstance(target.slice, ast.Constant)
-
-
-def _is_docstring(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

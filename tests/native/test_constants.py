@@ -83,6 +83,13 @@ class WritesSomeOfObs(Base):
         obs[state.t % 3] = 9.0
 
 
+class AddsToObs(Base):
+    def observe(self, state, obs):
+        obs[0] = 1.0
+        obs[1] = 2.0
+        obs[2] += 3.0
+
+
 class ChoosesARow(Base):
     def observe(self, state, obs):
         row = state.u[0] if state.t >= 0 else state.u[1]
@@ -103,6 +110,7 @@ def first_obs(env, steps=2, **settings):
         (NegativePower, [4.0, 0.0, 0.0]),
         (TablesFromProperties, [1.0, 3.0, 5.0]),
         (WritesSomeOfObs, [5.0, 6.0, 9.0]),
+        (AddsToObs, [1.0, 2.0, 3.0]),
         (ChoosesARow, [-1.0, 0.0, 0.0]),
     ],
 )
