@@ -99,6 +99,7 @@ def advance_many(i, env, action, same_step, arrays):
         reset_env(i, env, arrays)
         return 0
     clear_outcome(i, arrays)
+    write_present(env, arrays.present[i])  # once more: the user may have written to the state
     reward = arrays.reward[i]
     terminated = arrays.terminated[i]
     over = env_step(env, action, reward, terminated, env)
