@@ -45,7 +45,7 @@ class CpuBatch:
         self.arrays.present[:] = True
         self.actions = aligned_zeros((num_envs, *spec.agents_shape, *spec.action_shape), spec.action_dtype)
         self._played = 0
-        self._play_slice = 8
+        self._play_slice = max(1, 10_000 // num_envs)  # steps of the first slice; its time sets the next
         self.pool = python_target.checked(self.arrays) if debug else address_struct(self.arrays)
         with COMPILING:
             self._program = build(spec, "python" if debug else "cpu")

@@ -42,7 +42,8 @@ RANGES = {
 }
 # Where float32 may fall on the other side of a threshold than Gymnasium's float64: distance from it that is left out.
 MARGIN = 2e-5
-TOLERANCE = {"cartpole": 1e-6, "mountain_car": 3e-7, "mountain_car_continuous": 3e-7, "acrobot": 3e-4, "pendulum": 1e-6}
+TOLERANCE = {"cartpole": 1e-6, "mountain_car": 3e-7, "mountain_car_continuous": 3e-7, "pendulum": 1e-6}
+HALF_ULP = 6e-8
 
 
 def drawn_states(name, rng):
@@ -98,6 +99,24 @@ def angle_difference(name, difference):
     return difference
 
 
+def tolerance(name, env, states, actions, after):
+    """How far a float32 step may be off, per transition.
+
+    Acrobot near its speed limits is ill-conditioned: moving Gymnasium's own input by half a float32 ulp moves its result
+    by up to 1e-4. So there the bound is a small multiple of that movement; elsewhere it is a constant.
+    """
+    if name != "acrobot":
+        return np.full(len(states), TOLERANCE[name])
+    moved = np.zeros(len(states))
+    for k in range(states.shape[1]):
+        for sign in (1, -1):
+            nudged = states.astype(np.float64)
+            nudged[:, k] *= 1 + sign * HALF_ULP
+            shift = step_gymnasium(env, name, nudged, actions)[0] - after
+            moved = np.maximum(moved, (abs(angle_difference(name, shift)) / (1.0 + abs(after))).max(1))
+    return 16 * (moved + HALF_ULP)
+
+
 def compare(name, vec, env, states, actions):
     """One step from the same states on both sides; returns how many transitions were compared."""
     for k, field in enumerate(FIELDS[name]):
@@ -109,8 +128,10 @@ def compare(name, vec, env, states, actions):
     assert clear.mean() > 0.98
     scale = 1.0 + abs(after)
     error = abs(angle_difference(name, got - after)) / scale
-    assert error.max() < TOLERANCE[name], f"state {states[error.max(1).argmax()]}, action {actions[error.max(1).argmax()]}"
-    np.testing.assert_allclose(obs, observations, rtol=0, atol=TOLERANCE[name] * scale.max())
+    allowed = tolerance(name, env, states, actions, after)
+    worst = (error.max(1) / allowed).argmax()
+    assert error[worst].max() < allowed[worst], f"state {states[worst]}, action {actions[worst]}"
+    assert (abs(obs - observations).max(1) <= allowed * scale.max()).all()
     assert obs.dtype == observations.dtype
     np.testing.assert_array_equal(terminated[clear], expected_terminated[clear])
     np.testing.assert_allclose(rewards[clear], expected_rewards[clear], rtol=2e-6, atol=2e-5)
