@@ -30,6 +30,31 @@ class DeviceError(HurtleError, RuntimeError):
     """A device that was asked for and is not there, or that cannot do what was asked."""
 
 
+class EnvFailedError(HurtleError, RuntimeError):
+    """An environment raised; the message ends with its own traceback.
+
+    Attributes:
+        env_index: Which env of the vector.
+        seed: The last seed that this env was reset with.
+    """
+
+    def __init__(self, message: str, env_index: int = 0, seed: int | None = None):
+        super().__init__(message)
+        self.env_index, self.seed = env_index, seed
+
+
+class WorkerDiedError(HurtleError, RuntimeError):
+    """A worker process ended by itself or was killed; the message names it, its envs and the signal."""
+
+
+class EnvTimeoutError(HurtleError, TimeoutError):
+    """An environment took longer than `step_timeout`; the message names it and shows where it is stuck."""
+
+
+class EmulationError(HurtleError, ValueError):
+    """A space or value that cannot be emulated, or that contradicts its space; names the leaf."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A sentence that suggests the known names nearest to `name`, or lists them when none is near.
 
