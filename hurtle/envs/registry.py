@@ -1,6 +1,6 @@
-"""Names of environments: short names of native ones, Gymnasium ids, "file.py:Class", classes and callables → an env.
+"""Names of environments: short names of native ones, ids of other packages, "file.py:Class", classes and callables → an env.
 
-The zoo is a table of names, so that listing it imports nothing but what is asked for.
+The zoo is a table of names, so that listing it imports nothing but what is asked for. Other packages: see packages.py.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import gymnasium
 
+from hurtle.envs.packages import external_maker
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 from hurtle.native.env import Env
 from hurtle.native.single import NativeEnv
@@ -40,7 +41,7 @@ _ZOO: dict[str, str | type[Env]] = {
     "space_invaders": "hurtle.envs.space_invaders:SpaceInvaders",
 }
 
-EnvLike = str | type[Env] | Env | Callable[..., gymnasium.Env]
+EnvLike = str | type[Env] | Env | Callable[..., Any]
 
 
 def names() -> list[str]:
@@ -71,11 +72,12 @@ def native_class(name: str) -> type[Env]:
     return found
 
 
-def resolve(env: EnvLike, parameters: dict[str, Any]) -> Env | Callable[..., gymnasium.Env]:
-    """A native env with its parameters set, or a callable that makes a Gymnasium env.
+def resolve(env: EnvLike, parameters: dict[str, Any]) -> Env | Callable[..., Any]:
+    """A native env with its parameters set, or a callable that makes a Gymnasium or PettingZoo env, also in another process.
 
     Raises:
         UnknownNameError: No such name; the message suggests the nearest.
+        HurtleError: The package that has the env is not installed; the message names the extra.
     """
     if isinstance(env, Env):
         if parameters:
@@ -88,26 +90,29 @@ def resolve(env: EnvLike, parameters: dict[str, Any]) -> Env | Callable[..., gym
             return native_class(env)(**parameters)
         if ".py:" in env:
             return resolve(_load(env), parameters)
-        if "/" in env or env in gymnasium.registry or _looks_like_id(env):
-            return partial(gymnasium.make, env, **parameters)
         if env.endswith(".py"):
             raise UnknownNameError(f"{env!r} is a file; name the class in it: {env}:MyEnv.")
+        external = external_maker(env, parameters)
+        if external is not None:
+            return external
         near = difflib.get_close_matches(env, gymnasium.registry, n=1)
         raise UnknownNameError(
             f"No environment {env!r}. {did_you_mean(env, [*_ZOO, *near])} "
-            "A name is a native env (`hurtle envs` lists them), a Gymnasium id such as CartPole-v1, or my_env.py:MyEnv."
+            "A name is a native env (`hurtle envs` lists them), a Gymnasium id such as CartPole-v1, atari/Pong, "
+            "pettingzoo/butterfly/pistonball_v6, or my_env.py:MyEnv."
         )
     if callable(env):
-        return partial(env, **parameters)  # type: ignore[return-value]
+        return partial(env, **parameters)
     raise HurtleError(f"An environment is a name, a native env class or a callable that makes one, got {env!r}.")
 
 
-def make(env: EnvLike, *, render_mode: str | None = None, debug: bool = False, **parameters: Any) -> gymnasium.Env:
-    """Make one environment.
+def make(env: EnvLike, *, render_mode: str | None = None, debug: bool = False, **parameters: Any) -> Any:
+    """Make one environment: a `gymnasium.Env`, or a PettingZoo env as PettingZoo made it.
 
     Args:
-        env: A native env's short name ("cartpole") or class, "my_env.py:MyEnv", a Gymnasium id ("CartPole-v1"), or a
-            callable that returns a Gymnasium env.
+        env: A native env's short name ("cartpole") or class, "my_env.py:MyEnv", a Gymnasium id ("CartPole-v1", "ALE/Pong-v5"),
+            an Atari game with its preprocessing ("atari/Pong"), a game of PettingZoo ("pettingzoo/butterfly/pistonball_v6"),
+            or a callable that returns an env.
         render_mode: "rgb_array", "ansi" or None (Gymnasium envs: what they offer).
         debug: Native envs only: run the author's code uncompiled, for pdb.
         **parameters: The env's own parameters, such as `gravity=1.6`.
@@ -124,14 +129,9 @@ def make(env: EnvLike, *, render_mode: str | None = None, debug: bool = False, *
     if debug:
         raise HurtleError(f"debug=True is for native envs; {env!r} is plain Python already.")
     made = found(render_mode=render_mode) if render_mode is not None else found()
-    if not isinstance(made, gymnasium.Env):
-        raise HurtleError(f"{env!r} made a {type(made).__name__}; expected a gymnasium.Env.")
+    if not isinstance(made, gymnasium.Env) and not (hasattr(made, "possible_agents") or hasattr(made, "agents")):
+        raise HurtleError(f"{env!r} made a {type(made).__name__}; expected a gymnasium.Env or a PettingZoo env.")
     return made
-
-
-def _looks_like_id(name: str) -> bool:
-    head, _, version = name.rpartition("-v")
-    return version.isdigit() and (":" in head or head in {known.rpartition("-v")[0] for known in gymnasium.registry})
 
 
 def _load(reference: str) -> Any:
