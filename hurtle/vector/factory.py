@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from hurtle.envs.registry import EnvLike, resolve
+from hurtle.envs.packages import make_gymnasium
+from hurtle.envs.registry import EnvLike, make, resolve
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 from hurtle.native.env import Env
+from hurtle.vector.options import VecOptions, autoreset_mode_of
 
-BACKENDS = ("auto", "native")
+BACKENDS = ("auto", "native", "serial", "process", "ray")
 
 
 def make_vec(
@@ -19,10 +24,17 @@ def make_vec(
     *,
     backend: str = "auto",
     num_workers: int | None = None,
+    batch_size: int | None = None,
     device: str = "cpu",
     seed: int = 0,
     autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
     copy: bool = False,
+    order: str = "ready",
+    emulate: bool = False,
+    check: bool = True,
+    step_timeout: float | None = None,
+    start_timeout: float = 300.0,
+    restart_workers: bool = False,
     render_mode: str | None = None,
     debug: bool = False,
     **parameters: Any,
@@ -30,16 +42,25 @@ def make_vec(
     """Make a vector of environments.
 
     Args:
-        env: A native env's short name ("cartpole") or class, or "my_env.py:MyEnv".
+        env: A native env's short name ("cartpole") or class, "my_env.py:MyEnv", a Gymnasium id ("CartPole-v1"), or a callable
+            that makes a Gymnasium or PettingZoo env; lambdas and closures work with every back end.
         num_envs: How many; env i behaves exactly like a single env reset with `seed + i`.
-        backend: "auto" or "native".
-        num_workers: Threads; None uses all cores where that is faster, one where it is not.
-        device: "cpu", or "cuda" to keep envs, observations and rewards on the GPU as torch tensors.
+        backend: "native" for native envs; "serial", "process" (workers over shared memory) or "ray" for envs in Python;
+            "auto" takes native where it can, else measures the env for a moment, chooses and says why.
+        num_workers: Threads of native envs, else worker processes; None takes what helps.
+        batch_size: Less than num_envs makes a pool: `recv` returns so many envs, the first that are ready.
+        device: "cpu", or "cuda" to keep native envs, observations and rewards on the GPU as torch tensors.
         seed: Base seed of the first reset without one.
-        autoreset_mode: SAME_STEP (default) or NEXT_STEP.
+        autoreset_mode: SAME_STEP (default), NEXT_STEP, or DISABLED (Python envs only).
         copy: Return copies; by default the arrays returned are reused by the next step.
-        render_mode: "rgb_array", "ansi" or None.
-        debug: Run the author's code uncompiled.
+        order: Of a pool: "ready" returns the first envs that are done, "fair" those that were sent longest ago.
+        emulate: Hand out flat observations and take flat actions, as `hurtle.emulate` does; `vec.unflatten` restores structure.
+        check: Check the first reset and steps against the spaces.
+        step_timeout: Seconds that one reset or step may take before it is an error (process and ray); None waits.
+        start_timeout: Seconds that the env's constructor may take (process and ray).
+        restart_workers: Replace dead or stuck workers: their envs come back reset, marked truncated (process and ray).
+        render_mode: "rgb_array", "ansi" or None; Gymnasium envs: what they offer.
+        debug: Run the author's code of a native env uncompiled.
         **parameters: The env's own parameters, such as `gravity=1.6`.
 
     Example:
@@ -52,27 +73,101 @@ def make_vec(
     """
     if backend not in BACKENDS:
         raise UnknownNameError(f"No back end {backend!r}. {did_you_mean(backend, BACKENDS)}")
-    found = resolve(env, parameters)
-    if not isinstance(found, Env):
-        raise HurtleError(
-            f"make_vec takes native envs, and {env!r} is none; `hurtle envs` lists them. "
-            "For Gymnasium's own vector envs use gymnasium.make_vec."
-        )
-    settings: dict[str, Any] = {
-        "seed": seed,
-        "autoreset_mode": autoreset_mode,
-        "copy": copy,
-        "render_mode": render_mode,
-    }
     kind = str(device).split(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise HurtleError(f"device must be 'cpu' or 'cuda', got {device!r}.")
+    found = resolve(env, parameters)
+    native = isinstance(found, Env)
+    if backend == "native" and not native:
+        raise HurtleError(f"backend='native' is for native envs, and {env!r} is none; leave it out, or see `hurtle envs`.")
+    if isinstance(found, Env) and backend in ("auto", "native"):
+        python_only = {
+            "order": order != "ready",
+            "emulate": emulate,
+            "step_timeout": step_timeout is not None,
+            "restart_workers": restart_workers,
+        }
+        if asked := [name for name, given in python_only.items() if given]:
+            raise HurtleError(
+                f"{' and '.join(asked)}: native envs have no use for it; leave it out, or pass backend='process'."
+            )
+        settings = {"seed": seed, "autoreset_mode": autoreset_mode, "copy": copy, "render_mode": render_mode}
+        return _native(found, num_envs, kind, device, num_workers, batch_size, debug, settings)
+    if kind == "cuda":
+        raise HurtleError(f"device='cuda' runs native envs; {env!r} with backend={backend!r} runs on the CPU.")
+    if debug:
+        raise HurtleError("debug=True is for native envs with backend='native'; Python envs are plain Python already.")
+    options = VecOptions(
+        num_envs,
+        num_envs if batch_size is None else batch_size,
+        num_workers,
+        seed,
+        autoreset_mode_of(autoreset_mode),
+        copy,
+        order,
+        emulate,
+        check,
+        step_timeout,
+        start_timeout,
+        restart_workers,
+    )
+    maker = _maker(env, found, parameters, render_mode)
+    if backend == "auto":
+        from hurtle.vector.tune import choose
+
+        backend, options, why = choose(maker, options)
+        print(f"hurtle: {why}", file=sys.stderr)
+    return _python(maker, backend, options)
+
+
+def _native(
+    env: Env,
+    num_envs: int,
+    kind: str,
+    device: str,
+    num_workers: int | None,
+    batch_size: int | None,
+    debug: bool,
+    settings: dict[str, Any],
+) -> VectorEnv:
     if kind == "cuda":
         from hurtle.vector.cuda import CudaVecEnv
 
         if debug:
             raise HurtleError("debug=True runs on the CPU; leave out device='cuda'.")
-        return CudaVecEnv(found, num_envs, device=device, **settings)
-    if kind != "cpu":
-        raise HurtleError(f"device must be 'cpu' or 'cuda', got {device!r}.")
+        if batch_size not in (None, num_envs):
+            raise HurtleError("batch_size: envs on the GPU step together; leave it out.")
+        return CudaVecEnv(env, num_envs, device=device, **settings)
     from hurtle.vector.native import NativeVecEnv
 
-    return NativeVecEnv(found, num_envs, num_workers=num_workers, debug=debug, **settings)
+    if batch_size in (None, num_envs):
+        return NativeVecEnv(env, num_envs, num_workers=num_workers, debug=debug, **settings)
+    from hurtle.vector.native_pool import NativePool
+
+    return NativePool(env, num_envs, batch_size, num_workers=num_workers, debug=debug, **settings)
+
+
+def _maker(env: EnvLike, found: Any, parameters: dict[str, Any], render_mode: str | None) -> Callable[[], Any]:
+    """A callable that makes one env, here or in another process."""
+    rendered: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
+    if isinstance(env, str) and (isinstance(found, Env) or ".py:" in env):
+        return partial(make, env, **rendered, **parameters)  # by name: the file is loaded where the env is made
+    if isinstance(found, Env):
+        return partial(make, found, **rendered)
+    if isinstance(found, partial) and found.func is make_gymnasium:  # ours are the checks; a wrapper less on every step
+        return partial(found, disable_env_checker=True, **rendered)
+    return partial(found, **rendered)
+
+
+def _python(maker: Callable[[], Any], backend: str, options: VecOptions) -> VectorEnv:
+    if backend == "serial":
+        from hurtle.vector.serial import SerialVecEnv
+
+        return SerialVecEnv(maker, options)
+    if backend == "process":
+        from hurtle.vector.process import ProcessVecEnv
+
+        return ProcessVecEnv(maker, options)
+    from hurtle.vector.ray_vec import RayVecEnv
+
+    return RayVecEnv(maker, options)

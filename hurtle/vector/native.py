@@ -6,24 +6,25 @@ actions → one compiled call over all envs → arrays written in place → view
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from gymnasium.error import ResetNeeded
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector import AutoresetMode
 
-from hurtle.errors import ActionError, HurtleError
+from hurtle.errors import ActionError, HurtleError, UnknownNameError, did_you_mean
 from hurtle.native.batch import CpuBatch
 from hurtle.native.env import Env, EnvSpec
 from hurtle.native.rng import seed_range
 from hurtle.native.single import RENDER_MODES, check_render_mode, render_env
 from hurtle.native.spaces import env_action_space, env_observation_space, infos_of
+from hurtle.vector.options import autoreset_mode_of, check_count
+from hurtle.vector.vec_env import Results, Seed, VecEnv
+
+_ALL = slice(None)
 
 
-class NativeVecEnv(VectorEnv):
+class NativeVecEnv(VecEnv):
     """A vector of native envs.
 
     The arrays that `reset` and `step` return are **reused**: the next step overwrites them. Copy what you keep, or pass
@@ -53,14 +54,14 @@ class NativeVecEnv(VectorEnv):
         render_mode: str | None = None,
         debug: bool = False,
     ):
-        if not isinstance(num_envs, int | np.integer) or num_envs < 1:
-            raise HurtleError(f"num_envs must be an int of at least 1, got {num_envs!r}.")
-        if num_workers is not None and num_workers < 1:
-            raise HurtleError(f"num_workers must be None or at least 1, got {num_workers!r}.")
+        check_count("num_envs", num_envs)
+        if num_workers is not None:
+            check_count("num_workers", num_workers)
         check_render_mode(render_mode)
-        mode = _autoreset_mode(autoreset_mode)
+        mode = autoreset_mode_of(autoreset_mode, (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP))
         self.native_spec = EnvSpec.of(env)
         self.num_envs = int(num_envs)
+        self.batch_size = self.num_envs
         self.num_agents = self.native_spec.num_agents
         self.render_mode = render_mode
         self.metadata = {"autoreset_mode": mode, "render_modes": RENDER_MODES}
@@ -69,6 +70,7 @@ class NativeVecEnv(VectorEnv):
         self._same_step = mode is AutoresetMode.SAME_STEP
         self._copy = copy
         self._first_seed: int | None = seed
+        self._sent: Any = None  # what recv() will return
         self._all = np.ones(self.num_envs, np.bool_)
         self._batch = self._make_batch(num_workers, debug)
         self._actions = self._batch.actions
@@ -79,19 +81,7 @@ class NativeVecEnv(VectorEnv):
     def _make_batch(self, num_workers: int | None, debug: bool) -> Any:
         return CpuBatch(self.native_spec, self.num_envs, num_workers, debug)
 
-    @cached_property
-    def observation_space(self) -> spaces.Space:  # type: ignore[override]
-        """The batched observation space (made when first asked for: a million envs have a large one)."""
-        return batch_space(self.single_observation_space, self.num_envs)
-
-    @cached_property
-    def action_space(self) -> spaces.Space:  # type: ignore[override]
-        """The batched action space (made when first asked for)."""
-        return batch_space(self.single_action_space, self.num_envs)
-
-    def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Seed = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin new episodes.
 
         Args:
@@ -113,7 +103,7 @@ class NativeVecEnv(VectorEnv):
         obs = self._outcome[0]
         return (self._copied(obs), self._copied(dict(self._step_infos))) if self._copy else (obs, dict(self._step_infos))
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step(self, actions: Any) -> Results:
         """Step every env with its row of `actions`; with SAME_STEP autoreset, ended envs are already in their next episode.
 
         Raises:
@@ -130,6 +120,27 @@ class NativeVecEnv(VectorEnv):
         if self._copy:
             return (*(self._copied(array) for array in self._outcome), self._copied(infos))
         return (*self._outcome, infos)
+
+    def async_reset(self, seed: Seed = None, options: dict[str, Any] | None = None) -> None:
+        """Reset as `reset` does; `recv` returns the first observations."""
+        obs, infos = self.reset(seed=seed, options=options)
+        nothing = [array * 0 for array in self._outcome[1:]]
+        self._sent = (obs, *nothing, infos)
+
+    def send(self, actions: Any, env_id: Any = None) -> None:
+        """Step every env; `recv` returns the results. Native envs step together, so `env_id` can only name all of them."""
+        if env_id is not None and not np.array_equal(env_id, np.arange(self.num_envs)):
+            raise HurtleError("Native envs step together: leave out env_id, or make a pool with batch_size.")
+        if self._sent is not None:
+            raise HurtleError("send() twice: call recv() first.")
+        self._sent = self.step(actions)
+
+    def recv(self) -> Results:
+        """The results of the last `send` or `async_reset`, with the index of each env in `infos["env_id"]`."""
+        if self._sent is None:
+            raise HurtleError("recv() would wait forever: call async_reset() or send() first.")
+        (*outcome, infos), self._sent = self._sent, None
+        return (*outcome, {**infos, "env_id": np.arange(self.num_envs)})
 
     def play(self, num_steps: int, seed: int = 0) -> int:
         """Take uniformly random actions for `num_steps` steps inside compiled code; returns how many episodes ended."""
@@ -158,6 +169,39 @@ class NativeVecEnv(VectorEnv):
         """Replace all envs' State records."""
         for name in self.native_spec.fields:
             self._batch.arrays.envs[name] = states[name]
+
+    def get_attr(self, name: str, indices: Any = None) -> tuple[Any, ...]:
+        """A State field, or a parameter or attribute of the env class, of every env or of those in `indices`."""
+        ids = self._indices(indices)
+        if name in self.native_spec.fields:
+            states = self.states[name]
+            return tuple(states[i] for i in ids)
+        if not hasattr(self.native_spec.env, name):
+            raise UnknownNameError(f"{self.native_spec.name} has no {name!r}. {did_you_mean(name, self._attributes())}")
+        return (getattr(self.native_spec.env, name),) * len(ids)
+
+    def set_attr(self, name: str, values: Any, indices: Any = None) -> None:
+        """Set a State field of every env, or of those in `indices`: one value for all, or a list or tuple with one for each."""
+        if name not in self.native_spec.fields:
+            if name in self._attributes():
+                raise UnknownNameError(f"{name!r} is a parameter, which is compiled in: make a new vector to change it.")
+            raise UnknownNameError(f"set_attr sets State fields. {did_you_mean(name, self.native_spec.fields)}")
+        states, ids = self.states.copy(), self._indices(indices)
+        states[name][ids] = values
+        self.load_states(states)
+
+    def call(self, name: str, *args: Any, indices: Any = None, **kwargs: Any) -> tuple[Any, ...]:
+        """`call("render")` draws every env, or those in `indices`; other names are read as `get_attr` does."""
+        if name == "render":
+            pictures = self.render()
+            return tuple((pictures or (None,) * self.num_envs)[i] for i in self._indices(indices))
+        return self.get_attr(name, indices)
+
+    def _attributes(self) -> list[str]:
+        return [*self.native_spec.fields, *self.native_spec.env.parameters()]
+
+    def _indices(self, indices: Any) -> list[int]:
+        return np.arange(self.num_envs)[_ALL if indices is None else np.atleast_1d(indices)].tolist()
 
     @property
     def num_workers(self) -> int:
@@ -225,12 +269,3 @@ class NativeVecEnv(VectorEnv):
 
     def _copied(self, value: Any) -> Any:
         return {k: self._copied(v) for k, v in value.items()} if isinstance(value, dict) else value.copy()
-
-
-def _autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
-    """The mode from Gymnasium's enum, its value ("SameStep") or its name ("SAME_STEP")."""
-    wanted = mode.value if isinstance(mode, AutoresetMode) else str(mode)
-    for candidate in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
-        if wanted.replace("_", "").lower() == candidate.value.lower():
-            return candidate
-    raise HurtleError(f"autoreset_mode must be SAME_STEP or NEXT_STEP, got {mode!r}; native envs always reset themselves.")

@@ -103,7 +103,7 @@ def test_reset_without_a_seed_goes_on():
     [
         ({"num_envs": 0}, "num_envs must be an int of at least 1, got 0"),
         ({"num_envs": 2.5}, "num_envs must be an int of at least 1, got 2.5"),
-        ({"num_envs": 2, "num_workers": 0}, "num_workers must be None or at least 1, got 0"),
+        ({"num_envs": 2, "num_workers": 0}, "num_workers must be an int of at least 1, got 0"),
         ({"num_envs": 2, "device": "tpu"}, "device must be 'cpu' or 'cuda', got 'tpu'"),
         ({"num_envs": 2, "autoreset_mode": AutoresetMode.DISABLED}, "SAME_STEP or NEXT_STEP"),
         ({"num_envs": 2, "render_mode": "human"}, "render_mode must be one of"),

@@ -1,0 +1,93 @@
+"""`Description`: what the learner must know of an env, found on a throw-away instance; and the env as back ends run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from hurtle.emulation.checks import check_env
+from hurtle.emulation.layout import SpaceLayout
+from hurtle.emulation.single import EmulatedEnv
+from hurtle.emulation.wrap import emulate
+
+EnvMaker = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What the learner's side must know of an env; made from a throw-away instance."""
+
+    observation_space: spaces.Space  # of one env, or of one agent
+    action_space: spaces.Space
+    layout: SpaceLayout  # of an observation in its row
+    actions: SpaceLayout  # of an action in its row
+    agents: tuple[str, ...] | None  # None: a single-agent env
+    mask_size: int  # entries of an action mask, 0 without
+    structure: SpaceLayout  # restores the structure of flat observations
+    flat: bool  # observations are handed out flat
+    metadata: dict[str, Any]
+    render_mode: str | None
+    spec: Any = None
+
+    @property
+    def num_agents(self) -> int | None:
+        """Agents per env; None for single-agent envs, whose arrays have no axis of agents."""
+        return None if self.agents is None else len(self.agents)
+
+
+def prepare(env: Any, flat: bool, check: bool = True) -> Any:
+    """The env as a shard runs it: agents always padded, single-agent envs as they are unless `flat` asks for emulation."""
+    if isinstance(env, gymnasium.Env):
+        return emulate(env, check=check) if flat else env
+    made = emulate(env, check=check)  # PettingZoo, old Gym, or an error that says what is possible
+    return made if flat or has_agents(made) else made.env
+
+
+def has_agents(env: Any) -> bool:
+    """Whether a prepared env has several agents."""
+    return hasattr(env, "reset_into")
+
+
+def describe(env: Any, flat: bool, check: bool) -> Description:
+    """Look at one prepared env (and check it): it is reset, and closed by the caller afterwards."""
+    if check:
+        check_env(env)
+    about: dict[str, Any] = {"metadata": dict(getattr(env, "metadata", {})), "render_mode": getattr(env, "render_mode", None)}
+    if has_agents(env):
+        layout, action_space = env.layout, env.agent_action_space
+        return Description(
+            layout.flat_space if flat else layout.space,
+            action_space,
+            layout,
+            SpaceLayout(action_space, "action"),
+            tuple(env.possible_agents),
+            env.mask_size or 0,
+            layout,
+            flat,
+            **about,
+        )
+    _, info = env.reset(seed=0)
+    emulated = isinstance(env, EmulatedEnv) and env.layout is not None
+    layout = SpaceLayout(env.observation_space)
+    return Description(
+        env.observation_space,
+        env.action_space,
+        layout,
+        SpaceLayout(env.action_space, "action"),
+        None,
+        _mask_size(info),
+        env.layout if emulated else layout,
+        emulated,
+        spec=getattr(env, "spec", None),
+        **about,
+    )
+
+
+def _mask_size(info: dict[str, Any]) -> int:
+    mask = info.get("action_mask")
+    return int(np.size(mask)) if mask is not None else 0

@@ -1,0 +1,113 @@
+"""`NativePool`: native envs in batches, for a learner that works on one batch while it holds the next."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hurtle.errors import HurtleError
+from hurtle.native.env import Env
+from hurtle.vector.native import NativeVecEnv
+from hurtle.vector.options import check_count
+from hurtle.vector.vec_env import Results, Seed, VecEnv
+
+
+class NativePool(VecEnv):
+    """`num_envs` native envs of which `recv` returns `batch_size` at a time, in turn.
+
+    Native envs all take the same time, so the first that are ready are those that were sent first. Each batch has arrays of its
+    own: those of one stay as they are while another is stepped.
+
+    Args:
+        env: The native env, with its parameters.
+        num_envs: How many; env i behaves like a single env reset with `seed + i`.
+        batch_size: A divisor of num_envs.
+        seed: Base seed of the first reset without one.
+        **settings: Of `NativeVecEnv`.
+    """
+
+    def __init__(self, env: Env, num_envs: int, batch_size: int, *, seed: int = 0, **settings: Any):
+        check_count("num_envs", num_envs)
+        check_count("batch_size", batch_size)
+        if num_envs % batch_size:
+            raise HurtleError(
+                f"Native envs step in equal batches: num_envs={num_envs} is no multiple of batch_size={batch_size}."
+            )
+        self.num_envs, self.batch_size = num_envs, batch_size
+        firsts = range(0, num_envs, batch_size)
+        self._batches = [NativeVecEnv(env, batch_size, seed=seed + first, **settings) for first in firsts]
+        self._ids = [np.arange(first, first + batch_size) for first in firsts]
+        self._ready: deque[int] = deque()
+        self._in_hand: int | None = None
+        model = self._batches[0]
+        self.num_agents, self.render_mode, self.metadata = model.num_agents, model.render_mode, model.metadata
+        self.single_observation_space, self.single_action_space = model.single_observation_space, model.single_action_space
+
+    @property
+    def num_workers(self) -> int:
+        """Threads in use."""
+        return self._batches[0].num_workers
+
+    def async_reset(self, seed: Seed = None, options: dict[str, Any] | None = None) -> None:
+        """Reset all envs; `recv` returns their first observations, batch by batch."""
+        if self._ready:
+            raise HurtleError("reset while envs are running: call recv() until all are back.")
+        if options and ("reset_mask" in options or any(np.ndim(value) for value in options.values())):
+            raise HurtleError("In a pool, options are the same for all envs, and all envs are reset.")
+        for batch, ids in zip(self._batches, self._ids, strict=True):
+            own = (
+                seed
+                if seed is None
+                else seed + int(ids[0])
+                if not isinstance(seed, Sequence)
+                else [seed[i] for i in ids.tolist()]
+            )
+            batch.async_reset(own, options)
+        self._ready.extend(range(len(self._batches)))
+        self._in_hand = None
+
+    def send(self, actions: Any, env_id: Any = None) -> None:
+        """Step the envs of the last `recv`, or those of `env_id`, which are a batch that `recv` returned."""
+        if env_id is None:
+            index = self._in_hand
+        else:
+            index = next((k for k, ids in enumerate(self._ids) if np.array_equal(ids, env_id)), None)
+        if index is None or index in self._ready:
+            raise HurtleError("send() goes with envs that recv() returned: call recv() first, and send once.")
+        self._batches[index].send(actions)
+        self._ready.append(index)
+        self._in_hand = None if index == self._in_hand else self._in_hand
+
+    def recv(self) -> Results:
+        """The results of the batch that was sent longest ago, with the index of each env in `infos["env_id"]`."""
+        if not self._ready:
+            raise HurtleError("recv() would wait forever: call async_reset() or send() first.")
+        self._in_hand = self._ready.popleft()
+        *outcome, infos = self._batches[self._in_hand].recv()
+        return (*outcome, {**infos, "env_id": self._ids[self._in_hand]})
+
+    def reset(self, *, seed: Seed = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset all envs and return the first batch."""
+        self._ready.clear()
+        for batch in self._batches:
+            batch._sent = None
+        self.async_reset(seed, options)
+        obs, _, _, _, infos = self.recv()
+        return obs, infos
+
+    def step(self, actions: Any) -> Results:
+        """`send` and `recv` in one: takes the actions of one batch and returns the results of the next."""
+        self.send(actions)
+        return self.recv()
+
+    def render(self) -> tuple[Any, ...] | None:
+        """One picture per env, as `render_mode` says."""
+        return None if self.render_mode is None else tuple(p for batch in self._batches for p in batch.render() or ())
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End the helper threads."""
+        for batch in self._batches:
+            batch.close()

@@ -1,0 +1,66 @@
+"""`VecOptions`: the settings that the back ends for Python envs share, checked in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
+
+ORDERS = ("ready", "fair")
+
+
+@dataclass(frozen=True)
+class VecOptions:
+    """How a vector of Python envs behaves; see `hurtle.make_vec` for what each means."""
+
+    num_envs: int
+    batch_size: int
+    num_workers: int | None = None
+    seed: int = 0
+    autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP
+    copy: bool = False
+    order: str = "ready"
+    emulate: bool = False
+    check: bool = True
+    step_timeout: float | None = None
+    start_timeout: float = 300.0
+    restart_workers: bool = False
+
+    def __post_init__(self) -> None:
+        check_count("num_envs", self.num_envs)
+        check_count("batch_size", self.batch_size)
+        if self.batch_size > self.num_envs:
+            raise HurtleError(f"batch_size={self.batch_size} is more than num_envs={self.num_envs}.")
+        if self.num_workers is not None:
+            check_count("num_workers", self.num_workers)
+            if self.num_workers > self.num_envs:
+                raise HurtleError(
+                    f"num_workers={self.num_workers} is more than num_envs={self.num_envs}; each worker steps at least one env."
+                )
+        if self.order not in ORDERS:
+            raise UnknownNameError(f"No order {self.order!r}. {did_you_mean(self.order, ORDERS)}")
+        for name in ("step_timeout", "start_timeout"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise HurtleError(f"{name} must be a positive number of seconds, got {value!r}.")
+        if self.seed < 0:
+            raise HurtleError(f"seed must not be negative, got {self.seed}.")
+
+
+def check_count(name: str, value: int) -> None:
+    """Refuse anything but an int of at least 1."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
+        raise HurtleError(f"{name} must be an int of at least 1, got {value!r}.")
+
+
+def autoreset_mode_of(mode: AutoresetMode | str, allowed: tuple[AutoresetMode, ...] = tuple(AutoresetMode)) -> AutoresetMode:
+    """The mode from Gymnasium's enum, its value ("SameStep") or its name ("SAME_STEP")."""
+    wanted = mode.value if isinstance(mode, AutoresetMode) else str(mode)
+    for candidate in allowed:
+        if wanted.replace("_", "").lower() == candidate.value.lower():
+            return candidate
+    names = " or ".join(candidate.name for candidate in allowed)
+    raise HurtleError(f"autoreset_mode must be {names}, got {mode!r}.")

@@ -1,0 +1,408 @@
+"""`ProcessVecEnv`: Python envs in worker processes over shared memory.
+
+actions → shared rows → a byte in each worker's pipe → workers step → shared rows → done messages → views. Workers block on
+their pipe and the learner on the done pipe, so that both may share few cores. A dead or stuck worker is an error, or restarted.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import time
+import weakref
+from array import array
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from hurtle.errors import EnvFailedError, EnvTimeoutError, HurtleError, WorkerDiedError
+from hurtle.native.threads import free_cores
+from hurtle.vector import wire
+from hurtle.vector.description import Description, EnvMaker
+from hurtle.vector.options import VecOptions
+from hurtle.vector.python_vec import PythonVecEnv
+from hurtle.vector.rows import RowPlan, map_shared, shared_file
+from hurtle.vector.worker_process import WorkerProcess
+
+_STEP_ALL = wire.frame(wire.STEP_ALL)
+_SPINS = 20  # looks at the pipe before the learner goes to sleep
+_PATIENCE = 3.0  # seconds that close() gives the envs to close
+_PATIENCE_AFTER_FAULT = 0.3  # the same when a fault ends the vector, and its error must not wait
+_MAX_RESTARTS = 3  # of one worker without a step between them
+
+
+class _Fleet:
+    """Workers and descriptors of one vector env; outlives it just long enough to end them."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self.workers: list[WorkerProcess] = []
+        self.done, self.done_end = os.pipe()
+        self.memory = shared_file()
+        self.patience = _PATIENCE
+
+    def stop(self) -> None:
+        if os.getpid() != self.owner:  # a forked copy must not end its parent's workers
+            return
+        workers, self.workers = self.workers, []
+        WorkerProcess.stop(workers, self.patience)
+        fds, self.done = [self.done, self.done_end, self.memory], -1
+        for fd in fds:
+            if fds[0] >= 0:
+                os.close(fd)
+
+
+class ProcessVecEnv(PythonVecEnv):
+    """Envs in worker processes.
+
+    Args:
+        maker: Makes one env; pickled by value where needed, so that lambdas and closures work.
+        options: How the vector behaves.
+    """
+
+    def __init__(self, maker: EnvMaker, options: VecOptions):
+        _refuse_inside_import()
+        self._fleet = _Fleet()
+        self._stop = weakref.finalize(self, self._fleet.stop)
+        self._options = options
+        count = options.num_workers or min(options.num_envs, free_cores())
+        bounds = np.linspace(0, options.num_envs, count + 1).astype(int).tolist()
+        self._shares = [range(a, b) for a, b in pairwise(bounds)]
+        self._by_fd: dict[int, WorkerProcess] = {}
+        self._poll = select.poll()
+        self._poll.register(self._fleet.done, select.POLLIN)
+        self._restarts = [0] * count
+        self._lost: set[int] = set()  # envs whose worker died: their next step is a reset, told as a truncation
+        self._reset_instead: set[int] = set()  # NEXT_STEP: after that truncation comes the reset itself
+        self._reset_args: dict[int, tuple[int | None, dict[str, Any] | None]] = {}
+        self._total_restarts = 0
+        self._early: list[int] = []  # done, and read before anyone waited for it
+        try:
+            pickled = cloudpickle.dumps((maker, options.emulate, options.check))
+            self._fleet.workers = [self._start(k) for k in range(count)]
+            description = self._ask_description(pickled)
+            plan = RowPlan.of(description, options.num_envs, count)
+            rows = map_shared(self._fleet.memory, plan)
+            self._setup = (maker, description, plan)
+            for worker in self._fleet.workers:
+                self._send_setup(worker)
+            for worker in self._fleet.workers:
+                self._expect(worker, wire.READY, options.start_timeout, rows.current)
+        except BaseException:
+            self._abort()
+            raise
+        self._owner = [worker.index for worker in self._fleet.workers for _ in worker.envs]
+        self._next_check = 0.0
+        super().__init__(description, options, rows)
+
+    @property
+    def num_workers(self) -> int:
+        """Worker processes."""
+        return len(self._shares)
+
+    # Start-up.
+
+    def _start(self, index: int) -> WorkerProcess:
+        worker = WorkerProcess(index, self._shares[index], self._fleet.done_end, self._fleet.memory)
+        self._by_fd[worker.frames.fd] = worker
+        self._poll.register(worker.frames.fd, select.POLLIN)
+        return worker
+
+    def _ask_description(self, pickled: bytes) -> Description:
+        first = self._fleet.workers[0]
+        first.send(wire.DESCRIBE, pickled)
+        return pickle.loads(self._expect(first, wire.DESCRIPTION, self._options.start_timeout, None))
+
+    def _send_setup(self, worker: WorkerProcess) -> None:
+        maker, description, plan = self._setup
+        options = self._options
+        share = (len(worker.envs), worker.envs.start)
+        worker.send(wire.SETUP, cloudpickle.dumps((maker, *share, description, plan, options.autoreset_mode, options.check)))
+
+    def _expect(self, worker: WorkerProcess, kind: int, timeout: float | None, current: Any) -> bytes:
+        """The next frame of this kind from a worker that is setting up or answering a call."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        poll = select.poll()
+        poll.register(worker.frames.fd, select.POLLIN)
+        while True:
+            frame = worker.frames.pop()
+            if frame is None:
+                left = None if deadline is None else max(deadline - time.monotonic(), 0)
+                if not poll.poll(None if left is None else left * 1000):
+                    doing = f"Env {current[worker.index]}" if current is not None else "The env's constructor"
+                    raise EnvTimeoutError(f"{doing} did not answer within {timeout} s.{worker.ask_where()}")
+                if not worker.frames.feed():
+                    raise self._obituary(worker)
+            elif frame[0] == kind:
+                return frame[1]
+            else:
+                self._handle(worker, *frame)
+
+    # Steps and resets.
+
+    def _step_all(self) -> None:
+        if self._lost or self._reset_instead:
+            self._post_steps(range(self.num_envs))
+            return self._wait_for_all()
+        now = time.monotonic()
+        for worker in list(self._fleet.workers):
+            worker.since = now
+            worker.busy.update(worker.envs)
+            try:
+                os.write(worker.commands, _STEP_ALL)
+            except OSError:
+                self._bury(worker)
+        self._wait_for_all()
+
+    def _wait_for_all(self) -> None:
+        remaining = self.num_envs
+        while remaining:
+            remaining -= len(self._wait())
+
+    def _post_steps(self, ids: Sequence[int]) -> None:
+        orders: dict[int, array[int]] = {}
+        resets = []
+        for index in ids:
+            if index in self._lost or index in self._reset_instead:
+                resets.append((index, None, None))
+            else:
+                orders.setdefault(self._owner[index], array("i")).append(index)
+        for owner, order in orders.items():
+            self._order(self._fleet.workers[owner], order, wire.STEP, order.tobytes())
+        if resets:
+            self._post_resets([(index, self._fresh_seed(index), None) for index, *_ in resets])
+
+    def _post_resets(self, resets: list[tuple[int, int | None, dict[str, Any] | None]]) -> None:
+        orders: dict[int, list[Any]] = {}
+        for reset in resets:
+            self._reset_args[reset[0]] = reset[1:]
+            orders.setdefault(self._owner[reset[0]], []).append(reset)
+        for owner, order in orders.items():
+            self._order(self._fleet.workers[owner], [reset[0] for reset in order], wire.RESET, cloudpickle.dumps(order))
+
+    def _order(self, worker: WorkerProcess, ids: Sequence[int], kind: int, payload: bytes) -> None:
+        worker.busy.update(ids)
+        worker.since = time.monotonic()
+        try:
+            worker.send(kind, payload)
+        except OSError:
+            self._bury(worker)
+
+    def _wait(self) -> list[int]:
+        finished, self._early = self._early, []
+        events: list[tuple[int, int]] = []
+        for _ in range(_SPINS):
+            if finished or (events := self._poll.poll(0)):
+                break
+            os.sched_yield()
+        timeout = self._options.step_timeout
+        while True:
+            if not finished and not events:
+                events = self._poll.poll(None if timeout is None else min(timeout * 250, 1000))
+            self._take(events, finished)
+            if timeout is not None and time.monotonic() > self._next_check:
+                self._look_for_stuck(timeout)
+            finished, self._early = finished + self._early, []
+            if finished:
+                return finished
+            events = []
+
+    def _take(self, events: list[tuple[int, int]], finished: list[int]) -> None:
+        dead = []
+        for fd, _ in events:
+            if fd == self._fleet.done:
+                self._read_done(finished)
+                continue
+            worker = self._by_fd.get(fd)
+            if worker is not None and not self._read_frames(worker):
+                dead.append(worker)
+        for worker in dead:
+            self._bury(worker)
+
+    def _read_done(self, finished: list[int]) -> None:
+        for message in memoryview(os.read(self._fleet.done, 1 << 16)).cast("i"):
+            index = message & wire.INDEX
+            worker = self._fleet.workers[index if message & wire.ALL else self._owner[index]]
+            if message & wire.WITH_INFOS:
+                worker.infos_due += 1
+                while worker.infos_due > 0 and self._read_frames(worker):
+                    pass
+            if message & wire.ALL:
+                finished.extend(worker.envs)
+                worker.busy.clear()
+                self._restarts[worker.index] = 0
+            else:
+                worker.busy.discard(index)
+                finished.append(index)
+                if self._reset_args.pop(index, None) is None:
+                    self._restarts[worker.index] = 0
+                elif index in self._lost:
+                    self._mark_lost(index)
+                else:
+                    self._reset_instead.discard(index)
+
+    def _read_frames(self, worker: WorkerProcess) -> bool:
+        alive = worker.frames.feed()
+        while (frame := worker.frames.pop()) is not None:
+            self._handle(worker, *frame)
+        return alive
+
+    def _handle(self, worker: WorkerProcess, kind: int, payload: bytes) -> None:
+        if kind == wire.INFOS:
+            self._told.update(pickle.loads(payload))
+            worker.infos_due -= 1
+        elif kind == wire.ERROR:
+            message, index, seed, cause = pickle.loads(payload)
+            self._abort()
+            raise EnvFailedError(message, index, seed) from (pickle.loads(cause) if cause else None)
+        else:
+            raise HurtleError(f"Worker {worker.index} sent an unexpected frame of kind {kind}.")
+
+    # Faults.
+
+    def _bury(self, worker: WorkerProcess) -> None:
+        """A worker is dead: raise, or put a new one in its place."""
+        error = self._obituary(worker)
+        worker.process.kill()
+        while select.select([self._fleet.done], [], [], 0)[0]:  # what it finished before it died counts
+            self._read_done(self._early)
+        while self._read_frames(worker):  # an error that it wrote before it died is the better message
+            pass
+        if not self._options.restart_workers:
+            self._abort()
+            raise error
+        self._replace(worker, error)
+
+    def _obituary(self, worker: WorkerProcess) -> WorkerDiedError:
+        envs = f"envs {worker.envs.start} … {worker.envs.stop - 1}" if len(worker.envs) > 1 else f"env {worker.envs.start}"
+        more = "" if self._options.restart_workers else " Pass restart_workers=True to go on with new envs in their place."
+        return WorkerDiedError(
+            f"Worker {worker.index} (pid {worker.process.pid}, {envs}) {worker.cause_of_death()}.{more}{worker.last_words()}"
+        )
+
+    def _replace(self, worker: WorkerProcess, error: WorkerDiedError) -> None:
+        index = worker.index
+        while True:
+            self._forget(worker)
+            self._restarts[index] += 1
+            self._total_restarts += 1
+            if self._restarts[index] > _MAX_RESTARTS:
+                self._abort()
+                raise WorkerDiedError(f"Gave up after {_MAX_RESTARTS} restarts in a row. {error}")
+            fresh = self._fleet.workers[index] = self._start(index)
+            try:
+                self._send_setup(fresh)
+                self._expect(fresh, wire.READY, self._options.start_timeout, self._rows.current)
+                break
+            except (WorkerDiedError, OSError):
+                error = self._obituary(fresh)
+                fresh.busy, worker = worker.busy, fresh
+        resets = []
+        for env in fresh.envs:
+            if env in worker.busy and env in self._reset_args:  # it was being reset: again, with the same arguments
+                resets.append((env, *self._reset_args[env]))
+                continue
+            self._lost.add(env)
+            self._rows.final_obs[env] = self._rows.obs[env]
+            if env in worker.busy:
+                resets.append((env, self._fresh_seed(env), None))
+        if resets:
+            self._post_resets(resets)
+
+    def _forget(self, worker: WorkerProcess) -> None:
+        self._poll.unregister(worker.frames.fd)
+        del self._by_fd[worker.frames.fd]
+        worker.kill()
+
+    def _fresh_seed(self, index: int) -> int | None:
+        """A seed for an env that comes back, or None where a reset is only due."""
+        if index not in self._lost:
+            return None
+        return int(np.random.SeedSequence((self._options.seed, index, self._total_restarts)).generate_state(1)[0])
+
+    def _mark_lost(self, index: int) -> None:
+        """The env came back: what its learner sees is a truncation, and with SAME_STEP the next episode."""
+        self._lost.discard(index)
+        rows = self._rows
+        rows.truncated[index] = self._acting[index]
+        self._lengths[index] -= self._acting[index]  # the step that was lost did not happen
+        rows.over[index] = True
+        self._told.setdefault(index, {})["worker_restarted"] = True
+        if self._next_step:
+            self._reset_instead.add(index)
+
+    def _look_for_stuck(self, timeout: float) -> None:
+        now = time.monotonic()
+        self._next_check = now + timeout / 4
+        for worker in self._fleet.workers:
+            if not worker.busy:
+                continue
+            env = int(self._rows.current[worker.index])
+            if env != worker.seen:
+                worker.seen, worker.since = env, now
+            elif now - worker.since > timeout:
+                where = worker.ask_where()
+                message = f"Env {env} (worker {worker.index}) has been busy for over {timeout} s (step_timeout).{where}"
+                worker.process.kill()
+                if not self._options.restart_workers:
+                    self._abort()
+                    raise EnvTimeoutError(message)
+                self._bury(worker)
+
+    def _abort(self) -> None:
+        self._fleet.patience = _PATIENCE_AFTER_FAULT
+        self._stop()
+
+    def _check_open(self) -> None:
+        if not self._stop.alive:
+            raise HurtleError("This vector env is closed, or was ended by an earlier error; make a new one.")
+
+    # Single envs.
+
+    def _call(self, ids: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        answers = self._ask(ids, lambda chosen, positions: (wire.CALL, (chosen, name, args, kwargs)))
+        return [answers[index] for index in ids]
+
+    def _set_attr(self, ids: Sequence[int], name: str, values: Sequence[Any]) -> None:
+        self._ask(ids, lambda chosen, positions: (wire.SET_ATTR, (chosen, name, [values[p] for p in positions])))
+
+    def _ask(self, ids: Sequence[int], make: Any) -> dict[int, Any]:
+        self._check_open()
+        shares: dict[int, list[int]] = {}
+        for position, index in enumerate(ids):
+            shares.setdefault(self._owner[index], []).append(position)
+        answers: dict[int, Any] = {}
+        try:
+            for owner, positions in shares.items():
+                worker = self._fleet.workers[owner]
+                kind, request = make([ids[p] for p in positions], positions)
+                worker.send(kind, cloudpickle.dumps(request))
+            for owner, positions in shares.items():
+                worker = self._fleet.workers[owner]
+                values = pickle.loads(self._expect(worker, wire.RESULT, self._options.step_timeout, self._rows.current))
+                answers.update(zip([ids[p] for p in positions], values or [None] * len(positions), strict=True))
+        except (OSError, WorkerDiedError) as error:
+            died = error if isinstance(error, WorkerDiedError) else self._obituary(worker)
+            self._abort()
+            raise died from None
+        return answers
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End the workers: their envs are closed, and those that do not answer are killed."""
+        self._stop()
+
+
+def _refuse_inside_import() -> None:
+    """Stop a worker that imports the user's module from starting workers of its own, and those from starting more."""
+    import sys
+
+    worker = sys.modules.get("hurtle.vector.worker")
+    if worker is not None and worker.importing_envs:
+        raise HurtleError(
+            "make_vec(backend='process') was called while a worker imported the module that defines the env. "
+            "Put the code that trains under `if __name__ == '__main__':`, or in another file."
+        )

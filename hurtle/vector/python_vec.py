@@ -1,0 +1,434 @@
+"""`PythonVecEnv`: many Gymnasium or PettingZoo envs behind `gymnasium.vector.VectorEnv`; what all its back ends share.
+
+actions → rows → (a back end steps the envs) → rows → views, infos and episode statistics. Knows no processes.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.error import ResetNeeded
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+
+from hurtle.errors import ActionError, HurtleError
+from hurtle.vector.description import Description
+from hurtle.vector.infos import Infos, merge_infos
+from hurtle.vector.options import ORDERS, VecOptions
+from hurtle.vector.rows import Rows
+from hurtle.vector.vec_env import Results, Seed, VecEnv
+
+_ALL = slice(None)
+
+
+class PythonVecEnv(VecEnv):
+    """A vector of envs written in Python.
+
+    `step` and `reset` work on all envs at once. With `batch_size < num_envs` the vector is a pool: `recv` (and so `step` and
+    `reset`) returns the results of `batch_size` envs, with their indices in `infos["env_id"]`; `send` gives these actions.
+
+    The arrays that come back are **reused** by later calls unless `copy=True`. In a pool they are views where the batch is a
+    contiguous range of envs.
+
+    Attributes:
+        num_agents: Agents per env; 1 for single-agent envs.
+        batch_size: Envs per `recv`.
+        layout: How observations lie in memory; `unflatten` uses it.
+    """
+
+    def __init__(self, description: Description, options: VecOptions, rows: Rows):
+        self._description, self._rows = description, rows
+        self.num_envs, self.batch_size = options.num_envs, options.batch_size
+        self.num_agents = description.num_agents or 1
+        self.agents = description.agents
+        self.layout = description.structure
+        self.render_mode, self.spec = description.render_mode, description.spec
+        self.metadata = {**description.metadata, "autoreset_mode": options.autoreset_mode}
+        agents = description.num_agents
+        obs, action = description.observation_space, description.action_space
+        self.single_observation_space = obs if agents is None else batch_space(obs, agents)
+        self.single_action_space = action if agents is None else batch_space(action, agents)
+        self._same_step = options.autoreset_mode is AutoresetMode.SAME_STEP
+        self._next_step = options.autoreset_mode is AutoresetMode.NEXT_STEP
+        self._copy, self._fair = options.copy, options.order == ORDERS[1]
+        self._pool = self.batch_size < self.num_envs
+        self._first_seed: int | None = options.seed
+        self._actions = description.actions.batch(rows.actions) if description.actions.is_plain else None
+        self._fixed = description.flat or description.layout.is_fixed
+        self._whole = self._views(_ALL)
+        self._told: dict[int, Infos] = {}  # what envs said, until they are received
+        lead = rows.rewards.shape
+        self._returns, self._lengths = np.zeros(lead), np.zeros(lead, np.int64)
+        self._acting = np.ones(lead, np.bool_)  # who acts in the step to come
+        self._reset_next = np.zeros(self.num_envs, np.bool_)  # what comes next from these is a reset, not a step
+        self._resets_due = False  # whether there are any
+        self._running: deque[int] = deque()  # envs sent and not yet received, oldest first
+        self._finished: deque[int] = deque()  # of these, the ones that are ready, in their order of finishing
+        self._in_hand = np.zeros(0, np.int64)  # envs of the last recv, which send() serves
+
+    # What a back end does.
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise HurtleError("This vector env is closed; make a new one.")
+
+    @abstractmethod
+    def _post_resets(self, resets: list[tuple[int, int | None, dict[str, Any] | None]]) -> None:
+        """Begin resetting envs: (index, seed, options)."""
+
+    @abstractmethod
+    def _post_steps(self, ids: Sequence[int]) -> None:
+        """Begin stepping these envs with their rows of actions."""
+
+    @abstractmethod
+    def _wait(self) -> list[int]:
+        """Block until at least one env is done; the envs done since the last call."""
+
+    @abstractmethod
+    def _step_all(self) -> None:
+        """Step every env with its row of actions, and wait for all."""
+
+    @abstractmethod
+    def _call(self, ids: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Call a method of these envs, or read an attribute."""
+
+    @abstractmethod
+    def _set_attr(self, ids: Sequence[int], name: str, values: Sequence[Any]) -> None:
+        """Set an attribute of each of these envs."""
+
+    def unflatten(self, obs: Any) -> Any:
+        """The structure of flat observations, as views: NumPy arrays or torch tensors with any leading axes."""
+        return self.layout.unflatten(obs)
+
+    # All envs at once.
+
+    def reset(self, *, seed: Seed = None, options: dict[str, Any] | None = None) -> tuple[Any, Infos]:
+        """Begin new episodes.
+
+        Args:
+            seed: Env i gets `seed + i`; or one seed (or None) per env. None continues the envs' random streams.
+            options: Passed to each env's `reset`; `reset_mask` (bool[num_envs]) resets only some envs.
+        """
+        ids = self._begin_reset(seed, options)
+        if self._pool:
+            obs, _, _, _, infos = self.recv()
+            return obs, infos
+        self._await(len(ids))
+        self._running.clear()
+        self._finished.clear()
+        obs, _, _, _, infos = self._results(_ALL, range(self.num_envs), np.array(ids, np.int64))
+        return obs, infos
+
+    def step(self, actions: Any) -> Results:
+        """Step every env with its row of `actions`; in a pool, `send` and `recv` in one.
+
+        Raises:
+            ActionError: Actions of the wrong shape or type; no env was stepped.
+            EnvFailedError: An env raised.
+        """
+        if self._pool:
+            self.send(actions)
+            return self.recv()
+        self._check_open()
+        if self._first_seed is not None:
+            raise ResetNeeded("Call reset() before the first step().")
+        if self._running:
+            raise HurtleError("step() between send() and recv(): call recv() first.")
+        self._write_actions(actions, _ALL, self.num_envs)
+        self._step_all()
+        return self._results(_ALL, range(self.num_envs))
+
+    # A pool: some envs at a time.
+
+    def async_reset(
+        self,
+        seed: Seed = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """Begin resetting envs as `reset` does, without waiting; `recv` returns their first observations."""
+        self._begin_reset(seed, options)
+
+    def send(self, actions: Any, env_id: Any = None) -> None:
+        """Begin stepping envs, without waiting.
+
+        Args:
+            actions: One row per env.
+            env_id: The envs; None means those of the last `recv`, in its order.
+        """
+        self._check_open()
+        if self._first_seed is not None:
+            raise ResetNeeded("Call async_reset() or reset() before the first send().")
+        ids = self._in_hand if env_id is None else np.asarray(env_id, np.int64).reshape(-1)
+        self._check_free(ids)
+        if not len(ids):
+            raise HurtleError("send() without envs: call recv() first, or name them with env_id.")
+        self._write_actions(actions, _selection(ids), len(ids))
+        listed = ids.tolist()
+        self._running.extend(listed)
+        self._in_hand = self._in_hand[:0] if env_id is None else np.setdiff1d(self._in_hand, ids)
+        self._post_steps(listed)
+
+    def recv(self) -> Results:
+        """Wait for `batch_size` envs and return their results, in order of env index; `infos["env_id"]` names them.
+
+        With `order="ready"` these are the first that are done, with `order="fair"` those that were sent longest ago.
+        """
+        self._check_open()
+        if len(self._running) < self.batch_size:
+            raise HurtleError(
+                f"recv() would wait forever: {len(self._running)} envs are running and batch_size is {self.batch_size}. "
+                "Call async_reset() first, and send() actions for the envs of each recv()."
+            )
+        if self._fair:
+            ids = sorted(self._running[k] for k in range(self.batch_size))
+            self._await_these(set(ids))
+        else:
+            self._await(self.batch_size)
+            ids = sorted(self._finished.popleft() for _ in range(self.batch_size))
+        taken = set(ids)
+        self._running = deque(i for i in self._running if i not in taken)
+        chosen = np.array(ids)
+        obs, rewards, terminated, truncated, infos = self._results(_selection(chosen), ids)
+        infos["env_id"] = self._in_hand = chosen
+        return obs, rewards, terminated, truncated, infos
+
+    # Single envs.
+
+    def reset_env(self, index: int, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Infos]:
+        """Reset one env, for example to a new map or task; returns its observation and info as the env itself would."""
+        ids = self._indices(index)
+        self._check_free(np.array(ids))
+        if self._first_seed is not None:
+            raise ResetNeeded("Call reset() before reset_env().")
+        self._post_resets([(ids[0], seed, options)])
+        self._reset_next[ids[0]] = self._resets_due = True
+        while not self._wait_for(ids[0]):
+            pass
+        self._account(np.array(ids))
+        memory = self._rows.obs[ids[0]]
+        obs = self._description.layout.flat(memory) if self._description.flat else self._description.layout.reader(memory)()
+        return (obs.copy() if isinstance(obs, np.ndarray) else obs), self._told.pop(ids[0], {})
+
+    def call(self, name: str, *args: Any, indices: Any = None, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every env, or of those in `indices`, and return what each gave; an attribute is read."""
+        ids = self._indices(indices)
+        self._check_free(np.array(ids))
+        return tuple(self._call(ids, name, args, kwargs))
+
+    def get_attr(self, name: str, indices: Any = None) -> tuple[Any, ...]:
+        """An attribute of every env, or of those in `indices`."""
+        return self.call(name, indices=indices)
+
+    def set_attr(self, name: str, values: Any, indices: Any = None) -> None:
+        """Set an attribute of every env, or of those in `indices`: one value for all, or a list or tuple with one for each."""
+        ids = self._indices(indices)
+        self._check_free(np.array(ids))
+        if not isinstance(values, list | tuple):
+            values = [values] * len(ids)
+        if len(values) != len(ids):
+            raise HurtleError(f"set_attr got {len(values)} values of {name!r} for {len(ids)} envs.")
+        self._set_attr(ids, name, values)
+
+    def render(self) -> tuple[Any, ...] | None:
+        """One picture per env, as `render_mode` says."""
+        return None if self.render_mode is None else self.call("render")
+
+    # The way in.
+
+    def _begin_reset(self, seed: Seed, options: dict[str, Any] | None) -> list[int]:
+        self._check_open()
+        if self._running:
+            raise HurtleError("reset while envs are running: call recv() until all are back.")
+        self._told.clear()
+        given = dict(options) if options is not None else None
+        chosen = self._chosen(given.pop("reset_mask", None) if given else None)
+        if self._first_seed is not None:  # the first reset: every env gets a seed, and none is left out
+            chosen = list(range(self.num_envs))
+            seed = self._first_seed if seed is None else seed
+        seeds = self._seeds(seed)
+        if self._first_seed is not None:
+            seeds = [self._first_seed + i if s is None else s for i, s in enumerate(seeds)]
+        self._in_hand = self._in_hand[:0]
+        self._reset_next[chosen] = self._resets_due = True
+        self._running.extend(chosen)
+        self._post_resets([(i, seeds[i], given) for i in chosen])
+        self._first_seed = None
+        return chosen
+
+    def _seeds(self, seed: Seed) -> list[int | None]:
+        if seed is None:
+            return [None] * self.num_envs
+        if isinstance(seed, int | np.integer):
+            if seed < 0:
+                raise HurtleError(f"seed must not be negative, got {seed}.")
+            return [int(seed) + i for i in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise HurtleError(f"seed has {len(seed)} entries for {self.num_envs} envs.")
+        return [None if s is None else int(s) for s in seed]
+
+    def _chosen(self, mask: Any) -> list[int]:
+        if mask is None:
+            return list(range(self.num_envs))
+        mask = np.asarray(mask)
+        if mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
+            raise HurtleError(
+                f"options['reset_mask'] must be bool of shape ({self.num_envs},), got {mask.dtype} of shape {mask.shape}."
+            )
+        return np.flatnonzero(mask).tolist()
+
+    def _write_actions(self, actions: Any, rows: Any, count: int) -> None:
+        if self._actions is None:  # a tree of actions
+            memory = self._rows.actions[rows]
+            try:
+                self._description.actions.write_batch(actions, memory)
+            except (KeyError, TypeError, IndexError, ValueError) as error:
+                raise ActionError(f"Actions must be a batch of {count} of {self._description.action_space}: {error}") from error
+            if not isinstance(rows, slice):
+                self._rows.actions[rows] = memory
+            return
+        given = actions if type(actions) is np.ndarray else np.asarray(actions)
+        wanted = self._actions.dtype
+        expected = (count, *self._actions.shape[1:])
+        if given.shape != expected or (given.dtype != wanted and not np.can_cast(given.dtype, wanted, "same_kind")):
+            raise ActionError(
+                f"Actions must be {wanted} of shape {expected} (one row per env), "
+                f"got {given.dtype} of shape {given.shape}."
+            )
+        self._actions[rows] = given
+
+    def _check_free(self, ids: np.ndarray) -> None:
+        if ids.size and (ids.min() < 0 or ids.max() >= self.num_envs):
+            raise HurtleError(f"There are envs 0 … {self.num_envs - 1}, got {ids.tolist()}.")
+        if self._running:
+            busy = sorted(set(ids.tolist()) & set(self._running))
+            if busy:
+                raise HurtleError(f"Envs {busy} are still running: call recv() until they are back.")
+        if len(np.unique(ids)) != len(ids):
+            raise HurtleError(f"Each env at most once, got {ids.tolist()}.")
+
+    def _indices(self, indices: Any) -> list[int]:
+        if indices is None:
+            return list(range(self.num_envs))
+        ids = np.asarray(indices, np.int64).reshape(-1).tolist()
+        if not all(-self.num_envs <= i < self.num_envs for i in ids):
+            raise HurtleError(f"There are envs 0 … {self.num_envs - 1}, got {ids}.")
+        return [i % self.num_envs for i in ids]
+
+    # The way out.
+
+    def _await(self, count: int) -> None:
+        while len(self._finished) < count:
+            self._finished.extend(self._wait())
+
+    def _await_these(self, wanted: set[int]) -> None:
+        while not wanted.issubset(self._finished):
+            self._finished.extend(self._wait())
+        self._finished = deque(i for i in self._finished if i not in wanted)
+
+    def _wait_for(self, index: int) -> bool:
+        done = self._wait()
+        self._finished.extend(i for i in done if i != index)
+        return index in done
+
+    def _results(self, rows: Any, ids: Sequence[int], changed: Any = None) -> Results:
+        obs, rewards, terminated, truncated, masks = self._whole if rows is _ALL and self._fixed else self._views(rows)
+        infos = (
+            merge_infos([(k, self._told.pop(i)) for k, i in enumerate(ids) if i in self._told], len(ids)) if self._told else {}
+        )
+        infos.update(masks)
+        self._account(rows if changed is None else changed, infos)
+        if self._copy:
+            return (*(_copied(part) for part in (obs, rewards, terminated, truncated, infos)),)
+        return obs, rewards, terminated, truncated, infos
+
+    def _views(self, rows: Any) -> Results:
+        """What is handed out of these rows: views if they are a slice, else copies."""
+        source, masks = self._rows, {}
+        if self._description.mask_size:
+            masks["action_mask"] = source.action_mask[rows]
+        if self._description.agents is not None:
+            masks["agent_mask"] = source.agent_mask[rows]
+        return (
+            self._observations(source.obs[rows]),
+            source.rewards[rows],
+            source.terminated[rows],
+            source.truncated[rows],
+            masks,
+        )
+
+    def _observations(self, memory: np.ndarray) -> Any:
+        layout = self._description.layout
+        return layout.flat(memory) if self._description.flat else layout.batch(memory)
+
+    def _account(self, rows: Any, infos: Infos | None = None) -> None:
+        """Add to the episodes' statistics, and hand out those of ended ones."""
+        source, several = self._rows, self._description.agents is not None
+        acting: Any = self._acting[rows] if several else 1
+        if self._resets_due:
+            acting = self._leave_out_resets(rows, acting)
+        self._returns[rows] += source.rewards[rows] * acting
+        self._lengths[rows] += acting
+        over = source.over[rows]
+        ended = over
+        if several:
+            ended = (source.terminated[rows] | source.truncated[rows] | over[:, None]) & acting
+            self._acting[rows] = source.agent_mask[rows]
+        if b"\x01" not in ended.tobytes():
+            return
+        if infos is not None:
+            self._add_episode(infos, rows, ended.copy(), over)
+        self._returns[rows] *= ~ended
+        self._lengths[rows] *= ~ended
+        if self._next_step:
+            self._reset_next[rows] = over
+            self._resets_due = True
+
+    def _leave_out_resets(self, rows: Any, acting: Any) -> Any:
+        """Episodes that begin now start from zero: who acted, without the rows whose results are those of a reset."""
+        stepped = ~self._reset_next[rows]
+        self._reset_next[rows] = False
+        self._resets_due = bool(self._reset_next.any())
+        stepped = stepped[:, None] if self._description.agents is not None else stepped
+        self._returns[rows] *= stepped
+        self._lengths[rows] *= stepped
+        return acting * stepped
+
+    def _add_episode(self, infos: Infos, rows: Any, ended: np.ndarray, over: np.ndarray) -> None:
+        episode = {"r": self._returns[rows].copy(), "l": self._lengths[rows].copy()}
+        infos["episode"], infos["_episode"] = episode, ended
+        if self._same_step and b"\x01" in over.tobytes():
+            over = over.copy()
+            final = self._observations(self._rows.final_obs[rows])
+            infos["final_obs"] = final if isinstance(final, np.ndarray) else self._final_objects(rows, over)
+            infos["_final_obs"] = infos["_final_info"] = over
+            infos["final_info"] = {**infos.get("final_info", {}), "episode": episode, "_episode": ended}
+
+    def _final_objects(self, rows: Any, over: np.ndarray) -> np.ndarray:
+        """Final observations of structured spaces, one object per ended env, as Gymnasium has them."""
+        memory, gathered = self._rows.final_obs[rows], np.full(len(over), None, object)
+        for k in np.flatnonzero(over):
+            if self._description.agents is None:
+                gathered[k] = self._description.layout.reader(memory[k])()
+            else:
+                gathered[k] = self._description.layout.batch(memory[k].copy())
+        return gathered
+
+
+def _selection(ids: np.ndarray) -> Any:
+    """A slice where the indices are a contiguous range, so that indexing makes views; else the indices."""
+    first, count = int(ids[0]) if len(ids) else 0, len(ids)
+    if count and int(ids[-1]) - first == count - 1 and (count < 3 or bool((np.diff(ids) == 1).all())):
+        return slice(first, first + count)
+    return ids
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_copied(item) for item in value)
+    return value.copy() if isinstance(value, np.ndarray) else value

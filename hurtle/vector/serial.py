@@ -1,0 +1,74 @@
+"""`SerialVecEnv`: Python envs stepped one after the other in this process; simple, and the measure of the other back ends."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from hurtle.vector.description import EnvMaker, describe, prepare
+from hurtle.vector.options import VecOptions
+from hurtle.vector.python_vec import PythonVecEnv
+from hurtle.vector.rows import RowPlan, private_rows
+from hurtle.vector.shard import Shard
+
+
+class SerialVecEnv(PythonVecEnv):
+    """All envs in this process. As a pool it steps envs when `recv` asks for them, in the order in which they were sent.
+
+    Args:
+        maker: Makes one env.
+        options: How the vector behaves.
+    """
+
+    def __init__(self, maker: EnvMaker, options: VecOptions):
+        probe = prepare(maker(), options.emulate, options.check)
+        try:
+            description = describe(probe, options.emulate, options.check)
+        finally:
+            probe.close()
+        plan = RowPlan.of(description, options.num_envs)
+        rows = private_rows(plan)
+        self._shard = Shard([maker] * options.num_envs, 0, description, rows, options.autoreset_mode, check=options.check)
+        self._posted: deque[tuple[int, Any]] = deque()
+        super().__init__(description, options, rows)
+
+    @property
+    def num_workers(self) -> int:
+        """Always 1: this process."""
+        return 1
+
+    def _post_resets(self, resets: list[tuple[int, int | None, dict[str, Any] | None]]) -> None:
+        self._posted.extend((index, (seed, options)) for index, seed, options in resets)
+
+    def _post_steps(self, ids: Sequence[int]) -> None:
+        self._posted.extend((index, None) for index in ids)
+
+    def _wait(self) -> list[int]:
+        index, reset = self._posted.popleft()
+        if reset is None:
+            self._shard.step(index)
+        else:
+            self._shard.reset(index, *reset)
+        self._take_infos()
+        return [index]
+
+    def _step_all(self) -> None:
+        self._shard.step_all()
+        self._take_infos()
+
+    def _take_infos(self) -> None:
+        if self._shard.infos:
+            self._told.update(self._shard.infos)
+            self._shard.infos.clear()
+
+    def _call(self, ids: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        return [self._shard.call(index, name, args, kwargs) for index in ids]
+
+    def _set_attr(self, ids: Sequence[int], name: str, values: Sequence[Any]) -> None:
+        for index, value in zip(ids, values, strict=True):
+            self._shard.set_attr(index, name, value)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the envs."""
+        self._shard.close()

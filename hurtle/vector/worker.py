@@ -1,0 +1,201 @@
+"""The worker process: reads commands from a pipe, steps its `Shard` of envs in shared memory, says when they are done.
+
+Started by `ProcessVecEnv` with file descriptors for arguments; imports neither torch nor the user's `__main__`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import os
+import pickle
+import signal
+import sys
+import traceback
+from array import array
+from time import perf_counter
+from typing import Any
+
+import cloudpickle
+
+from hurtle.errors import EnvFailedError
+from hurtle.vector import wire
+from hurtle.vector.description import describe, prepare
+from hurtle.vector.rows import map_shared
+from hurtle.vector.shard import Shard, env_failure
+
+_REPORT_AFTER = 50e-6  # seconds of finished work that may wait for more before it is reported
+_ATOMIC = 512  # bytes that a pipe takes in one piece on every system
+
+importing_envs = False  # True while the user's env code is being imported here
+
+
+def main() -> None:
+    """Serve the learner until its end of the command pipe closes."""
+    worker, commands, frames, done, life, memory, trace = map(int, sys.argv[1:])
+    _die_with_learner(life)
+    faulthandler.enable(trace)
+    faulthandler.register(signal.SIGUSR1, trace, all_threads=True)
+    served = Worker(worker, commands, frames, done, memory)
+    try:
+        served.run()
+    except BrokenPipeError:
+        pass  # the learner is gone
+    finally:
+        served.close()
+
+
+def _die_with_learner(life: int) -> None:
+    """End this process when the learner's end of `life` closes, even inside a step that never returns."""
+    if sys.platform == "linux":  # the kernel then sends SIGIO, whose default is to end the process; no thread, no GIL
+        fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+class Worker:
+    """One process's share of the envs."""
+
+    def __init__(self, index: int, commands: int, frames: int, done: int, memory: int):
+        self._index, self._frames, self._done, self._memory = index, frames, done, memory
+        self._reader = wire.FrameReader(commands)
+        self._shard: Shard | None = None
+        self._finished = array("i")
+
+    def run(self) -> None:
+        """Commands in, done messages out."""
+        handlers = {
+            wire.DESCRIBE: self._describe,
+            wire.SETUP: self._set_up,
+            wire.RESET: self._reset,
+            wire.STEP: self._step,
+            wire.STEP_ALL: self._step_all,
+            wire.CALL: self._call,
+            wire.SET_ATTR: self._set_attr,
+        }
+        while True:
+            command = self._reader.pop()
+            if command is None:
+                if not self._reader.feed():
+                    return
+                continue
+            try:
+                handlers[command[0]](command[1])
+            except BrokenPipeError:
+                raise
+            except EnvFailedError as error:
+                self._fail(error)
+            except Exception as error:
+                text = "".join(traceback.format_exception(error))
+                self._fail(EnvFailedError(f"Worker {self._index} failed: {error}\n\n{text}", -1, None))
+
+    def close(self) -> None:
+        """Close the envs."""
+        if self._shard is not None:
+            self._shard.close()
+
+    def _describe(self, payload: bytes) -> None:
+        maker, flat, check = self._load(payload)
+        try:
+            probe = prepare(maker(), flat, check)
+            try:
+                description = describe(probe, flat, check)
+            finally:
+                probe.close()
+        except Exception as error:
+            raise env_failure(0, None, "its start-up check", error) from error
+        self._send(wire.DESCRIPTION, description)
+
+    def _set_up(self, payload: bytes) -> None:
+        maker, count, first, description, plan, autoreset_mode, check = self._load(payload)
+        rows = map_shared(self._memory, plan)
+        self._shard = Shard([maker] * count, first, description, rows, autoreset_mode, self._index, check)
+        self._all = array("i", [self._index | wire.ALL]).tobytes()
+        self._all_with_infos = array("i", [self._index | wire.ALL | wire.WITH_INFOS]).tobytes()
+        self._send(wire.READY, os.getpid())
+
+    def _load(self, payload: bytes) -> Any:
+        global importing_envs
+        importing_envs = True
+        try:
+            return pickle.loads(payload)
+        finally:
+            importing_envs = False
+
+    def _reset(self, payload: bytes) -> None:
+        assert self._shard is not None
+        for index, seed, options in pickle.loads(payload):
+            self._shard.reset(index, seed, options)
+            self._finished.append(index)
+        self._report()
+
+    def _step_all(self, payload: bytes) -> None:
+        shard = self._shard
+        assert shard is not None
+        shard.step_all()
+        if shard.infos:
+            self._send_infos()
+            os.write(self._done, self._all_with_infos)
+        else:
+            os.write(self._done, self._all)
+
+    def _step(self, payload: bytes) -> None:
+        assert self._shard is not None
+        since = perf_counter()
+        for index in memoryview(payload).cast("i"):
+            self._shard.step(index)
+            self._finished.append(index)
+            now = perf_counter()
+            if now - since > _REPORT_AFTER:  # a slow env is reported at once, cheap ones together
+                self._report()
+                since = now
+        self._report()
+
+    def _report(self) -> None:
+        """Say which envs are done; infos go first, so that they are there when the message is read."""
+        assert self._shard is not None
+        finished = self._finished
+        if not finished:
+            return
+        if self._shard.infos:
+            self._send_infos()
+            finished[-1] |= wire.WITH_INFOS
+        data = memoryview(finished.tobytes())
+        for start in range(0, len(data), _ATOMIC):
+            os.write(self._done, data[start : start + _ATOMIC])
+        del finished[:]
+
+    def _send_infos(self) -> None:
+        assert self._shard is not None
+        infos = self._shard.infos
+        self._send(wire.INFOS, infos)
+        infos.clear()
+
+    def _call(self, payload: bytes) -> None:
+        assert self._shard is not None
+        ids, name, args, kwargs = self._load(payload)
+        self._send(wire.RESULT, [self._shard.call(index, name, args, kwargs) for index in ids])
+
+    def _set_attr(self, payload: bytes) -> None:
+        assert self._shard is not None
+        ids, name, values = self._load(payload)
+        for index, value in zip(ids, values, strict=True):
+            self._shard.set_attr(index, name, value)
+        self._send(wire.RESULT, None)
+
+    def _send(self, kind: int, value: Any) -> None:
+        wire.write_all(self._frames, wire.frame(kind, _dumps(value)))
+
+    def _fail(self, error: EnvFailedError) -> None:
+        try:
+            cause = cloudpickle.dumps(error.__cause__)
+            pickle.loads(cause)
+        except Exception:  # some exceptions cannot travel; the text always does
+            cause = None
+        self._send(wire.ERROR, (str(error), error.env_index, error.seed, cause))
+
+
+def _dumps(value: Any) -> bytes:
+    try:
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except Exception:  # lambdas and local classes
+        return cloudpickle.dumps(value)

@@ -1,0 +1,133 @@
+"""`WorkerProcess`: one worker as the learner sees it: start it, talk to it, learn why it died, end it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+
+from hurtle.vector import wire
+from hurtle.vector.rows import shared_file
+
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from hurtle.vector.worker import main; main()"
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+class WorkerProcess:
+    """A running worker.
+
+    Args:
+        index: Which worker.
+        envs: The envs that it holds.
+        done: Descriptor to which it writes done messages.
+        memory: Descriptor of the shared memory.
+
+    Attributes:
+        busy: Its envs that are being reset or stepped.
+        infos_due: Frames of infos that done messages announced and that have not been read.
+        since, seen: When it was last seen to move on, and to which env.
+    """
+
+    def __init__(self, index: int, envs: range, done: int, memory: int):
+        self.index, self.envs = index, envs
+        self.busy: set[int] = set()
+        self.infos_due = 0
+        self.since, self.seen = time.monotonic(), -1
+        self._trace = shared_file()
+        theirs = []
+        try:
+            command_end, self.commands = os.pipe()
+            theirs.append(command_end)
+            frame_fd, frame_end = os.pipe()
+            theirs.append(frame_end)
+            life_end, self._life = os.pipe()
+            theirs.append(life_end)
+            self.frames = wire.FrameReader(frame_fd)
+            self._open = [self.commands, frame_fd, self._life, self._trace]
+            passed = (command_end, frame_end, done, life_end, memory, self._trace)
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(index), *map(str, passed)],
+                pass_fds=passed,
+                stdin=subprocess.DEVNULL,
+                env={**dict.fromkeys(_THREAD_VARIABLES, "1"), **os.environ},
+                process_group=0,  # Ctrl-C is for the learner; it ends its workers
+            )
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        os.set_blocking(self.commands, False)
+        os.set_blocking(frame_fd, False)
+
+    def send(self, kind: int, payload: bytes = b"") -> None:
+        """Write a frame; meanwhile what the worker writes is read, so that neither waits for the other."""
+        view = memoryview(wire.frame(kind, payload))
+        while view:
+            try:
+                view = view[os.write(self.commands, view) :]
+            except BlockingIOError:
+                poll = select.poll()
+                poll.register(self.commands, select.POLLOUT)
+                poll.register(self.frames.fd, select.POLLIN)
+                if any(fd == self.frames.fd for fd, _ in poll.poll()) and not self.frames.feed():
+                    raise BrokenPipeError from None
+
+    def last_words(self) -> str:
+        """What the worker's fault handler wrote: where its threads were."""
+        text = os.pread(self._trace, 1 << 16, 0).decode(errors="replace").strip()
+        return f"\n\nWhere it was:\n{text}" if text else ""
+
+    def ask_where(self) -> str:
+        """The stack of a worker that is stuck."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGUSR1)
+        for _ in range(20):
+            if words := self.last_words():
+                return words
+            time.sleep(0.01)
+        return ""
+
+    def cause_of_death(self) -> str:
+        """In words, after the process has ended."""
+        try:
+            code = self.process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            return "closed its pipes"
+        if code >= 0:
+            return f"exited with code {code}"
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        hint = " (out of memory, or killed by hand)" if name == "SIGKILL" else ""
+        return f"was killed by {name}{hint}"
+
+    def kill(self) -> None:
+        """End it at once and let go of everything."""
+        self.process.kill()
+        self.process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        for fd in self._open:
+            os.close(fd)
+        self._open = []
+
+    @staticmethod
+    def stop(workers: Iterable[WorkerProcess], patience: float) -> None:
+        """End workers: let them close their envs, and kill those that take longer than `patience` seconds."""
+        workers = [worker for worker in workers if worker._open]
+        for worker in workers:
+            with contextlib.suppress(OSError):
+                worker._open.remove(worker.commands)
+                os.close(worker.commands)
+        deadline = time.monotonic() + patience
+        for worker in workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(max(deadline - time.monotonic(), 0.001))
+            worker.kill()

@@ -1,0 +1,381 @@
+"""What goes wrong in workers: every fault is a named error in time, and nothing is left behind. With real kills."""
+
+import gc
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from vector_envs import Counter, Faulty, Slow
+
+import hurtle
+from hurtle.errors import EnvFailedError, EnvTimeoutError, HurtleError, WorkerDiedError
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+
+def children():
+    """Workers of this process that are still there, zombies too."""
+    return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+
+
+def descriptors():
+    """How many files this process has open, shared memory included."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def segments():
+    return sorted(Path("/dev/shm").iterdir())
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left():
+    before, fds, files = children(), descriptors(), segments()
+    yield
+    gc.collect()
+    assert children() == before
+    assert descriptors() == fds
+    assert segments() == files
+
+
+def make(maker, num_envs=4, **options):
+    return hurtle.make_vec(maker, num_envs, **{"backend": "process", "num_workers": 2, **options})
+
+
+def reset_and_step(vec, seed):
+    vec.reset(seed=seed)
+    step(vec, 3)
+
+
+def step(vec, count=1):
+    for _ in range(count):
+        outcome = vec.step(np.zeros(vec.batch_size, int))
+    return outcome
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+@pytest.mark.parametrize(("at", "where"), [(2, r"step\(\)"), (0, r"reset\(\)")])
+def test_env_raises(backend, at, where):
+    with make(partial(Faulty, at=at, seeds=(12,)), backend=backend, num_workers=None) as vec:
+        message = rf"Env 2 raised ZeroDivisionError in {where} \(last seeded with 12\)"
+        with pytest.raises(EnvFailedError, match=message) as caught:
+            reset_and_step(vec, seed=10)
+        assert caught.value.env_index == 2
+        assert caught.value.seed == 12
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        assert 'raise ZeroDivisionError("the env is broken")' in str(caught.value)
+        if backend == "process":
+            with pytest.raises(HurtleError, match="ended by an earlier error"):
+                step(vec)
+
+
+class Unbuildable(Counter):
+    def __init__(self):
+        raise OSError("no such ROM")
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_constructor_raises(backend):
+    with pytest.raises((EnvFailedError, OSError), match="no such ROM"):
+        make(Unbuildable, backend=backend, num_workers=None)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [("kill", "was killed by SIGKILL .out of memory"), ("exit", "exited with code 7"), ("crash", "was killed by SIGSEGV")],
+)
+def test_worker_dies_in_a_step(what, message):
+    vec = make(partial(Faulty, what=what, seeds=(3,)))
+    vec.reset(seed=0)
+    step(vec)
+    start = time.monotonic()
+    with pytest.raises(WorkerDiedError, match=rf"Worker 1 \(pid \d+, envs 2 … 3\) {message}") as caught:
+        step(vec)
+    assert time.monotonic() - start < 1
+    if what == "crash":  # its own traceback, written as it died
+        assert "vector_envs.py" in str(caught.value)
+    vec.close()
+
+
+def test_worker_is_killed_while_idle_and_while_busy():
+    for busy in (False, True):
+        vec = make(partial(Slow, seconds=5.0 if busy else 0.0), check=False)
+        vec.reset(seed=0)
+        if busy:
+            vec.send(np.zeros(4, int), env_id=np.arange(4))
+        os.kill(vec._fleet.workers[0].process.pid, signal.SIGKILL)
+        start = time.monotonic()
+        with pytest.raises(WorkerDiedError, match="SIGKILL"):
+            vec.recv() if busy else step(vec)
+        assert time.monotonic() - start < 1
+        vec.close()
+
+
+def test_worker_is_killed_before_a_call():
+    vec = make(Counter)
+    vec.reset(seed=0)
+    os.kill(vec._fleet.workers[1].process.pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError, match="SIGKILL"):
+        vec.get_attr("task")
+    vec.close()
+
+
+@pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP"])
+def test_restart(mode):
+    """Lost envs come back reset and truncated; the others do not notice."""
+    with make(Counter, restart_workers=True, autoreset_mode=mode) as vec:
+        vec.reset(seed=0)
+        before, *_ = step(vec, 2)
+        before = before.copy()
+        os.kill(vec._fleet.workers[1].process.pid, signal.SIGKILL)
+        obs, rewards, terminated, truncated, infos = step(vec)
+        assert truncated.tolist() == [False, False, True, True]
+        assert terminated.tolist() == [True, False, False, False]
+        assert rewards.tolist() == pytest.approx([0.1, 0.1, 0, 0])
+        assert infos["worker_restarted"].tolist() == [False, False, True, True]
+        assert infos["episode"]["l"][2:].tolist() == [2, 2]
+        assert infos["_episode"].tolist() == [True, False, True, True]
+        assert obs[2:, 2].tolist() == [0, 0]
+        if mode == "SAME_STEP":
+            np.testing.assert_array_equal(infos["final_obs"][2:], before[2:])
+        obs, rewards, terminated, truncated, infos = step(vec)
+        expected = [1, 1] if mode == "SAME_STEP" else [0, 0]
+        assert obs[2:, 2].tolist() == expected
+        assert not truncated[2:].any()
+        obs, *_ = step(vec)
+        assert obs[2:, 2].tolist() == [2, 2] if mode == "SAME_STEP" else [1, 1]
+
+
+def test_restart_in_a_step_and_in_a_pool(tmp_path):
+    maker = partial(Faulty, what="kill", at=3, seeds=(2,), once=str(tmp_path / "killed"))
+    with make(maker, restart_workers=True, batch_size=2, num_workers=4) as vec:
+        vec.async_reset(seed=0)
+        lost = []
+        for _ in range(30):
+            *_, truncated, infos = vec.recv()
+            if "worker_restarted" in infos:
+                lost += [
+                    (int(i), bool(t))
+                    for i, t, w in zip(infos["env_id"], truncated, infos["worker_restarted"], strict=True)
+                    if w
+                ]
+            vec.send(np.zeros(2, int))
+        assert lost == [(2, True)]
+
+
+def test_restart_in_a_reset(tmp_path):
+    maker = partial(Faulty, what="kill", at=0, seeds=(2,), once=str(tmp_path / "killed"))
+    with make(maker, restart_workers=True) as vec:
+        obs, _ = vec.reset(seed=0)
+        assert obs[:, 0].tolist() == [0, 1, 2, 3]
+        *_, truncated, infos = step(vec)
+        assert not truncated.any()
+        assert "worker_restarted" not in infos
+
+
+def test_gives_up_on_a_worker_that_always_dies():
+    vec = make(partial(Faulty, what="kill", at=0, seeds=(1,)), restart_workers=True)
+    with pytest.raises(WorkerDiedError, match=r"Gave up after 3 restarts in a row\. Worker 0"):
+        vec.reset(seed=0)
+    vec.close()
+
+
+def test_stuck_env_is_named_with_its_stack():
+    vec = make(partial(Faulty, what="stick", seeds=(2,)), step_timeout=0.4)
+    vec.reset(seed=0)
+    step(vec)
+    start = time.monotonic()
+    with pytest.raises(EnvTimeoutError, match=r"Env 2 \(worker 1\) has been busy for over 0.4 s \(step_timeout\)") as caught:
+        step(vec)
+    assert time.monotonic() - start < 2
+    assert "stuck_here" in str(caught.value)
+    vec.close()
+
+
+def test_stuck_env_in_a_pool_is_noticed_though_others_go_on():
+    vec = make(partial(Faulty, what="stick", seeds=(2,)), step_timeout=0.4, batch_size=1, num_workers=4)
+    vec.async_reset(seed=0)
+    with pytest.raises(EnvTimeoutError, match="Env 2"):
+        keep_going(vec)
+    vec.close()
+
+
+def keep_going(vec):
+    while True:
+        vec.recv()
+        vec.send(np.zeros(1, int))
+
+
+def test_stuck_env_is_replaced(tmp_path):
+    maker = partial(Faulty, what="stick", seeds=(2,), once=str(tmp_path / "stuck"))
+    with make(maker, step_timeout=0.4, restart_workers=True) as vec:
+        vec.reset(seed=0)
+        *_, truncated, _ = step(vec, 2)
+        assert truncated.tolist() == [False, False, True, True]
+
+
+def test_slow_envs_are_not_stuck():
+    """The limit is for one step of one env, not for all that a worker does."""
+    with make(partial(Slow, seconds=0.15), 8, step_timeout=0.4) as vec:
+        vec.reset(seed=0)
+        step(vec, 2)
+
+
+class NeverBuilt(Counter):
+    def __init__(self):
+        while True:
+            time.sleep(0.1)
+
+
+def test_constructor_that_never_ends():
+    with pytest.raises(EnvTimeoutError, match=r"constructor did not answer within 1.5 s") as caught:
+        make(NeverBuilt, start_timeout=1.5)
+    assert "test_faults.py" in str(caught.value)
+
+
+def test_close_at_any_time():
+    vec = make(Counter)
+    vec.close()
+    vec.close()
+    vec = make(partial(Slow, seconds=30), check=False)
+    vec.reset(seed=0)
+    vec.send(np.zeros(4, int), env_id=np.arange(4))
+    start = time.monotonic()
+    vec.close()  # in the middle of a step of half a minute
+    assert time.monotonic() - start < 6
+    make(Counter)  # let go of without close
+    gc.collect()
+
+
+def test_a_large_info_and_a_large_call():
+    """More than a pipe holds, in both directions."""
+
+    class Talkative(Counter):
+        def step(self, action):
+            *outcome, _ = super().step(action)
+            return *outcome, {"text": "x" * 300_000}
+
+        def length(self, text):
+            return len(text), text
+
+    with make(Talkative) as vec:
+        vec.reset(seed=0)
+        *_, infos = step(vec)
+        assert [len(text) for text in infos["text"]] == [300_000] * 4
+        assert vec.call("length", "y" * 3_000_000)[3][0] == 3_000_000
+
+
+def script(tmp_path, body):
+    file = tmp_path / "script.py"
+    file.write_text(textwrap.dedent(body))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
+    return subprocess.Popen([sys.executable, str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def gone(pids, within=3.0):
+    deadline = time.monotonic() + within
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(map(alive, pids))
+
+
+STUCK = """
+    import hurtle, numpy as np, sys
+    from vector_envs import Counter, Slow
+    vec = hurtle.make_vec(lambda: Slow(seconds={seconds}), 4, backend="process", num_workers=2, check=False)
+    vec.reset(seed=0)
+    print(*[w.process.pid for w in vec._fleet.workers], flush=True)
+    {then}
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.0, 60.0])
+def test_learner_is_killed(tmp_path, seconds):
+    """Workers end by themselves, also in the middle of a long step."""
+    then = "while True: vec.step(np.zeros(4, int))"
+    learner = script(tmp_path, STUCK.format(seconds=seconds, then=then))
+    pids = [int(pid) for pid in learner.stdout.readline().split()]
+    assert len(pids) == 2
+    time.sleep(0.3)
+    learner.kill()
+    learner.communicate()
+    assert gone(pids)
+
+
+@pytest.mark.parametrize("how", ["", "vec.close()", "1 / 0", "vec.step(np.zeros(4, int)); sys.exit(3)"])
+def test_learner_ends(tmp_path, how):
+    learner = script(tmp_path, STUCK.format(seconds=0.0, then=how))
+    out, err = learner.communicate(timeout=60)
+    assert gone(int(pid) for pid in out.split())
+    assert learner.returncode == (1 if "/" in how else 3 if "exit" in how else 0)
+    assert ("ZeroDivisionError" in err) == ("/" in how)
+    assert "Exception ignored" not in err
+
+
+def test_ctrl_c(tmp_path):
+    then = """
+    try:
+        while True: vec.step(np.zeros(4, int))
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    """
+    learner = script(tmp_path, STUCK.format(seconds=0.5, then=then))
+    pids = [int(pid) for pid in learner.stdout.readline().split()]
+    time.sleep(0.3)
+    os.kill(learner.pid, signal.SIGINT)
+    out, err = learner.communicate(timeout=30)
+    assert "interrupted" in out
+    assert err == ""
+    assert learner.returncode == 0
+    assert gone(pids)
+
+
+def test_a_fork_of_the_learner_leaves_the_workers_alone():
+    with make(Counter) as vec:
+        vec.reset(seed=0)
+        child = os.fork()
+        if child == 0:
+            vec.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        step(vec)
+
+
+def test_scripts_need_no_guard(tmp_path):
+    body = """
+        import gymnasium, hurtle, numpy as np
+        class Mine(gymnasium.Env):
+            observation_space = gymnasium.spaces.Box(0, 1, (1,))
+            action_space = gymnasium.spaces.Discrete(2)
+            def reset(self, *, seed=None, options=None): return np.zeros(1, np.float32), {}
+            def step(self, action): return np.ones(1, np.float32), 1.0, False, False, {}
+        vec = hurtle.make_vec(Mine, 4, backend="process")
+        vec.reset(seed=0)
+        print(vec.step(np.zeros(4, int))[1].sum())
+    """
+    out, err = script(tmp_path, body).communicate(timeout=60)
+    assert out == "4.0\n", err
+    assert err == ""
+
+
+def test_a_module_that_trains_when_imported_is_refused(tmp_path):
+    (tmp_path / "my_module.py").write_text(
+        "import hurtle\nfrom vector_envs import Counter\nclass Mine(Counter): pass\n"
+        "vec = hurtle.make_vec(Mine, 2, backend='process')\n"
+    )
+    _, err = script(tmp_path, "import sys; sys.path.insert(0, sys.path[0]); import my_module").communicate(timeout=60)
+    assert re.search(r"was called while a worker imported the module that defines the env.*__main__", err, re.S)
