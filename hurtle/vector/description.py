@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,10 @@ from hurtle.emulation.checks import check_env
 from hurtle.emulation.layout import SpaceLayout
 from hurtle.emulation.single import EmulatedEnv
 from hurtle.emulation.wrap import emulate
+from hurtle.errors import EnvFailedError
 
 EnvMaker = Callable[[], Any]
+CONSTRUCTOR = "its constructor"
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,33 @@ def has_agents(env: Any) -> bool:
     return hasattr(env, "reset_into")
 
 
-def describe(env: Any, flat: bool, check: bool) -> Description:
-    """Look at one prepared env (and check it): it is reset, and closed by the caller afterwards."""
+def describe(maker: EnvMaker, flat: bool, check: bool) -> Description:
+    """Make an env, check it, look at it and close it.
+
+    Raises:
+        EnvFailedError: The env raised, or contradicts its spaces.
+    """
+    doing = CONSTRUCTOR
+    try:
+        env = prepare(maker(), flat, check)
+        doing = "the start-up check"
+        try:
+            return description_of(env, flat, check)
+        finally:
+            env.close()
+    except Exception as error:
+        raise env_failure(0, None, doing, error) from error
+
+
+def env_failure(index: int, seed: int | None, doing: str, error: Exception) -> EnvFailedError:
+    """The error that names env and seed and carries the env's own traceback."""
+    text = "".join(traceback.format_exception(error)).rstrip()
+    where = f"in {doing}" if " " in doing else f"in {doing}() (last seeded with {seed})"
+    return EnvFailedError(f"Env {index} raised {type(error).__name__} {where}: {error}\n\n{text}", env_index=index, seed=seed)
+
+
+def description_of(env: Any, flat: bool, check: bool) -> Description:
+    """The description of a prepared env, which is reset."""
     if check:
         check_env(env)
     about: dict[str, Any] = {"metadata": dict(getattr(env, "metadata", {})), "render_mode": getattr(env, "render_mode", None)}

@@ -14,7 +14,7 @@ import weakref
 from array import array
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 
 import cloudpickle
 import numpy as np
@@ -103,6 +103,11 @@ class ProcessVecEnv(PythonVecEnv):
     def num_workers(self) -> int:
         """Worker processes."""
         return len(self._shares)
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """The process id of each worker."""
+        return [worker.process.pid for worker in self._fleet.workers]
 
     # Start-up.
 
@@ -256,9 +261,8 @@ class ProcessVecEnv(PythonVecEnv):
             self._told.update(pickle.loads(payload))
             worker.infos_due -= 1
         elif kind == wire.ERROR:
-            message, index, seed, cause = pickle.loads(payload)
             self._abort()
-            raise EnvFailedError(message, index, seed) from (pickle.loads(cause) if cause else None)
+            _raise(*pickle.loads(payload))
         else:
             raise HurtleError(f"Worker {worker.index} sent an unexpected frame of kind {kind}.")
 
@@ -376,6 +380,7 @@ class ProcessVecEnv(PythonVecEnv):
         for position, index in enumerate(ids):
             shares.setdefault(self._owner[index], []).append(position)
         answers: dict[int, Any] = {}
+        failure = None
         try:
             for owner, positions in shares.items():
                 worker = self._fleet.workers[owner]
@@ -383,17 +388,26 @@ class ProcessVecEnv(PythonVecEnv):
                 worker.send(kind, cloudpickle.dumps(request))
             for owner, positions in shares.items():
                 worker = self._fleet.workers[owner]
-                values = pickle.loads(self._expect(worker, wire.RESULT, self._options.step_timeout, self._rows.current))
+                frame = self._expect(worker, wire.RESULT, self._options.step_timeout, self._rows.current)
+                values, failed = pickle.loads(frame)
+                failure = failure or failed
                 answers.update(zip([ids[p] for p in positions], values or [None] * len(positions), strict=True))
         except (OSError, WorkerDiedError) as error:
             died = error if isinstance(error, WorkerDiedError) else self._obituary(worker)
             self._abort()
             raise died from None
+        if failure is not None:
+            _raise(*failure)
         return answers
 
     def close_extras(self, **kwargs: Any) -> None:
         """End the workers: their envs are closed, and those that do not answer are killed."""
         self._stop()
+
+
+def _raise(message: str, index: int, seed: int | None, cause: bytes | None) -> NoReturn:
+    """Raise what an env raised in a worker."""
+    raise EnvFailedError(message, index, seed) from (pickle.loads(cause) if cause else None)
 
 
 def _refuse_inside_import() -> None:

@@ -295,8 +295,7 @@ class PythonVecEnv(VecEnv):
         expected = (count, *self._actions.shape[1:])
         if given.shape != expected or (given.dtype != wanted and not np.can_cast(given.dtype, wanted, "same_kind")):
             raise ActionError(
-                f"Actions must be {wanted} of shape {expected} (one row per env), "
-                f"got {given.dtype} of shape {given.shape}."
+                f"Actions must be {wanted} of shape {expected} (one row per env), got {given.dtype} of shape {given.shape}."
             )
         self._actions[rows] = given
 

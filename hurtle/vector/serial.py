@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from hurtle.vector.description import EnvMaker, describe, prepare
+from hurtle.vector.description import EnvMaker, describe
 from hurtle.vector.options import VecOptions
 from hurtle.vector.python_vec import PythonVecEnv
 from hurtle.vector.rows import RowPlan, private_rows
@@ -22,11 +22,7 @@ class SerialVecEnv(PythonVecEnv):
     """
 
     def __init__(self, maker: EnvMaker, options: VecOptions):
-        probe = prepare(maker(), options.emulate, options.check)
-        try:
-            description = describe(probe, options.emulate, options.check)
-        finally:
-            probe.close()
+        description = describe(maker, options.emulate, options.check)
         plan = RowPlan.of(description, options.num_envs)
         rows = private_rows(plan)
         self._shard = Shard([maker] * options.num_envs, 0, description, rows, options.autoreset_mode, check=options.check)

@@ -5,7 +5,6 @@ action row → env.step → observation, reward, flags written in place; non-emp
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,7 +18,7 @@ from hurtle.emulation.agents import AgentRows
 from hurtle.emulation.checks import check_outcome
 from hurtle.emulation.single import EmulatedEnv
 from hurtle.errors import EmulationError, EnvFailedError
-from hurtle.vector.description import Description, EnvMaker, prepare
+from hurtle.vector.description import CONSTRUCTOR, Description, EnvMaker, env_failure, prepare
 from hurtle.vector.rows import Rows
 
 _CHECKED_STEPS = 3
@@ -63,7 +62,7 @@ class Shard:
             for index, maker in enumerate(makers, first):
                 self._current[worker] = index
                 make = partial(_make, maker, description.flat, check)
-                made = self._guarded(index, None, "its constructor", make)
+                made = self._guarded(index, None, CONSTRUCTOR, make)
                 slot = _Slot if description.agents is None else _AgentsSlot
                 self.slots.append(slot(made, index, description, rows, autoreset_mode, self.infos, check))
         except BaseException:
@@ -115,10 +114,14 @@ class Shard:
     def set_attr(self, index: int, name: str, value: Any) -> None:
         """Set an attribute where the env's wrappers already have it, else on the env itself."""
         env = self.slots[index - self.first].env
-        if hasattr(env, "set_wrapper_attr"):
-            env.set_wrapper_attr(name, value)
-        else:
-            setattr(env.unwrapped if hasattr(env, "unwrapped") else env, name, value)
+
+        def run() -> None:
+            if hasattr(env, "set_wrapper_attr"):
+                env.set_wrapper_attr(name, value)
+            else:
+                setattr(getattr(env, "unwrapped", env), name, value)
+
+        self._guarded(index, self.slots[index - self.first].seed, f"set_attr {name!r}", run)
 
     def close(self) -> None:
         """Close every env; the first error is raised when all have been tried."""
@@ -144,13 +147,6 @@ class Shard:
 
 def _make(maker: EnvMaker, flat: bool, check: bool) -> Any:
     return prepare(maker(), flat, check)
-
-
-def env_failure(index: int, seed: int | None, doing: str, error: Exception) -> EnvFailedError:
-    """The error that names env and seed and carries the env's own traceback."""
-    text = "".join(traceback.format_exception(error)).rstrip()
-    where = f"in {doing}" if "constructor" in doing else f"in {doing}() (last seeded with {seed})"
-    return EnvFailedError(f"Env {index} raised {type(error).__name__} {where}: {error}\n\n{text}", env_index=index, seed=seed)
 
 
 def _attribute(env: Any, name: str) -> Any:

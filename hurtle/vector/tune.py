@@ -19,10 +19,10 @@ from gymnasium.vector import AutoresetMode
 
 from hurtle.errors import EnvFailedError
 from hurtle.native.threads import free_cores
-from hurtle.vector.description import Description, EnvMaker, describe, prepare
+from hurtle.vector.description import CONSTRUCTOR, Description, EnvMaker, description_of, env_failure, prepare
 from hurtle.vector.options import VecOptions
 from hurtle.vector.rows import RowPlan, Rows, private_rows
-from hurtle.vector.shard import Shard, env_failure
+from hurtle.vector.shard import Shard
 
 TRIAL_SECONDS = 0.15
 TRIAL_STEPS = 2000
@@ -98,9 +98,9 @@ def try_env(maker: EnvMaker, options: VecOptions) -> Trial:
 
     It runs in the shard that serial and worker processes run too, so that what is timed is what they will do.
     """
-    env = _guarded("its constructor", lambda: prepare(maker(), options.emulate, check=False))
+    env = _guarded(CONSTRUCTOR, lambda: prepare(maker(), options.emulate, check=False))
     try:
-        description = _guarded("reset", lambda: describe(env, options.emulate, check=False))
+        description = _guarded("reset", lambda: description_of(env, options.emulate, check=False))
         rows = private_rows(RowPlan.of(description, num_envs=1))
         # It resets by itself where the vector would not, and the checks are left to the back end that is chosen.
         shard = Shard([lambda: env], 0, description, rows, AutoresetMode.SAME_STEP, check=False)

@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 from array import array
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -20,9 +21,9 @@ import cloudpickle
 
 from hurtle.errors import EnvFailedError
 from hurtle.vector import wire
-from hurtle.vector.description import describe, prepare
+from hurtle.vector.description import describe
 from hurtle.vector.rows import map_shared
-from hurtle.vector.shard import Shard, env_failure
+from hurtle.vector.shard import Shard
 
 _REPORT_AFTER = 50e-6  # seconds of finished work that may wait for more before it is reported
 _ATOMIC = 512  # bytes that a pipe takes in one piece on every system
@@ -95,15 +96,7 @@ class Worker:
 
     def _describe(self, payload: bytes) -> None:
         maker, flat, check = self._load(payload)
-        try:
-            probe = prepare(maker(), flat, check)
-            try:
-                description = describe(probe, flat, check)
-            finally:
-                probe.close()
-        except Exception as error:
-            raise env_failure(0, None, "its start-up check", error) from error
-        self._send(wire.DESCRIPTION, description)
+        self._send(wire.DESCRIPTION, describe(maker, flat, check))
 
     def _set_up(self, payload: bytes) -> None:
         maker, count, first, description, plan, autoreset_mode, check = self._load(payload)
@@ -173,25 +166,38 @@ class Worker:
     def _call(self, payload: bytes) -> None:
         assert self._shard is not None
         ids, name, args, kwargs = self._load(payload)
-        self._send(wire.RESULT, [self._shard.call(index, name, args, kwargs) for index in ids])
+        shard = self._shard
+        self._answer(lambda: [shard.call(index, name, args, kwargs) for index in ids])
 
     def _set_attr(self, payload: bytes) -> None:
         assert self._shard is not None
         ids, name, values = self._load(payload)
-        for index, value in zip(ids, values, strict=True):
-            self._shard.set_attr(index, name, value)
-        self._send(wire.RESULT, None)
+        shard = self._shard
+        self._answer(lambda: list(map(shard.set_attr, ids, [name] * len(ids), values)))
+
+    def _answer(self, run: Callable[[], list[Any]]) -> None:
+        """The results of a call, or what an env raised, which ends neither worker nor vector."""
+        try:
+            self._send(wire.RESULT, (run(), None))
+        except EnvFailedError as error:
+            self._send(wire.RESULT, (None, _travelling(error)))
 
     def _send(self, kind: int, value: Any) -> None:
         wire.write_all(self._frames, wire.frame(kind, _dumps(value)))
 
     def _fail(self, error: EnvFailedError) -> None:
-        try:
-            cause = cloudpickle.dumps(error.__cause__)
-            pickle.loads(cause)
-        except Exception:  # some exceptions cannot travel; the text always does
-            cause = None
-        self._send(wire.ERROR, (str(error), error.env_index, error.seed, cause))
+        self._send(wire.ERROR, _travelling(error))
+
+
+def _travelling(error: EnvFailedError) -> tuple[str, int, int | None, bytes | None]:
+    """An error in parts that can be pickled: some exceptions cannot, the text always can."""
+    cause: bytes | None
+    try:
+        cause = cloudpickle.dumps(error.__cause__)
+        pickle.loads(cause)
+    except Exception:
+        cause = None
+    return str(error), error.env_index, error.seed, cause
 
 
 def _dumps(value: Any) -> bytes:

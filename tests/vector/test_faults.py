@@ -110,7 +110,7 @@ def test_worker_is_killed_while_idle_and_while_busy():
         vec.reset(seed=0)
         if busy:
             vec.send(np.zeros(4, int), env_id=np.arange(4))
-        os.kill(vec._fleet.workers[0].process.pid, signal.SIGKILL)
+        os.kill(vec.worker_pids[0], signal.SIGKILL)
         start = time.monotonic()
         with pytest.raises(WorkerDiedError, match="SIGKILL"):
             vec.recv() if busy else step(vec)
@@ -121,7 +121,7 @@ def test_worker_is_killed_while_idle_and_while_busy():
 def test_worker_is_killed_before_a_call():
     vec = make(Counter)
     vec.reset(seed=0)
-    os.kill(vec._fleet.workers[1].process.pid, signal.SIGKILL)
+    os.kill(vec.worker_pids[1], signal.SIGKILL)
     with pytest.raises(WorkerDiedError, match="SIGKILL"):
         vec.get_attr("task")
     vec.close()
@@ -134,7 +134,7 @@ def test_restart(mode):
         vec.reset(seed=0)
         before, *_ = step(vec, 2)
         before = before.copy()
-        os.kill(vec._fleet.workers[1].process.pid, signal.SIGKILL)
+        os.kill(vec.worker_pids[1], signal.SIGKILL)
         obs, rewards, terminated, truncated, infos = step(vec)
         assert truncated.tolist() == [False, False, True, True]
         assert terminated.tolist() == [True, False, False, False]
@@ -298,7 +298,7 @@ STUCK = """
     from vector_envs import Counter, Slow
     vec = hurtle.make_vec(lambda: Slow(seconds={seconds}), 4, backend="process", num_workers=2, check=False)
     vec.reset(seed=0)
-    print(*[w.process.pid for w in vec._fleet.workers], flush=True)
+    print(*vec.worker_pids, flush=True)
     {then}
 """
 

@@ -241,6 +241,9 @@ def test_single_envs(backend):
             vec.get_attr("task", indices=3)
         with pytest.raises(EnvFailedError, match=r"AttributeError in nonsense"):
             vec.call("nonsense")
+        with pytest.raises(EnvFailedError, match=r"Env 1 raised TypeError in triple\(\)"):
+            vec.call("triple", indices=[1, 2])
+        assert vec.get_attr("given") == (0, 30, 2)  # what a call raises does not end the vector
 
 
 @both
