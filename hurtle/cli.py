@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 import tyro
@@ -93,7 +95,79 @@ def _describe(space: Any) -> str:
     return f"{space.dtype}{list(space.shape)}"
 
 
-VERBS = {"envs": envs}
+def bench_vector(
+    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")],
+    num_envs: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N [N ...]")] = (8, 64),
+    seconds: float = 1.0,
+    backends: Annotated[
+        tuple[str, ...], tyro.conf.arg(metavar="NAME [NAME ...]", help_behavior_hint="(default: all but ray that can run it)")
+    ] = (),
+    policy_ms: float = 0.0,
+    emulate: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+) -> None:
+    """Find the fastest way to run many copies of an env on this machine.
+
+    Steps the env with random actions over back ends, workers and batch sizes, and prints the best make_vec call.
+    Ctrl-C ends it early and shows what is known.
+
+    Args:
+        env: A name such as CartPole-v1, atari/Pong or my_env.py:MyEnv.
+        num_envs: How many copies; several numbers are tried one after the other.
+        seconds: How long each setting is measured.
+        backends: Of serial, process, ray and native.
+        policy_ms: Milliseconds that your policy takes for a batch. Pools (batch < envs) step some envs meanwhile.
+        emulate: Flat observations and actions.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from hurtle.vector.autotune import Result, best, measure_all, settings_for
+
+    settings = settings_for(env, num_envs, backends)
+    results: list[Result] = []
+    progress = Progress(TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), transient=True)
+    task = progress.add_task("", total=len(settings))
+    say = partial(progress.console.print, highlight=False, markup=False, soft_wrap=True)
+    try:
+        with progress:
+            say(_columns("back end", "envs", "workers", "envs/worker", "batch", "steps/s", "× serial"))
+            for result in measure_all(env, settings, seconds=seconds, policy_ms=policy_ms, emulate=emulate):
+                results.append(result)
+                say(_result_line(result))
+                progress.advance(task)
+    finally:  # after Ctrl-C, or an error of one setting, too
+        if 0 < len(results) < len(settings):
+            say(f"\nStopped after {len(results)} of {len(settings)} settings.")
+        for size in dict.fromkeys(result.setting.num_envs for result in results):
+            found = best([result for result in results if result.setting.num_envs == size])
+            call = found.setting.call(env, **({"emulate": True} if emulate else {}))
+            say(f"\nBest with {size} envs ({found.steps_per_second:,.0f} steps/s):\n  vec = {call}")
+
+
+def _result_line(result: Any) -> str:
+    chosen = result.setting
+    return _columns(
+        chosen.backend,
+        chosen.num_envs,
+        chosen.num_workers,
+        f"{chosen.num_envs / chosen.num_workers:.3g}",
+        chosen.batch_size,
+        f"{result.steps_per_second:,.0f}",
+        "–" if result.speed_up is None else f"{result.speed_up:.2f}",
+    )
+
+
+def _columns(first: Any, *others: Any) -> str:
+    return f"{first:<8}" + "".join(f"{cell:>12}" for cell in others)
+
+
+BenchVector = Annotated[Any, tyro.conf.subcommand(name="vector", constructor=bench_vector)]
+
+
+def bench(what: BenchVector | Annotated[None, tyro.conf.Suppress]) -> None:
+    """Measure speed on this machine."""
+
+
+VERBS: dict[str, Callable[..., Any]] = {"envs": envs, "bench": bench}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -104,6 +178,7 @@ def main(arguments: list[str] | None = None) -> int:
             prog="hurtle",
             description="Reinforcement learning in Python at the speed of the hardware.",
             args=arguments,
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
         )
     except HurtleError as error:
         print(f"hurtle: error: {error}", file=sys.stderr)

@@ -68,7 +68,7 @@ def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path):
     runnable = [block for block in every if block.info == "python"]
     if not runnable:
         pytest.skip("no Python on this page")
-    program = tmp_path / f"{page.stem.replace('-', '_').lower()}.py"
+    program = tmp_path / f"page_{page.stem.replace('-', '_').lower()}.py"
     program.write_text(as_program(page, runnable))
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(

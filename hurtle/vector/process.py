@@ -12,7 +12,7 @@ import select
 import time
 import weakref
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NoReturn
 
@@ -24,7 +24,9 @@ from hurtle.native.threads import free_cores
 from hurtle.vector import wire
 from hurtle.vector.description import Description, EnvMaker
 from hurtle.vector.options import VecOptions
+from hurtle.vector.pickling import refuse_inside_import
 from hurtle.vector.python_vec import PythonVecEnv
+from hurtle.vector.revival import Revival
 from hurtle.vector.rows import RowPlan, map_shared, shared_file
 from hurtle.vector.worker_process import WorkerProcess
 
@@ -33,6 +35,8 @@ _SPINS = 20  # looks at the pipe before the learner goes to sleep
 _PATIENCE = 3.0  # seconds that close() gives the envs to close
 _PATIENCE_AFTER_FAULT = 0.3  # the same when a fault ends the vector, and its error must not wait
 _MAX_RESTARTS = 3  # of one worker without a step between them
+
+_Reset = tuple[int, int | None, dict[str, Any] | None]  # env, seed, options
 
 
 class _Fleet:
@@ -65,7 +69,7 @@ class ProcessVecEnv(PythonVecEnv):
     """
 
     def __init__(self, maker: EnvMaker, options: VecOptions):
-        _refuse_inside_import()
+        refuse_inside_import("process")
         self._fleet = _Fleet()
         self._stop = weakref.finalize(self, self._fleet.stop)
         self._options = options
@@ -76,10 +80,7 @@ class ProcessVecEnv(PythonVecEnv):
         self._poll = select.poll()
         self._poll.register(self._fleet.done, select.POLLIN)
         self._restarts = [0] * count
-        self._lost: set[int] = set()  # envs whose worker died: their next step is a reset, told as a truncation
-        self._reset_instead: set[int] = set()  # NEXT_STEP: after that truncation comes the reset itself
-        self._reset_args: dict[int, tuple[int | None, dict[str, Any] | None]] = {}
-        self._total_restarts = 0
+        self._resetting: dict[int, _Reset] = {}  # resets under way
         self._early: list[int] = []  # done, and read before anyone waited for it
         try:
             pickled = cloudpickle.dumps((maker, options.emulate, options.check))
@@ -98,6 +99,7 @@ class ProcessVecEnv(PythonVecEnv):
         self._owner = [worker.index for worker in self._fleet.workers for _ in worker.envs]
         self._next_check = 0.0
         super().__init__(description, options, rows)
+        self._revival = Revival(rows, self._episodes, options)
 
     @property
     def num_workers(self) -> int:
@@ -150,7 +152,7 @@ class ProcessVecEnv(PythonVecEnv):
     # Steps and resets.
 
     def _step_all(self) -> None:
-        if self._lost or self._reset_instead:
+        if self._revival:
             self._post_steps(range(self.num_envs))
             return self._wait_for_all()
         now = time.monotonic()
@@ -170,22 +172,27 @@ class ProcessVecEnv(PythonVecEnv):
 
     def _post_steps(self, ids: Sequence[int]) -> None:
         orders: dict[int, array[int]] = {}
-        resets = []
+        resets: list[_Reset] = []
         for index in ids:
-            if index in self._lost or index in self._reset_instead:
+            if self._revival.wants_reset(index):
                 resets.append((index, None, None))
             else:
                 orders.setdefault(self._owner[index], array("i")).append(index)
         for owner, order in orders.items():
             self._order(self._fleet.workers[owner], order, wire.STEP, order.tobytes())
-        if resets:
-            self._post_resets([(index, self._fresh_seed(index), None) for index, *_ in resets])
+        self._order_resets(resets)
 
-    def _post_resets(self, resets: list[tuple[int, int | None, dict[str, Any] | None]]) -> None:
-        orders: dict[int, list[Any]] = {}
-        for reset in resets:
-            self._reset_args[reset[0]] = reset[1:]
-            orders.setdefault(self._owner[reset[0]], []).append(reset)
+    def _post_resets(self, resets: list[_Reset]) -> None:
+        for index, *_ in resets:
+            self._revival.forget(index)
+        self._order_resets(resets)
+
+    def _order_resets(self, resets: Iterable[_Reset]) -> None:
+        orders: dict[int, list[_Reset]] = {}
+        for index, seed, options in resets:
+            fallback = self._revival.begin_reset(index)
+            self._resetting[index] = reset = (index, fallback if seed is None else seed, options)
+            orders.setdefault(self._owner[index], []).append(reset)
         for owner, order in orders.items():
             self._order(self._fleet.workers[owner], [reset[0] for reset in order], wire.RESET, cloudpickle.dumps(order))
 
@@ -243,12 +250,10 @@ class ProcessVecEnv(PythonVecEnv):
             else:
                 worker.busy.discard(index)
                 finished.append(index)
-                if self._reset_args.pop(index, None) is None:
+                if self._resetting.pop(index, None) is None:
                     self._restarts[worker.index] = 0
-                elif index in self._lost:
-                    self._mark_lost(index)
                 else:
-                    self._reset_instead.discard(index)
+                    self._revival.came_back(index, self._told)
 
     def _read_frames(self, worker: WorkerProcess) -> bool:
         alive = worker.frames.feed()
@@ -293,7 +298,6 @@ class ProcessVecEnv(PythonVecEnv):
         while True:
             self._forget(worker)
             self._restarts[index] += 1
-            self._total_restarts += 1
             if self._restarts[index] > _MAX_RESTARTS:
                 self._abort()
                 raise WorkerDiedError(f"Gave up after {_MAX_RESTARTS} restarts in a row. {error}")
@@ -305,39 +309,15 @@ class ProcessVecEnv(PythonVecEnv):
             except (WorkerDiedError, OSError):
                 error = self._obituary(fresh)
                 fresh.busy, worker = worker.busy, fresh
-        resets = []
-        for env in fresh.envs:
-            if env in worker.busy and env in self._reset_args:  # it was being reset: again, with the same arguments
-                resets.append((env, *self._reset_args[env]))
-                continue
-            self._lost.add(env)
-            self._rows.final_obs[env] = self._rows.obs[env]
-            if env in worker.busy:
-                resets.append((env, self._fresh_seed(env), None))
-        if resets:
-            self._post_resets(resets)
+        resetting = worker.busy & self._resetting.keys()
+        self._revival.lose(fresh.envs, resetting)
+        again = [self._resetting[env] for env in sorted(resetting)]
+        self._order_resets(again + [(env, None, None) for env in sorted(worker.busy - resetting)])
 
     def _forget(self, worker: WorkerProcess) -> None:
         self._poll.unregister(worker.frames.fd)
         del self._by_fd[worker.frames.fd]
         worker.kill()
-
-    def _fresh_seed(self, index: int) -> int | None:
-        """A seed for an env that comes back, or None where a reset is only due."""
-        if index not in self._lost:
-            return None
-        return int(np.random.SeedSequence((self._options.seed, index, self._total_restarts)).generate_state(1)[0])
-
-    def _mark_lost(self, index: int) -> None:
-        """The env came back: what its learner sees is a truncation, and with SAME_STEP the next episode."""
-        self._lost.discard(index)
-        rows = self._rows
-        rows.truncated[index] = self._acting[index]
-        self._lengths[index] -= self._acting[index]  # the step that was lost did not happen
-        rows.over[index] = True
-        self._told.setdefault(index, {})["worker_restarted"] = True
-        if self._next_step:
-            self._reset_instead.add(index)
 
     def _look_for_stuck(self, timeout: float) -> None:
         now = time.monotonic()
@@ -408,15 +388,3 @@ class ProcessVecEnv(PythonVecEnv):
 def _raise(message: str, index: int, seed: int | None, cause: bytes | None) -> NoReturn:
     """Raise what an env raised in a worker."""
     raise EnvFailedError(message, index, seed) from (pickle.loads(cause) if cause else None)
-
-
-def _refuse_inside_import() -> None:
-    """Stop a worker that imports the user's module from starting workers of its own, and those from starting more."""
-    import sys
-
-    worker = sys.modules.get("hurtle.vector.worker")
-    if worker is not None and worker.importing_envs:
-        raise HurtleError(
-            "make_vec(backend='process') was called while a worker imported the module that defines the env. "
-            "Put the code that trains under `if __name__ == '__main__':`, or in another file."
-        )

@@ -17,6 +17,7 @@ from gymnasium.vector.utils import batch_space
 
 from hurtle.errors import ActionError, HurtleError
 from hurtle.vector.description import Description
+from hurtle.vector.episodes import Ended, Episodes
 from hurtle.vector.infos import Infos, merge_infos
 from hurtle.vector.options import ORDERS, VecOptions
 from hurtle.vector.rows import Rows
@@ -61,11 +62,7 @@ class PythonVecEnv(VecEnv):
         self._fixed = description.flat or description.layout.is_fixed
         self._whole = self._views(_ALL)
         self._told: dict[int, Infos] = {}  # what envs said, until they are received
-        lead = rows.rewards.shape
-        self._returns, self._lengths = np.zeros(lead), np.zeros(lead, np.int64)
-        self._acting = np.ones(lead, np.bool_)  # who acts in the step to come
-        self._reset_next = np.zeros(self.num_envs, np.bool_)  # what comes next from these is a reset, not a step
-        self._resets_due = False  # whether there are any
+        self._episodes = Episodes(rows, agents is not None, self._next_step)
         self._running: deque[int] = deque()  # envs sent and not yet received, oldest first
         self._finished: deque[int] = deque()  # of these, the ones that are ready, in their order of finishing
         self._in_hand = np.zeros(0, np.int64)  # envs of the last recv, which send() serves
@@ -205,10 +202,10 @@ class PythonVecEnv(VecEnv):
         if self._first_seed is not None:
             raise ResetNeeded("Call reset() before reset_env().")
         self._post_resets([(ids[0], seed, options)])
-        self._reset_next[ids[0]] = self._resets_due = True
+        self._episodes.expect_reset(ids)
         while not self._wait_for(ids[0]):
             pass
-        self._account(np.array(ids))
+        self._episodes.add(np.array(ids))
         memory = self._rows.obs[ids[0]]
         obs = self._description.layout.flat(memory) if self._description.flat else self._description.layout.reader(memory)()
         return (obs.copy() if isinstance(obs, np.ndarray) else obs), self._told.pop(ids[0], {})
@@ -253,7 +250,7 @@ class PythonVecEnv(VecEnv):
         if self._first_seed is not None:
             seeds = [self._first_seed + i if s is None else s for i, s in enumerate(seeds)]
         self._in_hand = self._in_hand[:0]
-        self._reset_next[chosen] = self._resets_due = True
+        self._episodes.expect_reset(chosen)
         self._running.extend(chosen)
         self._post_resets([(i, seeds[i], given) for i in chosen])
         self._first_seed = None
@@ -339,7 +336,9 @@ class PythonVecEnv(VecEnv):
             merge_infos([(k, self._told.pop(i)) for k, i in enumerate(ids) if i in self._told], len(ids)) if self._told else {}
         )
         infos.update(masks)
-        self._account(rows if changed is None else changed, infos)
+        ended = self._episodes.add(rows if changed is None else changed)
+        if ended is not None:
+            self._tell_ended(infos, rows, ended)
         if self._copy:
             return (*(_copied(part) for part in (obs, rewards, terminated, truncated, infos)),)
         return obs, rewards, terminated, truncated, infos
@@ -363,48 +362,13 @@ class PythonVecEnv(VecEnv):
         layout = self._description.layout
         return layout.flat(memory) if self._description.flat else layout.batch(memory)
 
-    def _account(self, rows: Any, infos: Infos | None = None) -> None:
-        """Add to the episodes' statistics, and hand out those of ended ones."""
-        source, several = self._rows, self._description.agents is not None
-        acting: Any = self._acting[rows] if several else 1
-        if self._resets_due:
-            acting = self._leave_out_resets(rows, acting)
-        self._returns[rows] += source.rewards[rows] * acting
-        self._lengths[rows] += acting
-        over = source.over[rows]
-        ended = over
-        if several:
-            ended = (source.terminated[rows] | source.truncated[rows] | over[:, None]) & acting
-            self._acting[rows] = source.agent_mask[rows]
-        if b"\x01" not in ended.tobytes():
-            return
-        if infos is not None:
-            self._add_episode(infos, rows, ended.copy(), over)
-        self._returns[rows] *= ~ended
-        self._lengths[rows] *= ~ended
-        if self._next_step:
-            self._reset_next[rows] = over
-            self._resets_due = True
-
-    def _leave_out_resets(self, rows: Any, acting: Any) -> Any:
-        """Episodes that begin now start from zero: who acted, without the rows whose results are those of a reset."""
-        stepped = ~self._reset_next[rows]
-        self._reset_next[rows] = False
-        self._resets_due = bool(self._reset_next.any())
-        stepped = stepped[:, None] if self._description.agents is not None else stepped
-        self._returns[rows] *= stepped
-        self._lengths[rows] *= stepped
-        return acting * stepped
-
-    def _add_episode(self, infos: Infos, rows: Any, ended: np.ndarray, over: np.ndarray) -> None:
-        episode = {"r": self._returns[rows].copy(), "l": self._lengths[rows].copy()}
-        infos["episode"], infos["_episode"] = episode, ended
-        if self._same_step and b"\x01" in over.tobytes():
-            over = over.copy()
+    def _tell_ended(self, infos: Infos, rows: Any, ended: Ended) -> None:
+        infos["episode"], infos["_episode"] = ended.statistics, ended.episodes
+        if self._same_step and b"\x01" in ended.envs.tobytes():
             final = self._observations(self._rows.final_obs[rows])
-            infos["final_obs"] = final if isinstance(final, np.ndarray) else self._final_objects(rows, over)
-            infos["_final_obs"] = infos["_final_info"] = over
-            infos["final_info"] = {**infos.get("final_info", {}), "episode": episode, "_episode": ended}
+            infos["final_obs"] = final if isinstance(final, np.ndarray) else self._final_objects(rows, ended.envs)
+            infos["_final_obs"] = infos["_final_info"] = ended.envs
+            infos["final_info"] = {**infos.get("final_info", {}), "episode": ended.statistics, "_episode": ended.episodes}
 
     def _final_objects(self, rows: Any, over: np.ndarray) -> np.ndarray:
         """Final observations of structured spaces, one object per ended env, as Gymnasium has them."""

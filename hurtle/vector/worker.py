@@ -17,18 +17,15 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-import cloudpickle
-
 from hurtle.errors import EnvFailedError
 from hurtle.vector import wire
 from hurtle.vector.description import describe
+from hurtle.vector.pickling import dumps, load, portable
 from hurtle.vector.rows import map_shared
 from hurtle.vector.shard import Shard
 
 _REPORT_AFTER = 50e-6  # seconds of finished work that may wait for more before it is reported
 _ATOMIC = 512  # bytes that a pipe takes in one piece on every system
-
-importing_envs = False  # True while the user's env code is being imported here
 
 
 def main() -> None:
@@ -95,24 +92,16 @@ class Worker:
             self._shard.close()
 
     def _describe(self, payload: bytes) -> None:
-        maker, flat, check = self._load(payload)
+        maker, flat, check = load(payload)
         self._send(wire.DESCRIPTION, describe(maker, flat, check))
 
     def _set_up(self, payload: bytes) -> None:
-        maker, count, first, description, plan, autoreset_mode, check = self._load(payload)
+        maker, count, first, description, plan, autoreset_mode, check = load(payload)
         rows = map_shared(self._memory, plan)
         self._shard = Shard([maker] * count, first, description, rows, autoreset_mode, self._index, check)
         self._all = array("i", [self._index | wire.ALL]).tobytes()
         self._all_with_infos = array("i", [self._index | wire.ALL | wire.WITH_INFOS]).tobytes()
         self._send(wire.READY, os.getpid())
-
-    def _load(self, payload: bytes) -> Any:
-        global importing_envs
-        importing_envs = True
-        try:
-            return pickle.loads(payload)
-        finally:
-            importing_envs = False
 
     def _reset(self, payload: bytes) -> None:
         assert self._shard is not None
@@ -165,13 +154,13 @@ class Worker:
 
     def _call(self, payload: bytes) -> None:
         assert self._shard is not None
-        ids, name, args, kwargs = self._load(payload)
+        ids, name, args, kwargs = load(payload)
         shard = self._shard
         self._answer(lambda: [shard.call(index, name, args, kwargs) for index in ids])
 
     def _set_attr(self, payload: bytes) -> None:
         assert self._shard is not None
-        ids, name, values = self._load(payload)
+        ids, name, values = load(payload)
         shard = self._shard
         self._answer(lambda: list(map(shard.set_attr, ids, [name] * len(ids), values)))
 
@@ -183,7 +172,7 @@ class Worker:
             self._send(wire.RESULT, (None, _travelling(error)))
 
     def _send(self, kind: int, value: Any) -> None:
-        wire.write_all(self._frames, wire.frame(kind, _dumps(value)))
+        wire.write_all(self._frames, wire.frame(kind, dumps(value)))
 
     def _fail(self, error: EnvFailedError) -> None:
         self._send(wire.ERROR, _travelling(error))
@@ -191,17 +180,4 @@ class Worker:
 
 def _travelling(error: EnvFailedError) -> tuple[str, int, int | None, bytes | None]:
     """An error in parts that can be pickled: some exceptions cannot, the text always can."""
-    cause: bytes | None
-    try:
-        cause = cloudpickle.dumps(error.__cause__)
-        pickle.loads(cause)
-    except Exception:
-        cause = None
-    return str(error), error.env_index, error.seed, cause
-
-
-def _dumps(value: Any) -> bytes:
-    try:
-        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    except Exception:  # lambdas and local classes
-        return cloudpickle.dumps(value)
+    return str(error), error.env_index, error.seed, portable(error.__cause__)

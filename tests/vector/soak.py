@@ -3,8 +3,8 @@
     python tests/vector/soak.py --faults 2000
 
 Each run makes a vector with random settings, steps it, and does something bad to it: kills a worker at a random moment, lets an
-env raise, exit, crash or hang, interrupts the learner, closes in the middle of a step, or kills the learner's whole process. After
-each run there must be no worker, no open file and no shared memory more than before.
+env raise, exit, crash or hang, interrupts the learner, closes in the middle of a step, or kills the learner's whole process.
+After each run there must be no worker, no open file and no shared memory more than before.
 """
 
 import argparse

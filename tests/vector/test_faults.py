@@ -142,20 +142,49 @@ def test_restart(mode):
         assert infos["worker_restarted"].tolist() == [False, False, True, True]
         assert infos["episode"]["l"][2:].tolist() == [2, 2]
         assert infos["_episode"].tolist() == [True, False, True, True]
-        assert obs[2:, 2].tolist() == [0, 0]
         if mode == "SAME_STEP":
+            assert obs[2:, 2].tolist() == [0, 0]
             np.testing.assert_array_equal(infos["final_obs"][2:], before[2:])
+        else:
+            np.testing.assert_array_equal(obs[2:], before[2:])
         obs, rewards, terminated, truncated, infos = step(vec)
-        expected = [1, 1] if mode == "SAME_STEP" else [0, 0]
-        assert obs[2:, 2].tolist() == expected
+        assert obs[2:, 2].tolist() == ([1, 1] if mode == "SAME_STEP" else [0, 0])
         assert not truncated[2:].any()
         obs, *_ = step(vec)
-        assert obs[2:, 2].tolist() == [2, 2] if mode == "SAME_STEP" else [1, 1]
+        assert obs[2:, 2].tolist() == ([2, 2] if mode == "SAME_STEP" else [1, 1])
+
+
+def test_restart_between_an_end_and_its_reset():
+    """With NEXT_STEP an env that is over when its worker dies is simply reset."""
+    with make(Counter, 2, restart_workers=True, autoreset_mode="NEXT_STEP") as vec:
+        vec.reset(seed=0)
+        *_, terminated, truncated, _ = step(vec, 3)
+        assert terminated.tolist() == [True, False]
+        os.kill(vec.worker_pids[0], signal.SIGKILL)
+        obs, *_, truncated, infos = step(vec)
+        assert obs[0, 2] == 0
+        assert truncated.tolist() == [False, False]
+        assert "worker_restarted" not in infos
+        obs, *_ = step(vec)
+        assert obs[0, 2] == 1
+
+
+def test_a_reset_after_a_death_tells_of_no_truncation():
+    with make(Counter, restart_workers=True) as vec:
+        vec.reset(seed=0)
+        step(vec)
+        os.kill(vec.worker_pids[1], signal.SIGKILL)
+        time.sleep(0.1)
+        obs, _ = vec.reset()
+        assert obs[:, 2].tolist() == [0, 0, 0, 0]
+        *_, truncated, infos = step(vec)
+        assert not truncated.any()
+        assert "worker_restarted" not in infos
 
 
 def test_restart_in_a_step_and_in_a_pool(tmp_path):
     maker = partial(Faulty, what="kill", at=3, seeds=(2,), once=str(tmp_path / "killed"))
-    with make(maker, restart_workers=True, batch_size=2, num_workers=4) as vec:
+    with make(maker, restart_workers=True, batch_size=2, num_workers=4, order="fair") as vec:
         vec.async_reset(seed=0)
         lost = []
         for _ in range(30):

@@ -1,0 +1,78 @@
+"""`Episodes`: returns and lengths of the episodes under way, per env or per agent, from what came back in the rows."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hurtle.vector.rows import Rows
+
+
+class Ended(NamedTuple):
+    """Of a batch in which something ended."""
+
+    episodes: np.ndarray  # bool [batch, (agents)]: whose episode ended
+    envs: np.ndarray  # bool [batch]: which envs are over
+    statistics: dict[str, np.ndarray]  # "r" and "l" [batch, (agents)], of episodes ended and under way
+
+
+class Episodes:
+    """Statistics of all envs of a vector.
+
+    Args:
+        rows: What back ends write.
+        several: Whether envs have several agents; an agent's episode has the steps in which it acts.
+        next_step: Whether the step after an end is a reset (NEXT_STEP), which belongs to no episode.
+    """
+
+    def __init__(self, rows: Rows, several: bool, next_step: bool):
+        self._rows, self._several, self._next_step = rows, several, next_step
+        lead = rows.rewards.shape
+        self._returns, self._lengths = np.zeros(lead), np.zeros(lead, np.int64)
+        self._acting = np.ones(lead, np.bool_)  # who acts in the step to come
+        self._reset_next = np.zeros(lead[0], np.bool_)  # what comes next from these is a reset, not a step
+        self._resets_due = False  # whether there are any
+
+    def expect_reset(self, ids: Any) -> None:
+        """What comes next from these envs is the first observation of an episode."""
+        self._reset_next[ids] = self._resets_due = True
+
+    def lose_step(self, index: int) -> Any:
+        """The step that comes next from this env did not happen: it counts for nothing. Returns who would have acted."""
+        acting = self._acting[index].copy()
+        self._lengths[index] -= acting
+        return acting
+
+    def add(self, chosen: Any) -> Ended | None:
+        """Take in the results of these envs (a slice or indices); what ended, if anything did."""
+        rows = self._rows
+        acting: Any = self._acting[chosen] if self._several else 1
+        if self._resets_due:
+            acting = self._leave_out_resets(chosen, acting)
+        self._returns[chosen] += rows.rewards[chosen] * acting
+        self._lengths[chosen] += acting
+        over = rows.over[chosen]
+        ended = over
+        if self._several:
+            ended = (rows.terminated[chosen] | rows.truncated[chosen] | over[:, None]) & acting
+            self._acting[chosen] = rows.agent_mask[chosen]
+        if b"\x01" not in ended.tobytes():  # a tenth of the time of ended.any()
+            return None
+        result = Ended(ended.copy(), over.copy(), {"r": self._returns[chosen].copy(), "l": self._lengths[chosen].copy()})
+        self._returns[chosen] *= ~ended
+        self._lengths[chosen] *= ~ended
+        if self._next_step:
+            self._reset_next[chosen] = over
+            self._resets_due = True
+        return result
+
+    def _leave_out_resets(self, chosen: Any, acting: Any) -> Any:
+        """Episodes that begin now start from zero; returns who acted, without the rows whose results are those of a reset."""
+        stepped = ~self._reset_next[chosen]
+        self._reset_next[chosen] = False
+        self._resets_due = bool(self._reset_next.any())
+        stepped = stepped[:, None] if self._several else stepped
+        self._returns[chosen] *= stepped
+        self._lengths[chosen] *= stepped
+        return acting * stepped
