@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hurtle.vector.rows import Rows
+from hurtle.vector.rows import ALL, Rows
 
 
 class Ended(NamedTuple):
@@ -46,6 +46,24 @@ class Episodes:
 
     def add(self, chosen: Any) -> Ended | None:
         """Take in the results of these envs (a slice or indices); what ended, if anything did."""
+        if chosen is ALL and not self._several and not self._resets_due:  # the common case, without temporary arrays
+            self._returns += self._rows.rewards
+            self._lengths += 1
+            ended = over = self._rows.over
+        else:
+            ended, over = self._add_some(chosen)
+        if b"\x01" not in ended.tobytes():  # a tenth of the time of ended.any()
+            return None
+        result = Ended(ended.copy(), over.copy(), {"r": self._returns[chosen].copy(), "l": self._lengths[chosen].copy()})
+        going_on = ~result.episodes
+        self._returns[chosen] *= going_on
+        self._lengths[chosen] *= going_on
+        if self._next_step:
+            self._reset_next[chosen] = over
+            self._resets_due = True
+        return result
+
+    def _add_some(self, chosen: Any) -> tuple[np.ndarray, np.ndarray]:
         rows = self._rows
         acting: Any = self._acting[chosen] if self._several else 1
         if self._resets_due:
@@ -53,19 +71,11 @@ class Episodes:
         self._returns[chosen] += rows.rewards[chosen] * acting
         self._lengths[chosen] += acting
         over = rows.over[chosen]
-        ended = over
-        if self._several:
-            ended = (rows.terminated[chosen] | rows.truncated[chosen] | over[:, None]) & acting
-            self._acting[chosen] = rows.agent_mask[chosen]
-        if b"\x01" not in ended.tobytes():  # a tenth of the time of ended.any()
-            return None
-        result = Ended(ended.copy(), over.copy(), {"r": self._returns[chosen].copy(), "l": self._lengths[chosen].copy()})
-        self._returns[chosen] *= ~ended
-        self._lengths[chosen] *= ~ended
-        if self._next_step:
-            self._reset_next[chosen] = over
-            self._resets_due = True
-        return result
+        if not self._several:
+            return over, over
+        ended = (rows.terminated[chosen] | rows.truncated[chosen] | over[:, None]) & acting
+        self._acting[chosen] = rows.agent_mask[chosen]
+        return ended, over
 
     def _leave_out_resets(self, chosen: Any, acting: Any) -> Any:
         """Episodes that begin now start from zero; returns who acted, without the rows whose results are those of a reset."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from copy import copy as copied
 from functools import partial
 from typing import Any
 
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode
 
 from hurtle.envs.packages import make_gymnasium
 from hurtle.envs.registry import EnvLike, make, resolve
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 from hurtle.native.env import Env
 from hurtle.vector.options import VecOptions, autoreset_mode_of
+from hurtle.vector.vec_env import VecEnv
 
 BACKENDS = ("auto", "native", "serial", "process", "ray")
 
@@ -38,7 +41,7 @@ def make_vec(
     render_mode: str | None = None,
     debug: bool = False,
     **parameters: Any,
-) -> VectorEnv:
+) -> VecEnv:
     """Make a vector of environments.
 
     Args:
@@ -129,7 +132,7 @@ def _native(
     batch_size: int | None,
     debug: bool,
     settings: dict[str, Any],
-) -> VectorEnv:
+) -> VecEnv:
     if kind == "cuda":
         from hurtle.vector.cuda import CudaVecEnv
 
@@ -154,12 +157,16 @@ def _maker(env: EnvLike, found: Any, parameters: dict[str, Any], render_mode: st
         return partial(make, env, **rendered, **parameters)  # by name: the file is loaded where the env is made
     if isinstance(found, Env):
         return partial(make, found, **rendered)
-    if isinstance(found, partial) and found.func is make_gymnasium:  # ours are the checks; a wrapper less on every step
-        return partial(found, disable_env_checker=True, **rendered)
+    if isinstance(found, partial) and found.func is make_gymnasium:
+        # Checks and the order of calls are the vector's business: two wrappers less on every step.
+        spec = copied(found.args[0])
+        if isinstance(spec, EnvSpec):
+            spec.order_enforce = False
+        return partial(make_gymnasium, spec, disable_env_checker=True, **rendered, **found.keywords)
     return partial(found, **rendered)
 
 
-def _python(maker: Callable[[], Any], backend: str, options: VecOptions) -> VectorEnv:
+def _python(maker: Callable[[], Any], backend: str, options: VecOptions) -> VecEnv:
     if backend == "serial":
         from hurtle.vector.serial import SerialVecEnv
 

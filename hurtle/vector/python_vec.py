@@ -20,10 +20,8 @@ from hurtle.vector.description import Description
 from hurtle.vector.episodes import Ended, Episodes
 from hurtle.vector.infos import Infos, merge_infos
 from hurtle.vector.options import ORDERS, VecOptions
-from hurtle.vector.rows import Rows
+from hurtle.vector.rows import ALL, Rows
 from hurtle.vector.vec_env import Results, Seed, VecEnv
-
-_ALL = slice(None)
 
 
 class PythonVecEnv(VecEnv):
@@ -60,7 +58,8 @@ class PythonVecEnv(VecEnv):
         self._first_seed: int | None = options.seed
         self._actions = description.actions.batch(rows.actions) if description.actions.is_plain else None
         self._fixed = description.flat or description.layout.is_fixed
-        self._whole = self._views(_ALL)
+        self._whole = self._views(ALL)
+        self._whole_final = self._observations(rows.final_obs)
         self._told: dict[int, Infos] = {}  # what envs said, until they are received
         self._episodes = Episodes(rows, agents is not None, self._next_step)
         self._running: deque[int] = deque()  # envs sent and not yet received, oldest first
@@ -117,7 +116,7 @@ class PythonVecEnv(VecEnv):
         self._await(len(ids))
         self._running.clear()
         self._finished.clear()
-        obs, _, _, _, infos = self._results(_ALL, range(self.num_envs), np.array(ids, np.int64))
+        obs, _, _, _, infos = self._results(ALL, range(self.num_envs), np.array(ids, np.int64))
         return obs, infos
 
     def step(self, actions: Any) -> Results:
@@ -135,9 +134,9 @@ class PythonVecEnv(VecEnv):
             raise ResetNeeded("Call reset() before the first step().")
         if self._running:
             raise HurtleError("step() between send() and recv(): call recv() first.")
-        self._write_actions(actions, _ALL, self.num_envs)
+        self._write_actions(actions, ALL, self.num_envs)
         self._step_all()
-        return self._results(_ALL, range(self.num_envs))
+        return self._results(ALL, range(self.num_envs))
 
     # A pool: some envs at a time.
 
@@ -331,7 +330,7 @@ class PythonVecEnv(VecEnv):
         return index in done
 
     def _results(self, rows: Any, ids: Sequence[int], changed: Any = None) -> Results:
-        obs, rewards, terminated, truncated, masks = self._whole if rows is _ALL and self._fixed else self._views(rows)
+        obs, rewards, terminated, truncated, masks = self._whole if rows is ALL and self._fixed else self._views(rows)
         infos = (
             merge_infos([(k, self._told.pop(i)) for k, i in enumerate(ids) if i in self._told], len(ids)) if self._told else {}
         )
@@ -365,7 +364,8 @@ class PythonVecEnv(VecEnv):
     def _tell_ended(self, infos: Infos, rows: Any, ended: Ended) -> None:
         infos["episode"], infos["_episode"] = ended.statistics, ended.episodes
         if self._same_step and b"\x01" in ended.envs.tobytes():
-            final = self._observations(self._rows.final_obs[rows])
+            whole = rows is ALL and self._fixed
+            final = self._whole_final if whole else self._observations(self._rows.final_obs[rows])
             infos["final_obs"] = final if isinstance(final, np.ndarray) else self._final_objects(rows, ended.envs)
             infos["_final_obs"] = infos["_final_info"] = ended.envs
             infos["final_info"] = {**infos.get("final_info", {}), "episode": ended.statistics, "_episode": ended.episodes}

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 _CACHE_LINE = 64
+ALL = slice(None)  # every row
 
 
 @dataclass(frozen=True)
