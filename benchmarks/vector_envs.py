@@ -37,7 +37,7 @@ class Delay(gymnasium.Env):
 
     Args:
         loops: Mean work of a step.
-        deviation: Standard deviation of a step's work, relative to the mean; there is no negative work.
+        deviation: Standard deviation of a step's work, relative to the mean (gamma distributed; 1 is exponential).
     """
 
     observation_space = spaces.Box(-1, 1, (4,), np.float32)
@@ -55,7 +55,8 @@ class Delay(gymnasium.Env):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Work."""
         if self.deviation:
-            work(int(self.loops * max(0.0, self.np_random.normal(1.0, self.deviation))))
+            variance = self.deviation**2
+            work(int(self.loops * self.np_random.gamma(1 / variance, variance)))
         elif self.loops:
             work(self.loops)
         return self._observation, 0.0, False, False, {}

@@ -234,7 +234,7 @@ for line in sys.stdin:
 """
 
 
-def bare_processes(count: int, loops: int) -> Callable[[contextlib.ExitStack], Job]:
+def bare_processes(count: int, loops: int, calls: int) -> Callable[[contextlib.ExitStack], Job]:
     """Processes that each do the same counted work and nothing else: what so many cores can give at best."""
 
     def make(stack: contextlib.ExitStack) -> Job:
@@ -251,11 +251,12 @@ def bare_processes(count: int, loops: int) -> Callable[[contextlib.ExitStack], J
             stack.callback(process.kill)
 
         def job() -> int:
-            for process in processes:
-                os.write(process.stdin.fileno(), b"%d\n" % loops)
-            for process in processes:
-                os.read(process.stdout.fileno(), 16)
-            return count
+            for _ in range(calls):
+                for process in processes:
+                    os.write(process.stdin.fileno(), b"%d\n" % loops)
+                for process in processes:
+                    os.read(process.stdout.fileno(), 16)
+            return count * calls
 
         return job
 

@@ -36,6 +36,7 @@ _PATIENCE = 3.0  # seconds that close() gives the envs to close
 _PATIENCE_AFTER_FAULT = 0.3  # the same when a fault ends the vector, and its error must not wait
 _MAX_RESTARTS = 3  # of one worker without a step between them
 
+_yield = getattr(os, "sched_yield", lambda: None)  # let a worker have this core
 _Reset = tuple[int, int | None, dict[str, Any] | None]  # env, seed, options
 
 
@@ -154,7 +155,8 @@ class ProcessVecEnv(PythonVecEnv):
     def _step_all(self) -> None:
         if self._revival:
             self._post_steps(range(self.num_envs))
-            return self._wait_for_all()
+            self._collect(self.num_envs)
+            return
         now = time.monotonic()
         for worker in list(self._fleet.workers):
             worker.since = now
@@ -163,12 +165,7 @@ class ProcessVecEnv(PythonVecEnv):
                 os.write(worker.commands, _STEP_ALL)
             except OSError:
                 self._bury(worker)
-        self._wait_for_all()
-
-    def _wait_for_all(self) -> None:
-        remaining = self.num_envs
-        while remaining:
-            remaining -= len(self._wait())
+        self._collect(self.num_envs)
 
     def _post_steps(self, ids: Sequence[int]) -> None:
         orders: dict[int, array[int]] = {}
@@ -205,23 +202,25 @@ class ProcessVecEnv(PythonVecEnv):
             self._bury(worker)
 
     def _wait(self) -> list[int]:
+        return self._collect(1)
+
+    def _collect(self, count: int) -> list[int]:
+        """Block until so many envs are done; a few looks at the pipe first, as a sleeper takes long to wake."""
         finished, self._early = self._early, []
-        events: list[tuple[int, int]] = []
-        for _ in range(_SPINS):
-            if finished or (events := self._poll.poll(0)):
-                break
-            os.sched_yield()
-        timeout = self._options.step_timeout
-        while True:
-            if not finished and not events:
-                events = self._poll.poll(None if timeout is None else min(timeout * 250, 1000))
-            self._take(events, finished)
-            if timeout is not None and time.monotonic() > self._next_check:
-                self._look_for_stuck(timeout)
-            finished, self._early = finished + self._early, []
-            if finished:
-                return finished
-            events = []
+        spins, limit = _SPINS, self._options.step_timeout
+        nap = None if limit is None else min(limit * 250, 1000)  # milliseconds
+        while len(finished) < count:
+            events = self._poll.poll(0 if spins else nap)
+            if events:
+                self._take(events, finished)
+            elif spins:
+                spins -= 1
+                _yield()
+            if limit is not None and time.monotonic() > self._next_check:
+                self._look_for_stuck(limit)
+            if self._early:
+                finished, self._early = finished + self._early, []
+        return finished
 
     def _take(self, events: list[tuple[int, int]], finished: list[int]) -> None:
         dead = []
