@@ -43,6 +43,7 @@ check: setup  ## Lint, format check, types
 
 bench: $(BENCH_READY)  ## Benchmarks beside the peers; results go to benchmarks/results/
 	@$(BIN)/python benchmarks/envs.py
+	@$(BIN)/python benchmarks/vector.py
 
 clean:  ## Remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist

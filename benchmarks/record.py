@@ -21,6 +21,12 @@ Job = Callable[[], int]
 """Does some work and returns how many steps that was."""
 
 
+_PACKAGES = (
+    *("numpy", "numba", "numba-cuda", "torch", "gymnasium", "envpool", "rlox", "minatar"),
+    *("stable-baselines3", "ale-py", "ray", "pufferlib", "cloudpickle"),
+)
+
+
 def rates(jobs: dict[str, Job], seconds: float = 0.3, rounds: int = 9) -> dict[str, float]:
     """Steps per second of each job: the best of several rounds in which the jobs take turns.
 
@@ -41,7 +47,7 @@ def rates(jobs: dict[str, Job], seconds: float = 0.3, rounds: int = 9) -> dict[s
 def machine() -> dict[str, Any]:
     """The machine, the versions and the commit that a figure belongs to."""
     versions = {}
-    for package in ("numpy", "numba", "numba-cuda", "torch", "gymnasium", "envpool", "rlox", "minatar"):
+    for package in _PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

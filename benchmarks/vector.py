@@ -130,8 +130,7 @@ def measure_delay(effort: Effort) -> Outcome:
             calls = max(2, round(effort.seconds * 2 / delay / STUDY_ENVS))
             share = int(delay * loops_per_second * STUDY_ENVS / cores)
             makers = {
-                "one bare process": jobs.bare_processes(1, share, calls),
-                "bare processes": jobs.bare_processes(cores, share, calls),
+                "bare processes": jobs.bare_processes(cores, share, calls, STUDY_ENVS),
                 "hurtle serial": ours(env, STUDY_ENVS, calls, backend="serial"),
                 "hurtle process": ours(env, STUDY_ENVS, calls, backend="process", num_workers=cores),
             }
@@ -142,10 +141,10 @@ def measure_delay(effort: Effort) -> Outcome:
                 makers[f"hurtle pool {size}"] = ours(env, size, turns_each, batch_size=size // 2, **pool)
             with contextlib.ExitStack() as stack:
                 # One call each: the same steps in every round.
-                turns = Turns(make_jobs(makers, stack)[0], 0.0, effort.rounds, budget=12.0)
+                turns = Turns(make_jobs(makers, stack)[0], 0.0, effort.rounds, budget=16.0)
             cell = f"{delay:g} s, {deviation:.0%}"
             outcome.results[cell] = turns.rates
-            control = turns.ratio("bare processes", "one bare process")
+            control = turns.ratio("bare processes", "hurtle serial")
             speed_up = turns.ratio("hurtle process", "hurtle serial")
             pools = [turns.ratio(f"hurtle pool {size}", f"hurtle sync {size}") for size in sizes]
             rows.append([cell, *(f"{value:.2f}x" for value in (control, speed_up, *pools))])
@@ -155,11 +154,12 @@ def measure_delay(effort: Effort) -> Outcome:
             if deviation == 1.0 and delay >= 1e-3:
                 for size, gain in zip(sizes, pools, strict=True):
                     outcome.aim(f"pool / sync, {size} workers, {cell}", gain, at_least=1.3)
-    header = ["work of a step, deviation", f"{cores} bare processes / one", f"process / serial, {STUDY_ENVS} envs"]
+    header = ["work of a step, deviation", f"{cores} bare processes / serial", f"process / serial, {STUDY_ENVS} envs"]
     header += [f"pool / sync, {size} workers" for size in sizes]
     outcome.parts.append(
-        f"### The delay study: envs that compute\n\nProcess: {cores} workers. Pool: one env per worker, batches of "
-        "half the envs; sync: the same workers, all envs in each batch.\n\n" + table(header, rows)
+        "### The delay study: envs that compute\n\nBare processes share out the same work without deviation and wait for each "
+        f"other after each batch: what the cores give. Process: {cores} workers. Pool: one env per worker, batches of half the "
+        "envs; sync: the same workers, all envs in each batch.\n\n" + table(header, rows)
     )
     return outcome
 
@@ -376,7 +376,7 @@ def plot() -> None:
     series = {f"process / serial, {STUDY_ENVS} envs": ("hurtle process", "hurtle serial")}
     pools = sorted({int(name.split()[-1]) for cell in cells for name in study[cell] if name.startswith("hurtle pool")})
     series |= {f"pool / sync, {size} workers": (f"hurtle pool {size}", f"hurtle sync {size}") for size in pools}
-    series["bare processes / one"] = ("bare processes", "one bare process")
+    series["bare processes / serial"] = ("bare processes", "hurtle serial")
     for k, (label, (name, over)) in enumerate(series.items()):
         ratios = [float(np.median(np.divide(study[cell][name], study[cell][over]))) for cell in cells]
         right.bar(np.arange(len(cells)) + k / (len(series) + 1), ratios, 1 / (len(series) + 1), label=label)

@@ -234,7 +234,7 @@ for line in sys.stdin:
 """
 
 
-def bare_processes(count: int, loops: int, calls: int) -> Callable[[contextlib.ExitStack], Job]:
+def bare_processes(count: int, loops: int, calls: int, steps: int) -> Callable[[contextlib.ExitStack], Job]:
     """Processes that each do the same counted work and nothing else: what so many cores can give at best."""
 
     def make(stack: contextlib.ExitStack) -> Job:
@@ -256,7 +256,7 @@ def bare_processes(count: int, loops: int, calls: int) -> Callable[[contextlib.E
                     os.write(process.stdin.fileno(), b"%d\n" % loops)
                 for process in processes:
                     os.read(process.stdout.fileno(), 16)
-            return count * calls
+            return steps * calls
 
         return job
 
