@@ -32,8 +32,8 @@ def check_outcome(reward: Any, terminated: Any, truncated: Any, info: Any, of_ag
 
     Args:
         reward: Must be a real number.
-        terminated: Must be a bool.
-        truncated: Must be a bool.
+        terminated: Must be a bool, or what equals one.
+        truncated: Must be a bool, or what equals one.
         info: Must be a dict.
         of_agent: Added to the names in messages, such as `["agent_0"]`.
     """
@@ -43,7 +43,7 @@ def check_outcome(reward: Any, terminated: Any, truncated: Any, info: Any, of_ag
     if math.isnan(reward):
         raise EmulationError(f"reward{of_agent}: expected a number, got NaN.")
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
-        if not isinstance(flag, bool | np.bool_):
+        if np.shape(flag) != () or flag not in (False, True):
             raise EmulationError(f"{name}{of_agent}: expected a bool, got {_described(flag)}. Return bool({name}).")
     check_info(info, of_agent)
 

@@ -45,6 +45,8 @@ class FixedNode(Node):
         values, target = _as_array(values), views[self.leaf]
         if values.shape != target.shape:  # NumPy would repeat a smaller one without a word
             raise EmulationError(f"{self.path}: expected a batch of shape {target.shape}, got {values.shape}.")
+        if not np.can_cast(values.dtype, target.dtype, "same_kind"):
+            raise EmulationError(f"{self.path}: expected {target.dtype}, got {values.dtype}.")
         target[...] = values
 
     def load_many(self, views: Views, lead: tuple[int, ...]) -> Any:

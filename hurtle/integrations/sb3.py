@@ -18,10 +18,9 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import nn
 
-from hurtle.errors import HurtleError, UnknownNameError
+from hurtle.errors import EnvFailedError, HurtleError, UnknownNameError
 from hurtle.integrations.torch_policy import checked_policy, evaluate, per_row
 from hurtle.vector.factory import make_vec
-from hurtle.vector.native import NativeVecEnv
 
 try:
     from stable_baselines3.common.monitor import Monitor
@@ -131,13 +130,10 @@ class SB3VecEnv(VecEnv):
             return [vec.render_mode for _ in self._get_indices(indices)]
         if attr_name == "action_masks" and self._action_mask is not None:  # how sb3-contrib asks whether there are masks
             return self.env_method("action_masks", indices=indices)
-        objects = not self._several and not isinstance(vec, NativeVecEnv)
-        if objects and not all(vec.call("has_wrapper_attr", attr_name)):  # an error inside a worker would end the vector env
-            raise AttributeError(f"The envs have no attribute {attr_name!r}.")
         try:
             return self._each(partial(vec.get_attr, attr_name), indices)
-        except UnknownNameError as error:
-            raise AttributeError(str(error)) from error
+        except (UnknownNameError, EnvFailedError) as error:
+            raise AttributeError(f"The envs have no attribute {attr_name!r}.") from error
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
         """Set an attribute of each env."""

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
-import numpy as np
 from gymnasium import spaces
 
+from hurtle.emulation.agent_spaces import flat_mask
 from hurtle.emulation.checks import check_env
 from hurtle.emulation.layout import SpaceLayout
 from hurtle.emulation.single import EmulatedEnv
 from hurtle.emulation.wrap import emulate
-from hurtle.errors import EnvFailedError
+from hurtle.errors import EmulationError, EnvFailedError, HurtleError
 
 EnvMaker = Callable[[], Any]
 CONSTRUCTOR = "its constructor"
@@ -60,7 +60,8 @@ def describe(maker: EnvMaker, flat: bool, check: bool) -> Description:
     """Make an env, check it, look at it and close it.
 
     Raises:
-        EnvFailedError: The env raised, or contradicts its spaces.
+        EnvFailedError: The env raised.
+        HurtleError: What is wrong has a name: it contradicts its spaces (EmulationError), or there is no such env.
     """
     doing = CONSTRUCTOR
     try:
@@ -70,6 +71,10 @@ def describe(maker: EnvMaker, flat: bool, check: bool) -> Description:
             return description_of(env, flat, check)
         finally:
             env.close()
+    except EmulationError as error:
+        raise EmulationError(f"{error} check=False leaves out this check.") from error
+    except HurtleError:
+        raise
     except Exception as error:
         raise env_failure(0, None, doing, error) from error
 
@@ -118,4 +123,4 @@ def description_of(env: Any, flat: bool, check: bool) -> Description:
 
 def _mask_size(info: dict[str, Any]) -> int:
     mask = info.get("action_mask")
-    return int(np.size(mask)) if mask is not None else 0
+    return flat_mask(mask).size if mask is not None else 0

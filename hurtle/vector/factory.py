@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import inspect
 import sys
 from collections.abc import Callable
 from copy import copy as copied
 from functools import partial
 from typing import Any
 
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.vector import AutoresetMode
 
 from hurtle.envs.packages import make_gymnasium
 from hurtle.envs.registry import EnvLike, make, resolve
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
-from hurtle.native.env import Env
+from hurtle.native.env import Env, EnvSpec
 from hurtle.vector.options import VecOptions, autoreset_mode_of
 from hurtle.vector.vec_env import VecEnv
 
@@ -79,10 +82,13 @@ def make_vec(
     kind = str(device).split(":")[0]
     if kind not in ("cpu", "cuda"):
         raise HurtleError(f"device must be 'cpu' or 'cuda', got {device!r}.")
+    _refuse_misspelt(env, parameters)
     found = resolve(env, parameters)
     native = isinstance(found, Env)
     if backend == "native" and not native:
         raise HurtleError(f"backend='native' is for native envs, and {env!r} is none; leave it out, or see `hurtle envs`.")
+    if isinstance(found, Env) and EnvSpec.of(found).num_agents > 1 and backend not in ("auto", "native"):
+        raise HurtleError(f"{env!r} is a native env of several agents: backend='native' runs it, {backend!r} does not.")
     if isinstance(found, Env) and backend in ("auto", "native"):
         python_only = {
             "order": order != "ready",
@@ -123,6 +129,18 @@ def make_vec(
     return _python(maker, backend, options)
 
 
+def _refuse_misspelt(env: EnvLike, parameters: dict[str, Any]) -> None:
+    """A parameter of the env whose name is nearly that of an argument of `make_vec` is a typo, unless the env has it."""
+    own = [name for name in inspect.signature(make_vec).parameters if name not in ("env", "parameters")]
+    known: Any = ()
+    if callable(env):
+        with contextlib.suppress(ValueError, TypeError):  # built-ins have no signature
+            known = inspect.signature(env).parameters
+    for name in parameters:
+        if name not in known and difflib.get_close_matches(name, own, cutoff=0.85):
+            raise UnknownNameError(f"make_vec has no argument {name!r}. {did_you_mean(name, own)}")
+
+
 def _native(
     env: Env,
     num_envs: int,
@@ -160,7 +178,7 @@ def _maker(env: EnvLike, found: Any, parameters: dict[str, Any], render_mode: st
     if isinstance(found, partial) and found.func is make_gymnasium:
         # Checks and the order of calls are the vector's business: two wrappers less on every step.
         spec = copied(found.args[0])
-        if isinstance(spec, EnvSpec):
+        if isinstance(spec, GymnasiumSpec):
             spec.order_enforce = False
         return partial(make_gymnasium, spec, disable_env_checker=True, **rendered, **found.keywords)
     return partial(found, **rendered)
@@ -168,6 +186,13 @@ def _maker(env: EnvLike, found: Any, parameters: dict[str, Any], render_mode: st
 
 def _python(maker: Callable[[], Any], backend: str, options: VecOptions) -> VecEnv:
     if backend == "serial":
+        asked = {
+            "num_workers": options.num_workers not in (None, 1),
+            "step_timeout": options.step_timeout is not None,
+            "restart_workers": options.restart_workers,
+        }
+        if unfit := [name for name, given in asked.items() if given]:
+            raise HurtleError(f"serial steps all envs in this process: leave out {' and '.join(unfit)}, or use 'process'.")
         from hurtle.vector.serial import SerialVecEnv
 
         return SerialVecEnv(maker, options)

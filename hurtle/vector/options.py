@@ -44,16 +44,21 @@ class VecOptions:
             raise UnknownNameError(f"No order {self.order!r}. {did_you_mean(self.order, ORDERS)}")
         for name in ("step_timeout", "start_timeout"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
+            if value is not None and not (isinstance(value, int | float) and value > 0):
                 raise HurtleError(f"{name} must be a positive number of seconds, got {value!r}.")
-        if self.seed < 0:
-            raise HurtleError(f"seed must not be negative, got {self.seed}.")
+        check_seed(self.seed)
 
 
 def check_count(name: str, value: int) -> None:
     """Refuse anything but an int of at least 1."""
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
         raise HurtleError(f"{name} must be an int of at least 1, got {value!r}.")
+
+
+def check_seed(seed: int) -> None:
+    """Refuse anything but an int of at least 0."""
+    if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
+        raise HurtleError(f"seed must be an int of at least 0, got {seed!r}.")
 
 
 def autoreset_mode_of(mode: AutoresetMode | str, allowed: tuple[AutoresetMode, ...] = tuple(AutoresetMode)) -> AutoresetMode:

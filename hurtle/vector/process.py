@@ -6,6 +6,7 @@ their pipe and the learner on the done pipe, so that both may share few cores. A
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import select
@@ -23,42 +24,20 @@ from hurtle.errors import EnvFailedError, EnvTimeoutError, HurtleError, WorkerDi
 from hurtle.native.threads import free_cores
 from hurtle.vector import wire
 from hurtle.vector.description import Description, EnvMaker
+from hurtle.vector.fleet import Fleet
 from hurtle.vector.options import VecOptions
 from hurtle.vector.pickling import refuse_inside_import
 from hurtle.vector.python_vec import PythonVecEnv
 from hurtle.vector.revival import Revival
-from hurtle.vector.rows import RowPlan, map_shared, shared_file
+from hurtle.vector.rows import RowPlan, map_shared
 from hurtle.vector.worker_process import WorkerProcess
 
 _STEP_ALL = wire.frame(wire.STEP_ALL)
 _SPINS = 20  # looks at the pipe before the learner goes to sleep
-_PATIENCE = 3.0  # seconds that close() gives the envs to close
-_PATIENCE_AFTER_FAULT = 0.3  # the same when a fault ends the vector, and its error must not wait
 _MAX_RESTARTS = 3  # of one worker without a step between them
 
 _yield = getattr(os, "sched_yield", lambda: None)  # let a worker have this core
 _Reset = tuple[int, int | None, dict[str, Any] | None]  # env, seed, options
-
-
-class _Fleet:
-    """Workers and descriptors of one vector env; outlives it just long enough to end them."""
-
-    def __init__(self) -> None:
-        self.owner = os.getpid()
-        self.workers: list[WorkerProcess] = []
-        self.done, self.done_end = os.pipe()
-        self.memory = shared_file()
-        self.patience = _PATIENCE
-
-    def stop(self) -> None:
-        if os.getpid() != self.owner:  # a forked copy must not end its parent's workers
-            return
-        workers, self.workers = self.workers, []
-        WorkerProcess.stop(workers, self.patience)
-        fds, self.done = [self.done, self.done_end, self.memory], -1
-        for fd in fds:
-            if fds[0] >= 0:
-                os.close(fd)
 
 
 class ProcessVecEnv(PythonVecEnv):
@@ -71,21 +50,18 @@ class ProcessVecEnv(PythonVecEnv):
 
     def __init__(self, maker: EnvMaker, options: VecOptions):
         refuse_inside_import("process")
-        self._fleet = _Fleet()
-        self._stop = weakref.finalize(self, self._fleet.stop)
-        self._options = options
         count = options.num_workers or min(options.num_envs, free_cores())
         bounds = np.linspace(0, options.num_envs, count + 1).astype(int).tolist()
-        self._shares = [range(a, b) for a, b in pairwise(bounds)]
-        self._by_fd: dict[int, WorkerProcess] = {}
-        self._poll = select.poll()
-        self._poll.register(self._fleet.done, select.POLLIN)
+        self._options = options
+        self._fleet = Fleet([range(a, b) for a, b in pairwise(bounds)])
+        self._stop = weakref.finalize(self, self._fleet.stop)
         self._restarts = [0] * count
         self._resetting: dict[int, _Reset] = {}  # resets under way
         self._early: list[int] = []  # done, and read before anyone waited for it
         try:
             pickled = cloudpickle.dumps((maker, options.emulate, options.check))
-            self._fleet.workers = [self._start(k) for k in range(count)]
+            for k in range(count):
+                self._fleet.start(k)
             description = self._ask_description(pickled)
             plan = RowPlan.of(description, options.num_envs, count)
             rows = map_shared(self._fleet.memory, plan)
@@ -105,7 +81,7 @@ class ProcessVecEnv(PythonVecEnv):
     @property
     def num_workers(self) -> int:
         """Worker processes."""
-        return len(self._shares)
+        return len(self._fleet.shares)
 
     @property
     def worker_pids(self) -> list[int]:
@@ -113,12 +89,6 @@ class ProcessVecEnv(PythonVecEnv):
         return [worker.process.pid for worker in self._fleet.workers]
 
     # Start-up.
-
-    def _start(self, index: int) -> WorkerProcess:
-        worker = WorkerProcess(index, self._shares[index], self._fleet.done_end, self._fleet.memory)
-        self._by_fd[worker.frames.fd] = worker
-        self._poll.register(worker.frames.fd, select.POLLIN)
-        return worker
 
     def _ask_description(self, pickled: bytes) -> Description:
         first = self._fleet.workers[0]
@@ -132,23 +102,28 @@ class ProcessVecEnv(PythonVecEnv):
         worker.send(wire.SETUP, cloudpickle.dumps((maker, *share, description, plan, options.autoreset_mode, options.check)))
 
     def _expect(self, worker: WorkerProcess, kind: int, timeout: float | None, current: Any) -> bytes:
-        """The next frame of this kind from a worker that is setting up or answering a call."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        """The next frame of this kind from a worker that sets up or answers a call; `timeout` is for each env."""
         poll = select.poll()
-        poll.register(worker.frames.fd, select.POLLIN)
+        for fd in worker.watched:
+            poll.register(fd, select.POLLIN)
+        since, busy_with = time.monotonic(), -1
         while True:
             frame = worker.frames.pop()
-            if frame is None:
-                left = None if deadline is None else max(deadline - time.monotonic(), 0)
-                if not poll.poll(None if left is None else left * 1000):
-                    doing = f"Env {current[worker.index]}" if current is not None else "The env's constructor"
-                    raise EnvTimeoutError(f"{doing} did not answer within {timeout} s.{worker.ask_where()}")
-                if not worker.frames.feed():
-                    raise self._obituary(worker)
-            elif frame[0] == kind:
+            if frame is not None and frame[0] == kind:
                 return frame[1]
-            else:
+            if frame is not None:
                 self._handle(worker, *frame)
+                continue
+            if poll.poll(200):
+                dead = worker.is_dead
+                worker.frames.drain() if dead else worker.frames.feed()
+                if dead and not worker.frames:
+                    raise self._obituary(worker)
+            if current is not None and current[worker.index] != busy_with:
+                since, busy_with = time.monotonic(), int(current[worker.index])
+            if timeout is not None and time.monotonic() - since > timeout:
+                doing = f"Env {busy_with}" if current is not None else "The env's constructor or start-up check"
+                raise EnvTimeoutError(f"{doing} did not answer within {timeout} s.{worker.ask_where()}")
 
     # Steps and resets.
 
@@ -159,11 +134,11 @@ class ProcessVecEnv(PythonVecEnv):
             return
         now = time.monotonic()
         for worker in list(self._fleet.workers):
-            worker.since = now
+            worker.since, worker.seen = now, -1
             worker.busy.update(worker.envs)
             try:
                 os.write(worker.commands, _STEP_ALL)
-            except OSError:
+            except BrokenPipeError:
                 self._bury(worker)
         self._collect(self.num_envs)
 
@@ -195,10 +170,10 @@ class ProcessVecEnv(PythonVecEnv):
 
     def _order(self, worker: WorkerProcess, ids: Sequence[int], kind: int, payload: bytes) -> None:
         worker.busy.update(ids)
-        worker.since = time.monotonic()
+        worker.since, worker.seen = time.monotonic(), -1
         try:
             worker.send(kind, payload)
-        except OSError:
+        except BrokenPipeError:
             self._bury(worker)
 
     def _wait(self) -> list[int]:
@@ -208,12 +183,14 @@ class ProcessVecEnv(PythonVecEnv):
         """Block until so many envs are done; a few looks at the pipe first, as a sleeper takes long to wake."""
         finished, self._early = self._early, []
         spins, limit = _SPINS, self._options.step_timeout
-        nap = None if limit is None else min(limit * 250, 1000)  # milliseconds
+        nap = 1000.0 if limit is None else min(limit * 250, 1000)  # milliseconds
         while len(finished) < count:
-            events = self._poll.poll(0 if spins else nap)
-            if events:
-                self._take(events, finished)
-            elif spins:
+            done, workers = self._fleet.news(0 if spins else nap)
+            if done:
+                self._read_done(finished)
+            for worker in workers:
+                self._hear(worker)
+            if spins and not (done or workers):
                 spins -= 1
                 _yield()
             if limit is not None and time.monotonic() > self._next_check:
@@ -222,16 +199,9 @@ class ProcessVecEnv(PythonVecEnv):
                 finished, self._early = finished + self._early, []
         return finished
 
-    def _take(self, events: list[tuple[int, int]], finished: list[int]) -> None:
-        dead = []
-        for fd, _ in events:
-            if fd == self._fleet.done:
-                self._read_done(finished)
-                continue
-            worker = self._by_fd.get(fd)
-            if worker is not None and not self._read_frames(worker):
-                dead.append(worker)
-        for worker in dead:
+    def _hear(self, worker: WorkerProcess) -> None:
+        """Read what a worker wrote, or bury it."""
+        if not self._read_frames(worker) or worker.is_dead:
             self._bury(worker)
 
     def _read_done(self, finished: list[int]) -> None:
@@ -240,7 +210,7 @@ class ProcessVecEnv(PythonVecEnv):
             worker = self._fleet.workers[index if message & wire.ALL else self._owner[index]]
             if message & wire.WITH_INFOS:
                 worker.infos_due += 1
-                while worker.infos_due > 0 and self._read_frames(worker):
+                while worker.infos_due > 0 and self._read_frames(worker):  # they were written before: this never waits
                     pass
             if message & wire.ALL:
                 finished.extend(worker.envs)
@@ -256,13 +226,17 @@ class ProcessVecEnv(PythonVecEnv):
 
     def _read_frames(self, worker: WorkerProcess) -> bool:
         alive = worker.frames.feed()
+        self._handle_frames(worker)
+        return alive
+
+    def _handle_frames(self, worker: WorkerProcess) -> None:
         while (frame := worker.frames.pop()) is not None:
             self._handle(worker, *frame)
-        return alive
 
     def _handle(self, worker: WorkerProcess, kind: int, payload: bytes) -> None:
         if kind == wire.INFOS:
-            self._told.update(pickle.loads(payload))
+            for index, info in pickle.loads(payload):  # a restart may have been told of already
+                self._told[index] = {**info, **self._told.get(index, {})}
             worker.infos_due -= 1
         elif kind == wire.ERROR:
             self._abort()
@@ -276,10 +250,10 @@ class ProcessVecEnv(PythonVecEnv):
         """A worker is dead: raise, or put a new one in its place."""
         error = self._obituary(worker)
         worker.process.kill()
-        while select.select([self._fleet.done], [], [], 0)[0]:  # what it finished before it died counts
+        while self._fleet.has_done():  # what it finished before it died counts
             self._read_done(self._early)
-        while self._read_frames(worker):  # an error that it wrote before it died is the better message
-            pass
+        worker.frames.drain()
+        self._handle_frames(worker)  # an error that it wrote before it died is the better message
         if not self._options.restart_workers:
             self._abort()
             raise error
@@ -295,28 +269,23 @@ class ProcessVecEnv(PythonVecEnv):
     def _replace(self, worker: WorkerProcess, error: WorkerDiedError) -> None:
         index = worker.index
         while True:
-            self._forget(worker)
+            self._fleet.forget(worker)
             self._restarts[index] += 1
             if self._restarts[index] > _MAX_RESTARTS:
                 self._abort()
                 raise WorkerDiedError(f"Gave up after {_MAX_RESTARTS} restarts in a row. {error}")
-            fresh = self._fleet.workers[index] = self._start(index)
+            fresh = self._fleet.start(index)
             try:
                 self._send_setup(fresh)
                 self._expect(fresh, wire.READY, self._options.start_timeout, self._rows.current)
                 break
-            except (WorkerDiedError, OSError):
+            except (WorkerDiedError, BrokenPipeError):
                 error = self._obituary(fresh)
                 fresh.busy, worker = worker.busy, fresh
         resetting = worker.busy & self._resetting.keys()
         self._revival.lose(fresh.envs, resetting)
         again = [self._resetting[env] for env in sorted(resetting)]
         self._order_resets(again + [(env, None, None) for env in sorted(worker.busy - resetting)])
-
-    def _forget(self, worker: WorkerProcess) -> None:
-        self._poll.unregister(worker.frames.fd)
-        del self._by_fd[worker.frames.fd]
-        worker.kill()
 
     def _look_for_stuck(self, timeout: float) -> None:
         now = time.monotonic()
@@ -337,7 +306,7 @@ class ProcessVecEnv(PythonVecEnv):
                 self._bury(worker)
 
     def _abort(self) -> None:
-        self._fleet.patience = _PATIENCE_AFTER_FAULT
+        self._fleet.hurry()
         self._stop()
 
     def _check_open(self) -> None:
@@ -358,23 +327,37 @@ class ProcessVecEnv(PythonVecEnv):
         shares: dict[int, list[int]] = {}
         for position, index in enumerate(ids):
             shares.setdefault(self._owner[index], []).append(position)
-        answers: dict[int, Any] = {}
-        failure = None
+        requests = {}
+        for owner, positions in shares.items():
+            kind, request = make([ids[p] for p in positions], positions)
+            requests[owner] = (kind, cloudpickle.dumps(request))
         try:
-            for owner, positions in shares.items():
-                worker = self._fleet.workers[owner]
-                kind, request = make([ids[p] for p in positions], positions)
-                worker.send(kind, cloudpickle.dumps(request))
-            for owner, positions in shares.items():
-                worker = self._fleet.workers[owner]
-                frame = self._expect(worker, wire.RESULT, self._options.step_timeout, self._rows.current)
-                values, failed = pickle.loads(frame)
-                failure = failure or failed
-                answers.update(zip([ids[p] for p in positions], values or [None] * len(positions), strict=True))
-        except (OSError, WorkerDiedError) as error:
-            died = error if isinstance(error, WorkerDiedError) else self._obituary(worker)
+            return self._exchange(ids, shares, requests)
+        except (EnvFailedError, WorkerDiedError):
+            raise
+        except BaseException:  # a timeout, or Ctrl-C: answers still to come would be taken for those of later calls
             self._abort()
-            raise died from None
+            raise
+
+    def _exchange(self, ids: Sequence[int], shares: dict[int, list[int]], requests: dict[int, Any]) -> dict[int, Any]:
+        answers: dict[int, Any] = {}
+        failure, dead = None, []
+        for owner, request in requests.items():
+            with contextlib.suppress(BrokenPipeError):  # noticed below
+                self._fleet.workers[owner].send(*request)
+        for owner, positions in shares.items():
+            worker = self._fleet.workers[owner]
+            try:
+                frame = self._expect(worker, wire.RESULT, self._options.step_timeout, self._rows.current)
+            except WorkerDiedError as error:
+                dead.append((worker, error))
+                continue
+            values, failed = pickle.loads(frame)
+            failure = failure or failed
+            answers.update(zip([ids[p] for p in positions], values or [None] * len(positions), strict=True))
+        for worker, died in dead:
+            self._bury(worker)  # raises, unless it is replaced: then the next call finds a new one
+            raise died
         if failure is not None:
             _raise(*failure)
         return answers
@@ -385,5 +368,7 @@ class ProcessVecEnv(PythonVecEnv):
 
 
 def _raise(message: str, index: int, seed: int | None, cause: bytes | None) -> NoReturn:
-    """Raise what an env raised in a worker."""
+    """Raise what an env raised in a worker, or what is wrong with the request itself."""
+    if index < 0 and cause:
+        raise pickle.loads(cause)
     raise EnvFailedError(message, index, seed) from (pickle.loads(cause) if cause else None)

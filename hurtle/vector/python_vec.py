@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from hurtle.errors import ActionError, HurtleError
 from hurtle.vector.description import Description
 from hurtle.vector.episodes import Ended, Episodes
 from hurtle.vector.infos import Infos, merge_infos
-from hurtle.vector.options import ORDERS, VecOptions
+from hurtle.vector.options import ORDERS, VecOptions, check_seed
 from hurtle.vector.rows import ALL, Rows
 from hurtle.vector.vec_env import Results, Seed, VecEnv
 
@@ -65,12 +66,26 @@ class PythonVecEnv(VecEnv):
         self._running: deque[int] = deque()  # envs sent and not yet received, oldest first
         self._finished: deque[int] = deque()  # of these, the ones that are ready, in their order of finishing
         self._in_hand = np.zeros(0, np.int64)  # envs of the last recv, which send() serves
+        self._taken: list[int] = []  # all that were received and not yet sent, in the order in which they were sent before
 
     # What a back end does.
 
     def _check_open(self) -> None:
         if self.closed:
             raise HurtleError("This vector env is closed; make a new one.")
+
+    @abstractmethod
+    def _abort(self) -> None:
+        """End everything, fast."""
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """What breaks off in the middle (an env that raises, Ctrl-C) leaves envs at different steps: it ends the vector."""
+        try:
+            yield
+        except BaseException:
+            self._abort()
+            raise
 
     @abstractmethod
     def _post_resets(self, resets: list[tuple[int, int | None, dict[str, Any] | None]]) -> None:
@@ -113,7 +128,8 @@ class PythonVecEnv(VecEnv):
         if self._pool:
             obs, _, _, _, infos = self.recv()
             return obs, infos
-        self._await(len(ids))
+        with self._all_or_nothing():
+            self._await(len(ids))
         self._running.clear()
         self._finished.clear()
         obs, _, _, _, infos = self._results(ALL, range(self.num_envs), np.array(ids, np.int64))
@@ -135,7 +151,8 @@ class PythonVecEnv(VecEnv):
         if self._running:
             raise HurtleError("step() between send() and recv(): call recv() first.")
         self._write_actions(actions, ALL, self.num_envs)
-        self._step_all()
+        with self._all_or_nothing():
+            self._step_all()
         return self._results(ALL, range(self.num_envs))
 
     # A pool: some envs at a time.
@@ -164,9 +181,12 @@ class PythonVecEnv(VecEnv):
             raise HurtleError("send() without envs: call recv() first, or name them with env_id.")
         self._write_actions(actions, _selection(ids), len(ids))
         listed = ids.tolist()
-        self._running.extend(listed)
+        sent = set(listed)
+        self._running.extend([i for i in self._taken if i in sent] + [i for i in listed if i not in self._taken])
+        self._taken = [i for i in self._taken if i not in sent]
         self._in_hand = self._in_hand[:0] if env_id is None else np.setdiff1d(self._in_hand, ids)
-        self._post_steps(listed)
+        with self._all_or_nothing():
+            self._post_steps(listed)
 
     def recv(self) -> Results:
         """Wait for `batch_size` envs and return their results, in order of env index; `infos["env_id"]` names them.
@@ -179,17 +199,19 @@ class PythonVecEnv(VecEnv):
                 f"recv() would wait forever: {len(self._running)} envs are running and batch_size is {self.batch_size}. "
                 "Call async_reset() first, and send() actions for the envs of each recv()."
             )
-        if self._fair:
-            ids = sorted(self._running[k] for k in range(self.batch_size))
-            self._await_these(set(ids))
-        else:
-            self._await(self.batch_size)
-            ids = sorted(self._finished.popleft() for _ in range(self.batch_size))
+        with self._all_or_nothing():
+            if self._fair:
+                ids = [self._running[k] for k in range(self.batch_size)]
+                self._await_these(set(ids))
+            else:
+                self._await(self.batch_size)
+                ids = [self._finished.popleft() for _ in range(self.batch_size)]
         taken = set(ids)
+        self._taken += ids
         self._running = deque(i for i in self._running if i not in taken)
-        chosen = np.array(ids)
-        obs, rewards, terminated, truncated, infos = self._results(_selection(chosen), ids)
-        infos["env_id"] = self._in_hand = chosen
+        self._in_hand = np.array(sorted(ids))
+        obs, rewards, terminated, truncated, infos = self._results(_selection(self._in_hand), self._in_hand.tolist())
+        infos["env_id"] = self._in_hand.copy()
         return obs, rewards, terminated, truncated, infos
 
     # Single envs.
@@ -200,14 +222,16 @@ class PythonVecEnv(VecEnv):
         self._check_free(np.array(ids))
         if self._first_seed is not None:
             raise ResetNeeded("Call reset() before reset_env().")
-        self._post_resets([(ids[0], seed, options)])
         self._episodes.expect_reset(ids)
-        while not self._wait_for(ids[0]):
-            pass
+        with self._all_or_nothing():
+            self._post_resets([(ids[0], seed, options)])
+            while not self._wait_for(ids[0]):
+                pass
         self._episodes.add(np.array(ids))
-        memory = self._rows.obs[ids[0]]
-        obs = self._description.layout.flat(memory) if self._description.flat else self._description.layout.reader(memory)()
-        return (obs.copy() if isinstance(obs, np.ndarray) else obs), self._told.pop(ids[0], {})
+        memory = self._rows.obs[ids[0]].copy()
+        layout, agents = self._description.layout, self._description.agents
+        whole = self._observations(memory) if self._description.flat or agents is not None else layout.reader(memory)()
+        return whole, self._told.pop(ids[0], {})
 
     def call(self, name: str, *args: Any, indices: Any = None, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env, or of those in `indices`, and return what each gave; an attribute is read."""
@@ -237,9 +261,17 @@ class PythonVecEnv(VecEnv):
 
     def _begin_reset(self, seed: Seed, options: dict[str, Any] | None) -> list[int]:
         self._check_open()
-        if self._running:
-            raise HurtleError("reset while envs are running: call recv() until all are back.")
+        if self._running and not self._pool:
+            raise HurtleError("reset between send() and recv(): call recv() first.")
+        if self._pool and options and "reset_mask" in options:
+            raise HurtleError("A pool resets all its envs: leave out reset_mask, or reset_env() the ones in hand.")
+        with self._all_or_nothing():
+            self._await(len(self._running))  # what is still to come from a pool is thrown away
+        self._running.clear()
+        self._finished.clear()
         self._told.clear()
+        if options is not None and not isinstance(options, dict):
+            raise HurtleError(f"options must be a dict, got {options!r}.")
         given = dict(options) if options is not None else None
         chosen = self._chosen(given.pop("reset_mask", None) if given else None)
         if self._first_seed is not None:  # the first reset: every env gets a seed, and none is left out
@@ -248,19 +280,19 @@ class PythonVecEnv(VecEnv):
         seeds = self._seeds(seed)
         if self._first_seed is not None:
             seeds = [self._first_seed + i if s is None else s for i, s in enumerate(seeds)]
-        self._in_hand = self._in_hand[:0]
+        self._in_hand, self._taken = self._in_hand[:0], []
         self._episodes.expect_reset(chosen)
         self._running.extend(chosen)
-        self._post_resets([(i, seeds[i], given) for i in chosen])
+        with self._all_or_nothing():
+            self._post_resets([(i, seeds[i], given) for i in chosen])
         self._first_seed = None
         return chosen
 
     def _seeds(self, seed: Seed) -> list[int | None]:
         if seed is None:
             return [None] * self.num_envs
-        if isinstance(seed, int | np.integer):
-            if seed < 0:
-                raise HurtleError(f"seed must not be negative, got {seed}.")
+        if not isinstance(seed, Sequence | np.ndarray) or isinstance(seed, str):
+            check_seed(seed)
             return [int(seed) + i for i in range(self.num_envs)]
         if len(seed) != self.num_envs:
             raise HurtleError(f"seed has {len(seed)} entries for {self.num_envs} envs.")
@@ -362,13 +394,15 @@ class PythonVecEnv(VecEnv):
         return layout.flat(memory) if self._description.flat else layout.batch(memory)
 
     def _tell_ended(self, infos: Infos, rows: Any, ended: Ended) -> None:
-        infos["episode"], infos["_episode"] = ended.statistics, ended.episodes
+        mine = {"episode": ended.statistics, "_episode": ended.episodes}
+        if "episode" not in infos:  # an env's own, from a wrapper, is the better one
+            infos.update(mine)
         if self._same_step and b"\x01" in ended.envs.tobytes():
             whole = rows is ALL and self._fixed
             final = self._whole_final if whole else self._observations(self._rows.final_obs[rows])
             infos["final_obs"] = final if isinstance(final, np.ndarray) else self._final_objects(rows, ended.envs)
             infos["_final_obs"] = infos["_final_info"] = ended.envs
-            infos["final_info"] = {**infos.get("final_info", {}), "episode": ended.statistics, "_episode": ended.episodes}
+            infos["final_info"] = {**mine, **infos.get("final_info", {})}
 
     def _final_objects(self, rows: Any, over: np.ndarray) -> np.ndarray:
         """Final observations of structured spaces, one object per ended env, as Gymnasium has them."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from hurtle.errors import HurtleError
 from hurtle.vector.description import EnvMaker, describe
 from hurtle.vector.options import VecOptions
 from hurtle.vector.python_vec import PythonVecEnv
@@ -26,6 +28,7 @@ class SerialVecEnv(PythonVecEnv):
         plan = RowPlan.of(description, options.num_envs)
         rows = private_rows(plan)
         self._shard = Shard([maker] * options.num_envs, 0, description, rows, options.autoreset_mode, check=options.check)
+        self._ended = False
         self._posted: deque[tuple[int, Any]] = deque()
         super().__init__(description, options, rows)
 
@@ -65,6 +68,16 @@ class SerialVecEnv(PythonVecEnv):
         for index, value in zip(ids, values, strict=True):
             self._shard.set_attr(index, name, value)
 
+    def _abort(self) -> None:
+        self._ended = True
+        with contextlib.suppress(Exception):  # the error that ended it matters more
+            self._shard.close()
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise HurtleError("This vector env is closed, or was ended by an earlier error; make a new one.")
+
     def close_extras(self, **kwargs: Any) -> None:
         """Close the envs."""
+        self._ended = True
         self._shard.close()

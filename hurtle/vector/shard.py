@@ -102,7 +102,7 @@ class Shard:
             found = _attribute(env, name)
             return found(*args, **kwargs) if callable(found) else found
 
-        return self._guarded(index, self.slots[index - self.first].seed, name, run)
+        return self._guarded(index, self.slots[index - self.first].seed, f"the call of {name!r}", run)
 
     def set_attr(self, index: int, name: str, value: Any) -> None:
         """Set an attribute where the env's wrappers already have it, else on the env itself."""

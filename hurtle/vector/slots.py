@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from hurtle.emulation.agent_spaces import flat_mask
 from hurtle.emulation.agents import AgentRows
 from hurtle.emulation.checks import check_outcome
 from hurtle.emulation.single import EmulatedEnv
@@ -129,13 +130,15 @@ class EnvSlot:
             self.step = self._reset_step if self._next_step else self.step
             return self._tell(info)
         self._write_final(obs)
+        info = dict(info)  # the env may use the same dict again
         obs, next_info = self.env.reset()
         self._write(obs)
         self._tell({**next_info, "final_info": info} if info else next_info)
 
     def _tell(self, info: dict[str, Any]) -> None:
         if self._mask is not None:
-            self._mask[...] = info.get("action_mask", True)
+            mask = info.get("action_mask")
+            self._mask[...] = True if mask is None else flat_mask(mask)
             info = {key: value for key, value in info.items() if key != "action_mask"}
         if info:
             self._infos.append((self._index, info))

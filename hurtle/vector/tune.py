@@ -39,7 +39,7 @@ WORKER_OVERHEAD = 8e-6
 """Of each worker: its own command and done message."""
 SHARING = 1.05
 """A step in a worker takes so much longer: workers and learner share caches and memory."""
-LEAST_SPEED_UP = 1.2
+LEAST_SPEED_UP = 1.4
 """Workers must promise at least this much; below it noise decides, and the simple thing wins."""
 
 

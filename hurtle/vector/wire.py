@@ -33,7 +33,16 @@ class FrameReader:
     def __init__(self, fd: int):
         self.fd = fd
         self._buffer = bytearray()
+        self._received = 0
         self._frames: deque[tuple[int, bytes]] = deque()
+
+    def drain(self) -> None:
+        """Read what there is in a pipe that does not block; its other end is dead, or ours alone by now."""
+        before = -1
+        while self._received != before:
+            before = self._received
+            if not self.feed():
+                return
 
     def feed(self) -> bool:
         """Read once, waiting if the pipe is a blocking one; False when the other side is gone."""
@@ -43,6 +52,7 @@ class FrameReader:
             return True
         if not data:
             return False
+        self._received += len(data)
         if not self._buffer and len(data) == _HEADER.size:  # the common case: one frame without payload
             kind, size = _HEADER.unpack(data)
             if size == 0:
@@ -57,6 +67,9 @@ class FrameReader:
             self._frames.append((kind, bytes(self._buffer[_HEADER.size : end])))
             del self._buffer[:end]
         return True
+
+    def __bool__(self) -> bool:
+        return bool(self._frames)
 
     def pop(self) -> tuple[int, bytes] | None:
         """The next complete frame, if there is one."""

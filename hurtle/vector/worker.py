@@ -17,7 +17,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from hurtle.errors import EnvFailedError
+from hurtle.errors import EnvFailedError, HurtleError
 from hurtle.vector import wire
 from hurtle.vector.description import describe
 from hurtle.vector.pickling import dumps, load, portable
@@ -46,7 +46,7 @@ def main() -> None:
 def _die_with_learner(life: int) -> None:
     """End this process when the learner's end of `life` closes, even inside a step that never returns."""
     if sys.platform == "linux":  # the kernel then sends SIGIO, whose default is to end the process; no thread, no GIL
-        fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpid())  # the group: what the env started ends too
         fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
 
 
@@ -82,9 +82,11 @@ class Worker:
                 raise
             except EnvFailedError as error:
                 self._fail(error)
+            except HurtleError as error:  # it names what is wrong, and no env is to blame
+                self._send(wire.ERROR, (str(error), -1, None, portable(error)))
             except Exception as error:
                 text = "".join(traceback.format_exception(error))
-                self._fail(EnvFailedError(f"Worker {self._index} failed: {error}\n\n{text}", -1, None))
+                self._send(wire.ERROR, (f"Worker {self._index} failed: {error}\n\n{text}", -1, None, None))
 
     def close(self) -> None:
         """Close the envs."""
@@ -167,9 +169,12 @@ class Worker:
     def _answer(self, run: Callable[[], list[Any]]) -> None:
         """The results of a call, or what an env raised, which ends neither worker nor vector."""
         try:
-            self._send(wire.RESULT, (run(), None))
+            answer = dumps((run(), None))
         except EnvFailedError as error:
-            self._send(wire.RESULT, (None, _travelling(error)))
+            answer = dumps((None, _travelling(error)))
+        except Exception as error:
+            answer = dumps((None, (f"What the env returned cannot be pickled: {error}", -1, None, None)))
+        wire.write_all(self._frames, wire.frame(wire.RESULT, answer))
 
     def _send(self, kind: int, value: Any) -> None:
         wire.write_all(self._frames, wire.frame(kind, dumps(value)))

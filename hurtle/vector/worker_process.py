@@ -32,6 +32,7 @@ class WorkerProcess:
         busy: Its envs that are being reset or stepped.
         infos_due: Frames of infos that done messages announced and that have not been read.
         since, seen: When it was last seen to move on, and to which env.
+        watched: Descriptors that become readable when it writes a frame or dies.
     """
 
     def __init__(self, index: int, envs: range, done: int, memory: int):
@@ -39,17 +40,14 @@ class WorkerProcess:
         self.busy: set[int] = set()
         self.infos_due = 0
         self.since, self.seen = time.monotonic(), -1
-        self._trace = shared_file()
-        theirs = []
+        self._open: list[int] = []
+        theirs: list[int] = []
         try:
-            command_end, self.commands = os.pipe()
-            theirs.append(command_end)
-            frame_fd, frame_end = os.pipe()
-            theirs.append(frame_end)
-            life_end, self._life = os.pipe()
-            theirs.append(life_end)
+            self._trace = self._keep(shared_file())
+            command_end, self.commands = self._pipe(theirs, ours=1)
+            frame_fd, frame_end = self._pipe(theirs, ours=0)
+            life_end, _ = self._pipe(theirs, ours=1)
             self.frames = wire.FrameReader(frame_fd)
-            self._open = [self.commands, frame_fd, self._life, self._trace]
             passed = (command_end, frame_end, done, life_end, memory, self._trace)
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(index), *map(str, passed)],
@@ -58,11 +56,32 @@ class WorkerProcess:
                 env={**dict.fromkeys(_THREAD_VARIABLES, "1"), **os.environ},
                 process_group=0,  # Ctrl-C is for the learner; it ends its workers
             )
+        except BaseException:
+            self.let_go()
+            raise
         finally:
             for fd in theirs:
                 os.close(fd)
         os.set_blocking(self.commands, False)
         os.set_blocking(frame_fd, False)
+        self.watched = [frame_fd]
+        if hasattr(os, "pidfd_open"):  # an env may fork, and its child keep the pipe open: look at the process too
+            self.watched.append(self._keep(os.pidfd_open(self.process.pid)))
+
+    def _keep(self, fd: int) -> int:
+        self._open.append(fd)
+        return fd
+
+    def _pipe(self, theirs: list[int], ours: int) -> tuple[int, int]:
+        ends = os.pipe()
+        self._keep(ends[ours])
+        theirs.append(ends[1 - ours])
+        return ends
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the process has ended."""
+        return self.process.poll() is not None
 
     def send(self, kind: int, payload: bytes = b"") -> None:
         """Write a frame; meanwhile what the worker writes is read, so that neither waits for the other."""
@@ -74,7 +93,9 @@ class WorkerProcess:
                 poll = select.poll()
                 poll.register(self.commands, select.POLLOUT)
                 poll.register(self.frames.fd, select.POLLIN)
-                if any(fd == self.frames.fd for fd, _ in poll.poll()) and not self.frames.feed():
+                if any(fd == self.frames.fd for fd, _ in poll.poll(1000)) and not self.frames.feed():
+                    raise BrokenPipeError from None
+                if self.is_dead:
                     raise BrokenPipeError from None
 
     def last_words(self) -> str:
@@ -108,26 +129,34 @@ class WorkerProcess:
         return f"was killed by {name}{hint}"
 
     def kill(self) -> None:
-        """End it at once and let go of everything."""
+        """End it and what it started at once, and let go of everything."""
+        self._kill_group()
         self.process.kill()
         self.process.wait()
-        self._close()
+        self.let_go()
 
-    def _close(self) -> None:
-        for fd in self._open:
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def let_go(self) -> None:
+        """Close this process's descriptors."""
+        fds, self._open = self._open, []
+        for fd in fds:
             os.close(fd)
-        self._open = []
 
     @staticmethod
     def stop(workers: Iterable[WorkerProcess], patience: float) -> None:
         """End workers: let them close their envs, and kill those that take longer than `patience` seconds."""
         workers = [worker for worker in workers if worker._open]
-        for worker in workers:
-            with contextlib.suppress(OSError):
+        try:
+            for worker in workers:
                 worker._open.remove(worker.commands)
                 os.close(worker.commands)
-        deadline = time.monotonic() + patience
-        for worker in workers:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.process.wait(max(deadline - time.monotonic(), 0.001))
-            worker.kill()
+            deadline = time.monotonic() + patience
+            for worker in workers:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    worker.process.wait(max(deadline - time.monotonic(), 0.001))
+        finally:  # also if Ctrl-C ends the waiting
+            for worker in workers:
+                worker.kill()

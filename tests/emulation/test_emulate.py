@@ -153,8 +153,8 @@ def test_only_the_first_steps_are_checked():
         ((np.ones(2), False, False, {}), "reward: expected a number, got float64 of shape (2,)."),
         ((None, False, False, {}), "reward: expected a number, got NoneType None."),
         ((float("nan"), False, False, {}), "reward: expected a number, got NaN."),
-        ((1.0, 0, False, {}), "terminated: expected a bool, got int 0. Return bool(terminated)."),
-        ((1.0, False, 1, {}), "truncated: expected a bool, got int 1. Return bool(truncated)."),
+        ((1.0, 2, False, {}), "terminated: expected a bool, got int 2. Return bool(terminated)."),
+        ((1.0, False, "no", {}), "truncated: expected a bool, got str 'no'. Return bool(truncated)."),
         ((1.0, False, False, []), "info: expected a dict, got list []."),
     ],
 )

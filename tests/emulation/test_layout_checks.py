@@ -131,13 +131,23 @@ def test_unknown_spaces_are_refused():
     assert "featurize" in message
 
 
+@pytest.mark.parametrize("name", ["observation", "action"])
+def test_no_space_at_all_is_refused(name: str):
+    what = f"{name}_space"
+    expected = f"{name}: the env has no such space, its {what} is None; set {what} to a Gymnasium space."
+    assert refusal(SpaceLayout, None, name) == expected
+
+
 def test_missing_maximum_names_leaf_and_argument():
     sequence = Dict(items=spaces.Sequence(Discrete(3)))
-    message = refusal(SpaceLayout, sequence)
-    assert message.startswith('observation["items"]: a Sequence needs a declared maximum; pass max_length=N')
+    assert refusal(SpaceLayout, sequence) == (
+        'observation["items"]: a Sequence needs a declared maximum: hurtle.emulate(env, max_length=N), or '
+        "max_length={'observation[\"items\"]': N} for this one; "
+        "with make_vec: make_vec(lambda: hurtle.emulate(MyEnv(), max_length=N), …)."
+    )
     graph = spaces.Graph(Box(0, 1, (2,)), Discrete(3))
-    assert "pass max_nodes=N" in refusal(SpaceLayout, graph)
-    assert "pass max_edges=N" in refusal(SpaceLayout, graph, max_nodes=3)
+    assert "emulate(env, max_nodes=N)" in refusal(SpaceLayout, graph)
+    assert "emulate(env, max_edges=N)" in refusal(SpaceLayout, graph, max_nodes=3)
     assert SpaceLayout(spaces.Graph(Discrete(2), None), max_nodes=3).leaves[0].shape == (3,)
     two = Dict(a=spaces.Sequence(Discrete(3)), b=spaces.Sequence(spaces.Sequence(Discrete(3))))
     limits = {'observation["a"]': 2, 'observation["b"]': 3, 'observation["b"][*]': 4}
@@ -153,8 +163,12 @@ def test_too_long_is_refused_and_never_cut():
     for function in (text.check, write):
         message = 'observation["mission"]: expected a text of at most 4 characters, got 5.'
         assert refusal(function, {"mission": "abcab"}) == message
-        assert refusal(function, {"mission": "abd"}) == "observation[\"mission\"]: expected characters of the charset, got 'd'."
+        message = "observation[\"mission\"]: expected characters of the charset 'abc', got 'd' in the text."
+        assert refusal(function, {"mission": "abd"}) == message
         assert refusal(function, {"mission": 7}) == 'observation["mission"]: expected a str, got int 7.'
+    letters = SpaceLayout(spaces.Text(4))  # all letters and digits
+    message = "observation: expected characters of the charset '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcd' …, got ' ' in the text."
+    assert refusal(letters.check, "a b") == message
     assert "at least 2 characters, got 1" in refusal(text.check, {"mission": "a"})
 
     sequence = SpaceLayout(Dict(items=spaces.Sequence(Discrete(3))), max_length=2)

@@ -115,3 +115,27 @@ def test_restarted_agents_are_truncated():
         _, _, _, truncated, infos = vec.step(np.zeros((2, vec.num_agents), int))
         np.testing.assert_array_equal(truncated[1], acting[1])
         assert infos["_final_obs"].tolist() == [False, True]
+
+
+def test_one_env_is_reset():
+    with hurtle.make_vec(crowd, 2, backend="serial") as vec:
+        vec.reset(seed=0)
+        vec.step(np.zeros((2, vec.num_agents), int))
+        obs, _ = vec.reset_env(1)
+        assert obs.shape == vec.single_observation_space.shape
+        assert obs[:, 0].max() == 0  # time
+        after, *_ = vec.step(np.zeros((2, vec.num_agents), int))
+        assert after[:, :, 0].max(1).tolist() == [2, 1]
+
+
+def test_returns_of_agents_that_vanished_do_not_leak():
+    """An agent that goes away without a flag, before the env is over, begins the next episode from zero."""
+    script = [["a_1", "a_2"], ["a_1", "a_2"], ["a_1"], ["a_1"]]
+    with hurtle.make_vec(partial(Crowd, script, {(2, "a_2"): None}), 1, backend="serial") as vec:
+        vec.reset(seed=0)
+        lengths = []
+        for _ in range(8):
+            *_, infos = vec.step(np.zeros((1, 2), int))
+            if "episode" in infos:
+                lengths += [infos["episode"]["l"][0].tolist()] if infos["_episode"][0, 0] else []
+        assert lengths == [[4, 2], [4, 2]]

@@ -250,6 +250,21 @@ def test_stuck_env_is_replaced(tmp_path):
         assert truncated.tolist() == [False, False, True, True]
 
 
+class Uneven(Counter):
+    """The first step of an env is short, the second long."""
+
+    def step(self, action):
+        result = super().step(action)
+        time.sleep(0.5 if self.given == 1 else 0.1)
+        return result
+
+
+def test_an_env_is_not_charged_for_those_before_it():
+    with make(Uneven, 2, num_workers=1, step_timeout=0.58, check=False) as vec:
+        vec.reset(seed=0)
+        step(vec, 4)
+
+
 def test_slow_envs_are_not_stuck():
     """The limit is for one step of one env, not for all that a worker does."""
     with make(partial(Slow, seconds=0.15), 8, step_timeout=0.4) as vec:
@@ -264,7 +279,7 @@ class NeverBuilt(Counter):
 
 
 def test_constructor_that_never_ends():
-    with pytest.raises(EnvTimeoutError, match=r"constructor did not answer within 1.5 s") as caught:
+    with pytest.raises(EnvTimeoutError, match=r"constructor or start-up check did not answer within 1.5 s") as caught:
         make(NeverBuilt, start_timeout=1.5)
     assert "test_faults.py" in str(caught.value)
 
@@ -299,6 +314,178 @@ def test_a_large_info_and_a_large_call():
         *_, infos = step(vec)
         assert [len(text) for text in infos["text"]] == [300_000] * 4
         assert vec.call("length", "y" * 3_000_000)[3][0] == 3_000_000
+
+
+class Forking(Counter):
+    """Has a child of its own, which outlives it."""
+
+    def __init__(self):
+        super().__init__()
+        self.child = os.fork()
+        if self.child == 0:
+            time.sleep(60)
+            os._exit(0)
+
+    def close(self):
+        os.kill(self.child, signal.SIGKILL)
+        os.waitpid(self.child, 0)
+
+
+def test_death_is_noticed_though_a_child_of_the_env_keeps_the_pipes_open():
+    for restart in (False, True):
+        vec = make(Forking, 2, check=False, restart_workers=restart)
+        vec.reset(seed=0)
+        os.kill(vec.worker_pids[1], signal.SIGKILL)
+        start = time.monotonic()
+        if restart:
+            assert step(vec)[3].tolist() == [False, True]
+        else:
+            with pytest.raises(WorkerDiedError, match="SIGKILL"):
+                step(vec)
+        assert time.monotonic() - start < (5 if restart else 1)
+        vec.close()
+
+
+class WithSubprocess(Faulty):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.program = subprocess.Popen(["sleep", "60"])
+
+    def program_pid(self):
+        return self.program.pid
+
+
+def test_what_an_env_started_ends_with_its_worker():
+    vec = make(partial(WithSubprocess, what="stick", seeds=(1,)), 2, step_timeout=0.4, check=False)
+    vec.reset(seed=0)
+    pids = vec.call("program_pid")
+    with pytest.raises(EnvTimeoutError):
+        step(vec, 2)
+    assert gone(pids)
+
+
+def interrupted(call, after=0.1):
+    """Ctrl-C in the middle of a call."""
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, after)
+    with pytest.raises(KeyboardInterrupt):
+        call()
+
+
+def test_ctrl_c_in_a_step_ends_the_vector():
+    """Going on would take the results of the old step for those of the new one."""
+    with make(partial(Slow, seconds=0.3), 2, check=False) as vec:
+        vec.reset(seed=0)
+        interrupted(lambda: step(vec))
+        with pytest.raises(HurtleError, match="ended by an earlier error"):
+            step(vec)
+
+
+def test_ctrl_c_in_a_call_ends_the_vector():
+    class Sleepy(Counter):
+        def sleep(self):
+            time.sleep(0.5)
+            return "slept"
+
+    with make(Sleepy, 2) as vec:
+        vec.reset(seed=0)
+        interrupted(lambda: vec.call("sleep"))
+        with pytest.raises(HurtleError, match="ended by an earlier error"):
+            vec.call("triple", 1)
+
+
+def test_ctrl_c_in_close_leaves_no_worker():
+    vec = make(partial(Slow, seconds=30), 2, check=False)
+    vec.reset(seed=0)
+    vec.send(np.zeros(2, int), env_id=[0, 1])
+    pids = vec.worker_pids
+    interrupted(vec.close)
+    assert gone(pids)
+    vec.close()
+
+
+def test_a_call_that_cannot_be_pickled_changes_nothing():
+    class Odd(Counter):
+        def generator(self):
+            return (i for i in range(3))
+
+    with make(Odd, 2) as vec:
+        vec.reset(seed=0)
+        with pytest.raises(TypeError):
+            vec.set_attr("task", [1, (i for i in range(3))])
+        assert vec.call("triple", 1) == (3, 3)
+        with pytest.raises(HurtleError, match="cannot be pickled"):
+            vec.call("generator")
+        assert vec.call("triple", 2) == (6, 6)
+
+
+def test_a_call_that_takes_too_long():
+    class Sleepy(Counter):
+        def sleep(self):
+            time.sleep(5)
+
+    vec = make(Sleepy, 2, step_timeout=0.4)
+    vec.reset(seed=0)
+    with pytest.raises(EnvTimeoutError, match=r"did not answer within 0\.4 s"):
+        vec.call("sleep")
+    vec.close()
+
+
+def test_a_call_to_a_dead_worker_that_is_replaced():
+    with make(Counter, restart_workers=True) as vec:
+        vec.reset(seed=0)
+        step(vec)
+        os.kill(vec.worker_pids[1], signal.SIGKILL)
+        with pytest.raises(WorkerDiedError, match="SIGKILL"):
+            vec.get_attr("task")
+        assert vec.get_attr("task") == (0, 0, 0, 0)
+        *_, truncated, _ = step(vec)
+        assert truncated.tolist() == [False, False, True, True]
+
+
+class Chatty(Counter):
+    """Says something at every reset."""
+
+    def reset(self, *, seed=None, options=None):
+        obs, _ = super().reset(seed=seed, options=options)
+        return obs, {"map": 5}
+
+
+def test_restarted_envs_that_say_something_are_all_marked():
+    with make(Chatty, 8, restart_workers=True) as vec:
+        vec.reset(seed=0)
+        step(vec)
+        os.kill(vec.worker_pids[0], signal.SIGKILL)
+        *_, truncated, infos = step(vec)
+        assert infos["worker_restarted"].tolist() == truncated.tolist() == [True] * 4 + [False] * 4
+        assert infos["map"].tolist() == [5] * 4 + [0] * 4
+
+
+def test_a_start_that_fails_leaves_nothing(tmp_path):
+    """Too few descriptors for the last worker."""
+    body = """
+        import resource, os, hurtle
+        from vector_envs import Counter
+        resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+        before = len(os.listdir("/proc/self/fd"))
+        try:
+            hurtle.make_vec(Counter, 16, backend="process", num_workers=16)
+        except OSError as error:
+            print(type(error).__name__)
+        print(len(os.listdir("/proc/self/fd")) - before, open(f"/proc/self/task/{os.getpid()}/children").read())
+    """
+    out, err = script(tmp_path, body).communicate(timeout=60)
+    assert out.split() == ["OSError", "0"], (out, err)
+
+
+def test_a_constructor_may_take_its_time_for_each_env():
+    class Slowly(Counter):
+        def __init__(self):
+            super().__init__()
+            time.sleep(0.4)
+
+    with make(Slowly, 6, num_workers=1, start_timeout=1.5) as vec:
+        vec.reset(seed=0)
 
 
 def script(tmp_path, body):
@@ -371,6 +558,20 @@ def test_ctrl_c(tmp_path):
     assert err == ""
     assert learner.returncode == 0
     assert gone(pids)
+
+
+def test_workers_end_with_a_learner_whose_child_lives_on(tmp_path):
+    then = "child = os.fork()\n    if child == 0: time.sleep(20); os._exit(0)\n    print(child, flush=True)\n    time.sleep(60)"
+    learner = script(tmp_path, "    import os, time" + STUCK.format(seconds=60.0, then=then))
+    pids = [int(pid) for pid in learner.stdout.readline().split()]
+    child = int(learner.stdout.readline())
+    learner.kill()
+    try:
+        assert gone(pids)
+        assert alive(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        learner.communicate()
 
 
 def test_a_fork_of_the_learner_leaves_the_workers_alone():

@@ -11,7 +11,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from vector_envs import BadSpace, Counter, Fixed, Masked, Nested, Slow
 
 import hurtle
-from hurtle.errors import ActionError, EnvFailedError, HurtleError, UnknownNameError
+from hurtle.errors import ActionError, EmulationError, EnvFailedError, HurtleError, UnknownNameError
 
 BACKENDS = ["serial", "process"]
 both = pytest.mark.parametrize("backend", BACKENDS)
@@ -207,7 +207,7 @@ def test_seeds(backend):
         assert vec.reset(seed=[1, None, 5, None])[0][:, 0].tolist() == [1, 8, 5, 10]
         with pytest.raises(HurtleError, match="seed has 2 entries for 4 envs"):
             vec.reset(seed=[1, 2])
-        with pytest.raises(HurtleError, match="must not be negative"):
+        with pytest.raises(HurtleError, match="seed must be an int of at least 0, got -3"):
             vec.reset(seed=-3)
     with make(Counter, 4, backend=backend, seed=7) as vec:
         assert vec.reset(seed=[None, 1, None, 2])[0][:, 0].tolist() == [7, 1, 9, 2]
@@ -239,9 +239,9 @@ def test_single_envs(backend):
             vec.set_attr("task", [1, 2])
         with pytest.raises(HurtleError, match=r"envs 0 … 2, got \[3\]"):
             vec.get_attr("task", indices=3)
-        with pytest.raises(EnvFailedError, match=r"AttributeError in nonsense"):
+        with pytest.raises(EnvFailedError, match=r"AttributeError in the call of 'nonsense'"):
             vec.call("nonsense")
-        with pytest.raises(EnvFailedError, match=r"Env 1 raised TypeError in triple\(\)"):
+        with pytest.raises(EnvFailedError, match=r"Env 1 raised TypeError in the call of 'triple'"):
             vec.call("triple", indices=[1, 2])
         assert vec.get_attr("given") == (0, 30, 2)  # what a call raises does not end the vector
 
@@ -370,7 +370,12 @@ def test_wrong_calls(backend):
         ({"backend": "native"}, "backend='native' is for native envs"),
         ({"device": "cuda"}, "device='cuda' runs native envs"),
         ({"step_timeout": 0}, "step_timeout must be a positive number"),
-        ({"seed": -1}, "seed must not be negative"),
+        ({"seed": -1}, "seed must be an int of at least 0, got -1"),
+        ({"seed": None}, "seed must be an int of at least 0, got None"),
+        ({"step_timeout": "a"}, "step_timeout must be a positive number"),
+        ({"num_workers": 2}, "serial steps all envs in this process: leave out num_workers"),
+        ({"step_timeout": 1.0}, "serial steps all envs in this process: leave out step_timeout"),
+        ({"num_worker": 2}, "make_vec has no argument 'num_worker'. Did you mean num_workers"),
         ({"autoreset_mode": "sometimes"}, "autoreset_mode must be NEXT_STEP or SAME_STEP or DISABLED"),
     ],
 )
@@ -382,13 +387,18 @@ def test_wrong_arguments(arguments, message):
 def test_unknown_parameters_and_makers():
     with pytest.raises(UnknownNameError, match="Did you mean"):
         make("CartPol-v1", backend="serial")
-    with pytest.raises(EnvFailedError, match="emulate takes a Gymnasium env"):
-        make(lambda: 3, backend="process")
+    for backend in BACKENDS:
+        with pytest.raises(HurtleError, match="emulate takes a Gymnasium env"):
+            make(lambda: 3, backend=backend)
+        with pytest.raises(UnknownNameError, match="CartPole-v9"):
+            make("CartPole-v9", backend=backend)
 
 
 @both
 def test_observations_that_contradict_their_space(backend):
-    with pytest.raises(HurtleError, match=r'observation\["a"\]: expected float32 of shape \(2,\), got float32 of shape \(3,\)'):
+    with pytest.raises(
+        EmulationError, match=r'observation\["a"\]: expected float32 of shape \(2,\), got float32 of shape \(3,\)'
+    ):
         make(BadSpace, 2, backend=backend)
 
 
@@ -459,3 +469,113 @@ def test_gymnasiums_own_batching_of_actions():
         assert_same_tree(ours, dict(theirs))
     batch = concatenate(Spy.action_space, kinds, create_empty_array(Spy.action_space, 2))
     assert_same_tree(batch, dict(actions))
+
+
+@both
+@pytest.mark.parametrize(("num_envs", "batch_size"), [(5, 2), (7, 3), (6, 2)])
+def test_fair_is_fair(backend, num_envs, batch_size):
+    with make(Counter, num_envs, backend=backend, batch_size=batch_size, order="fair") as vec:
+        vec.async_reset(seed=0)
+        counts = np.zeros(num_envs, int)
+        for _ in range(60):
+            *_, infos = vec.recv()
+            counts[infos["env_id"]] += 1
+            assert counts.max() - counts.min() <= 1
+            infos["env_id"] += 1  # what is handed out is the user's own
+            vec.send(np.zeros(batch_size, int))
+
+
+@both
+def test_a_pool_is_reset_again(backend):
+    with make(Counter, 5, backend=backend, batch_size=2) as vec:
+        for seed in (3, 8):
+            obs, infos = vec.reset(seed=seed)
+            assert obs[:, 0].tolist() == (infos["env_id"] + seed).tolist()
+            assert (obs[:, 2] == 0).all()
+            for _ in range(5):
+                vec.step(np.zeros(2, int))
+        with pytest.raises(HurtleError, match="A pool resets all its envs"):
+            vec.async_reset(options={"reset_mask": np.ones(5, bool)})
+
+
+@both
+def test_an_error_in_a_step_ends_the_vector(backend):
+    from vector_envs import Faulty
+
+    with make(partial(Faulty, at=2, seeds=(1,)), backend=backend) as vec:
+        vec.reset(seed=0)
+        vec.step(np.zeros(4, int))
+        for _ in range(2):
+            with pytest.raises(HurtleError, match=r"Env 1 raised|ended by an earlier error"):
+                vec.step(np.zeros(4, int))
+
+
+def test_statistics_of_a_wrapper_win():
+    """RecordEpisodeStatistics under a reward scaling knows the true return."""
+
+    def wrapped():
+        recorded = gymnasium.wrappers.RecordEpisodeStatistics(Counter())
+        return gymnasium.wrappers.TransformReward(recorded, lambda reward: 0.1 * reward)
+
+    theirs = SyncVectorEnv([wrapped] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    with make(wrapped, 2, backend="serial") as vec:
+        vec.reset(seed=0)
+        theirs.reset(seed=0)
+        for _ in range(3):
+            *_, infos = vec.step(np.full(2, 4))
+            *_, expected = theirs.step(np.full(2, 4))
+        assert infos["final_info"]["episode"]["r"][0] == expected["final_info"]["episode"]["r"][0] == pytest.approx(12.3)
+        assert "t" in infos["final_info"]["episode"]
+        assert infos["episode"]["r"][0] == pytest.approx(1.23)
+
+
+def test_an_env_may_use_its_info_again():
+    class Reuses(Counter):
+        def __init__(self):
+            super().__init__()
+            self.info = {}
+
+        def reset(self, *, seed=None, options=None):
+            self.info.clear()
+            return super().reset(seed=seed, options=options)[0], self.info
+
+        def step(self, action):
+            *outcome, _ = super().step(action)
+            self.info["steps"] = self.steps
+            return *outcome, self.info
+
+    with make(Reuses, 1, backend="serial") as vec:
+        vec.reset(seed=0)
+        for _ in range(3):
+            *_, infos = vec.step(np.zeros(1, int))
+        assert infos["final_info"]["steps"].tolist() == [3]
+
+
+@both
+def test_floats_are_refused_in_trees(backend):
+    with make(Nested, 2, backend=backend) as vec:
+        vec.reset(seed=0)
+        with pytest.raises(ActionError, match=r'action\["move"\]: expected int64, got float64'):
+            vec.step({"move": np.array([1.7, 2.0]), "use": np.zeros((2, 2), np.int8)})
+
+
+def test_native_envs_of_several_agents_run_natively():
+    with pytest.raises(HurtleError, match="backend='native' runs it"):
+        make("snake", 2, backend="serial")
+
+
+def test_close_that_raises_closes():
+    class Stubborn(Counter):
+        closes = 0
+
+        def close(self):
+            Stubborn.closes += 1
+            if Stubborn.closes > 1:  # not in the start-up check
+                raise OSError("still in use")
+
+    vec = make(Stubborn, 1, backend="serial")
+    vec.reset(seed=0)
+    with pytest.raises(OSError, match="still in use"):
+        vec.close()
+    with pytest.raises(HurtleError, match="closed"):
+        vec.step(np.zeros(1, int))
