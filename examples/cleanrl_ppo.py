@@ -119,8 +119,11 @@ def train(envs: VectorEnv, args: Args, agent: nn.Module | None = None) -> list[f
     returns: list[float] = []
     now = torch.as_tensor(envs.reset(seed=args.seed)[0], dtype=torch.float32)
     done = torch.zeros(args.num_envs)  # the step before ended an episode
-    num_updates, began = args.total_steps // (args.num_steps * args.num_envs), time.perf_counter()
+    steps_per_update = args.num_steps * args.num_envs
+    num_updates, began = args.total_steps // steps_per_update, time.perf_counter()
     for update in range(num_updates):
+        if update and update % 10 == 0:
+            print(progress(update * steps_per_update, returns, began), flush=True)
         optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - update / num_updates)
         for t in range(args.num_steps):
             if next_step_resets:  # the step after an end only resets: its action is ignored, its reward means nothing
@@ -167,12 +170,14 @@ def train(envs: VectorEnv, args: Args, agent: nn.Module | None = None) -> list[f
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
-
-        if (update + 1) % 10 == 0 and returns:
-            steps = (update + 1) * args.num_steps * args.num_envs
-            rate = steps / (time.perf_counter() - began)
-            print(f"{steps:>9,} steps   return {np.mean(returns[-50:]):7.1f}   {rate:,.0f} steps/s", flush=True)
+    print(progress(num_updates * steps_per_update, returns, began), flush=True)
     return returns
+
+
+def progress(steps: int, returns: list[float], began: float) -> str:
+    """A line about the training so far, which began at that time."""
+    result = f"return {np.mean(returns[-50:]):7.1f}" if returns else "no episode has ended"
+    return f"{steps:>9,} steps   {result}   {steps / (time.perf_counter() - began):,.0f} steps/s"
 
 
 def main() -> None:
@@ -180,6 +185,10 @@ def main() -> None:
     args = tyro.cli(Args)
     torch.set_num_threads(1)  # networks this small run faster on one
     envs = make_envs(args)
+    actions = envs.single_action_space
+    if not isinstance(actions, gymnasium.spaces.Discrete):
+        envs.close()
+        raise SystemExit(f"cleanrl_ppo.py is for Discrete actions, and those of {args.env} are {type(actions).__name__}.")
     train(envs, args)
     envs.close()
 

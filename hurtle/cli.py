@@ -123,6 +123,7 @@ def bench_vector(
     from hurtle.vector.autotune import Result, best, measure_all, settings_for
 
     settings = settings_for(env, num_envs, backends)
+    measured = measure_all(env, settings, seconds=seconds, policy_ms=policy_ms, emulate=emulate)  # refuses before the header
     results: list[Result] = []
     progress = Progress(TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), transient=True)
     task = progress.add_task("", total=len(settings))
@@ -130,7 +131,7 @@ def bench_vector(
     try:
         with progress:
             say(_columns("back end", "envs", "workers", "envs/worker", "batch", "steps/s", "× serial"))
-            for result in measure_all(env, settings, seconds=seconds, policy_ms=policy_ms, emulate=emulate):
+            for result in measured:
                 results.append(result)
                 say(_result_line(result))
                 progress.advance(task)

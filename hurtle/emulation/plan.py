@@ -82,7 +82,8 @@ class Plan:
             given = default
         if given is None:
             raise EmulationError(
-                f"{path}: a {kind} needs a declared maximum; pass {argument}=N, or {argument}={{{path!r}: N}} for this one."
+                f"{path}: a {kind} needs a declared maximum: hurtle.emulate(env, {argument}=N), or {argument}={{{path!r}: N}} "
+                f"for this one; with make_vec: make_vec(lambda: hurtle.emulate(MyEnv(), {argument}=N), …)."
             )
         if not isinstance(given, int | np.integer) or given < 0:
             raise EmulationError(f"{path}: {argument} must be an integer of at least 0, got {given!r}.")
@@ -119,6 +120,9 @@ class Plan:
             return OneOfNode(space, path, self)
         if isinstance(space, spaces.Space) and space.dtype is not None and space.dtype.kind == "U":
             return StringNode(space, path, self)
+        if space is None:
+            what = f"{path.partition('[')[0]}_space"
+            raise EmulationError(f"{path}: the env has no such space, its {what} is None; set {what} to a Gymnasium space.")
         raise EmulationError(
             f"{path}: cannot emulate {type(space).__name__}, which is none of Gymnasium's spaces. "
             "Turn it into arrays, or leave it out, with hurtle.emulate(env, featurize=function)."

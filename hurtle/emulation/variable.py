@@ -30,6 +30,9 @@ from hurtle.errors import EmulationError
 if TYPE_CHECKING:
     from hurtle.emulation.plan import Plan
 
+_SHOWN_CHARACTERS = 40
+"""Of a charset, in messages."""
+
 
 class StringNode(Node):
     """A custom space of strings, such as MiniGrid's MissionSpace: UTF-8 bytes, and 0 is padding."""
@@ -95,7 +98,9 @@ class TextNode(StringNode):
         codes = np.searchsorted(self._points, points)
         strange = self._points.take(codes, mode="clip") != points
         if strange.any():
-            raise EmulationError(f"{path}: expected characters of the charset, got {value[int(strange.argmax())]!r}.")
+            known = self._decode(np.arange(1, len(self._points) + 1))
+            charset = f"{known[:_SHOWN_CHARACTERS]!r}{' …' if len(known) > _SHOWN_CHARACTERS else ''}"
+            raise EmulationError(f"{path}: expected characters of the charset {charset}, got {value[int(strange.argmax())]!r}.")
         return codes + 1
 
     def _decode(self, codes: np.ndarray) -> str:

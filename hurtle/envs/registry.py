@@ -9,6 +9,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -152,6 +153,7 @@ def _load(reference: str) -> Any:
     finally:
         sys.path.remove(str(path.parent))
     if not hasattr(module, name):
-        public = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, Env) and v is not Env]
+        makers = inspect.getmembers(module, lambda value: inspect.isclass(value) or inspect.isfunction(value))
+        public = [n for n, value in makers if value.__module__ == module_name and not n.startswith("_")]
         raise UnknownNameError(f"{file!r} has no {name!r}. {did_you_mean(name, public)}")
     return getattr(module, name)

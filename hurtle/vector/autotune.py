@@ -151,19 +151,27 @@ def measure_all(
     emulate: bool = False,
     **parameters: Any,
 ) -> Iterator[Result]:
-    """Measure the settings one after the other; each result is there as soon as it is known."""
+    """Measure the settings one after the other; each result is there as soon as it is known.
+
+    Raises:
+        HurtleError: `seconds` or `policy_ms` makes no sense; at once, before anything is measured.
+    """
     if not (seconds > 0 and math.isfinite(seconds)):
         raise HurtleError(f"seconds must be positive, got {seconds}.")
     if not (policy_ms >= 0 and math.isfinite(policy_ms)):
         raise HurtleError(f"policy_ms must be 0 or more, got {policy_ms}.")
+    more = {**parameters, "emulate": True} if emulate else parameters
+    return _measured(env, settings, seconds, policy_ms / 1000, more)
+
+
+def _measured(
+    env: EnvLike, settings: Sequence[Setting], seconds: float, policy_seconds: float, more: dict[str, Any]
+) -> Iterator[Result]:
     serial: dict[int, float] = {}
     for setting in settings:
-        given = {**setting.options(), **parameters}
-        if emulate:
-            given["emulate"] = True
-        vec = make_vec(env, **given)
+        vec = make_vec(env, **setting.options(), **more)
         try:
-            rate = steps_per_second(vec, setting.batch_size, seconds, policy_ms / 1000)
+            rate = steps_per_second(vec, setting.batch_size, seconds, policy_seconds)
         finally:
             vec.close()
         if setting.backend == "serial":

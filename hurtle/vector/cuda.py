@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 from hurtle.errors import ActionError
@@ -50,8 +49,8 @@ class CudaVecEnv(NativeVecEnv):
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step every env with its row of `actions`, a tensor on the device (arrays and lists are copied to it)."""
-        if self._first_seed is not None:
-            raise ResetNeeded("Call reset() before the first step().")
+        if self.closed or self._first_seed is not None:
+            self._refuse_to_begin("the first step()")
         if actions is not self._actions:
             expected, got = tuple(self._actions.shape), tuple(np.shape(actions))
             if got != expected:
@@ -79,9 +78,8 @@ class CudaVecEnv(NativeVecEnv):
             records[name] = states[name]
         self._batch.load_records(records)
 
-    def render(self) -> tuple[Any, ...] | None:
-        """One picture per env, as `render_mode` says."""
-        return None if self.render_mode is None else self._render_records(self._batch.records())
+    def _records(self) -> np.ndarray:
+        return self._batch.records()
 
     def _copied(self, value: Any) -> Any:
         if isinstance(value, dict):

@@ -71,8 +71,6 @@ def describe(maker: EnvMaker, flat: bool, check: bool) -> Description:
             return description_of(env, flat, check)
         finally:
             env.close()
-    except EmulationError as error:
-        raise EmulationError(f"{error} check=False leaves out this check.") from error
     except HurtleError:
         raise
     except Exception as error:
@@ -88,36 +86,25 @@ def env_failure(index: int, seed: int | None, doing: str, error: Exception) -> E
 
 def description_of(env: Any, flat: bool, check: bool) -> Description:
     """The description of a prepared env, which is reset."""
-    if check:
-        check_env(env)
     about: dict[str, Any] = {"metadata": dict(getattr(env, "metadata", {})), "render_mode": getattr(env, "render_mode", None)}
-    if has_agents(env):
-        layout, action_space = env.layout, env.agent_action_space
-        return Description(
-            layout.flat_space if flat else layout.space,
-            action_space,
-            layout,
-            SpaceLayout(action_space, "action"),
-            tuple(env.possible_agents),
-            env.mask_size or 0,
-            layout,
-            flat,
-            **about,
-        )
+    several = has_agents(env)
+    layout = env.layout if several else SpaceLayout(env.observation_space)
+    action_space = env.agent_action_space if several else env.action_space
+    actions = SpaceLayout(action_space, "action")
+    if check:
+        try:
+            check_env(env)
+        except EmulationError as error:
+            raise EmulationError(f"{error} (check=False leaves out this check.)") from error
+    if several:
+        obs_space, names = layout.flat_space if flat else layout.space, tuple(env.possible_agents)
+        return Description(obs_space, action_space, layout, actions, names, env.mask_size or 0, layout, flat, **about)
     _, info = env.reset(seed=0)
     emulated = isinstance(env, EmulatedEnv) and env.layout is not None
-    layout = SpaceLayout(env.observation_space)
+    structure = env.layout if emulated else layout
+    about["spec"] = getattr(env, "spec", None)
     return Description(
-        env.observation_space,
-        env.action_space,
-        layout,
-        SpaceLayout(env.action_space, "action"),
-        None,
-        _mask_size(info),
-        env.layout if emulated else layout,
-        emulated,
-        spec=getattr(env, "spec", None),
-        **about,
+        env.observation_space, action_space, layout, actions, None, _mask_size(info), structure, emulated, **about
     )
 
 

@@ -18,10 +18,8 @@ from hurtle.native.env import Env, EnvSpec
 from hurtle.native.rng import seed_range
 from hurtle.native.single import RENDER_MODES, check_render_mode, render_env
 from hurtle.native.spaces import env_action_space, env_observation_space, infos_of
-from hurtle.vector.options import autoreset_mode_of, check_count
+from hurtle.vector.options import autoreset_mode_of, check_count, check_seed
 from hurtle.vector.vec_env import Results, Seed, VecEnv
-
-_ALL = slice(None)
 
 
 class NativeVecEnv(VecEnv):
@@ -57,6 +55,7 @@ class NativeVecEnv(VecEnv):
         check_count("num_envs", num_envs)
         if num_workers is not None:
             check_count("num_workers", num_workers)
+        check_seed(seed)
         check_render_mode(render_mode)
         mode = autoreset_mode_of(autoreset_mode, (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP))
         self.native_spec = EnvSpec.of(env)
@@ -89,6 +88,7 @@ class NativeVecEnv(VecEnv):
             options: Values of runtime parameters, one for all or an array with one per env; `reset_mask` (bool[num_envs])
                 resets only some envs.
         """
+        self._check_open()
         options = dict(options or {})
         chosen = self._chosen(options.pop("reset_mask", None))
         if self._first_seed is not None:  # the first reset: every env gets a seed, and none is left out
@@ -109,8 +109,8 @@ class NativeVecEnv(VecEnv):
         Raises:
             ActionError: Wrong shape, dtype or value; no env was stepped.
         """
-        if self._first_seed is not None:
-            raise ResetNeeded("Call reset() before the first step().")
+        if self.closed or self._first_seed is not None:
+            self._refuse_to_begin("the first step()")
         if type(actions) is not np.ndarray or actions.dtype != self._actions.dtype or not actions.flags.carray:
             actions = self._convert(actions)
         if actions.shape != self._actions.shape:
@@ -129,6 +129,7 @@ class NativeVecEnv(VecEnv):
 
     def send(self, actions: Any, env_id: Any = None) -> None:
         """Step every env; `recv` returns the results. Native envs step together, so `env_id` can only name all of them."""
+        self._check_open()
         if env_id is not None and not np.array_equal(env_id, np.arange(self.num_envs)):
             raise HurtleError("Native envs step together: leave out env_id, or make a pool with batch_size.")
         if self._sent is not None:
@@ -137,6 +138,7 @@ class NativeVecEnv(VecEnv):
 
     def recv(self) -> Results:
         """The results of the last `send` or `async_reset`, with the index of each env in `infos["env_id"]`."""
+        self._check_open()
         if self._sent is None:
             raise HurtleError("recv() would wait forever: call async_reset() or send() first.")
         (*outcome, infos), self._sent = self._sent, None
@@ -144,16 +146,19 @@ class NativeVecEnv(VecEnv):
 
     def play(self, num_steps: int, seed: int = 0) -> int:
         """Take uniformly random actions for `num_steps` steps inside compiled code; returns how many episodes ended."""
-        if self._first_seed is not None:
-            raise ResetNeeded("Call reset() before play().")
+        if self.closed or self._first_seed is not None:
+            self._refuse_to_begin("play()")
         return self._batch.play(num_steps, seed)
 
     def render(self) -> tuple[Any, ...] | None:
         """One picture per env, as `render_mode` says."""
-        return None if self.render_mode is None else self._render_records(self._batch.arrays.envs)
+        return None if self.render_mode is None else self._render_records(self._records())
 
     def _render_records(self, records: np.ndarray) -> tuple[Any, ...]:
         return tuple(render_env(self.native_spec, record, self.render_mode) for record in records)
+
+    def _records(self) -> np.ndarray:
+        return self._batch.arrays.envs
 
     @property
     def actions(self) -> Any:
@@ -170,9 +175,28 @@ class NativeVecEnv(VecEnv):
         for name in self.native_spec.fields:
             self._batch.arrays.envs[name] = states[name]
 
+    def reset_env(
+        self, index: int, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset one env, for example to other runtime parameters; returns copies of its observation and its masks.
+
+        Its row of the reused arrays is that of the new episode from now on; no other row changes.
+        """
+        (index,) = self._idle(index)
+        if self._first_seed is not None:
+            raise ResetNeeded("Call reset() before reset_env().")
+        chosen = ~self._all
+        chosen[index] = True
+        if seed is not None:
+            self._batch.seed(seed_range(seed, 1).repeat(self.num_envs), chosen)
+        if options:
+            self._batch.set_options(options, chosen)
+        self._batch.reset(chosen)
+        return self._copied(self._outcome[0][index]), self._copied({k: v[index] for k, v in self._step_infos.items()})
+
     def get_attr(self, name: str, indices: Any = None) -> tuple[Any, ...]:
         """A State field, or a parameter or attribute of the env class, of every env or of those in `indices`."""
-        ids = self._indices(indices)
+        ids = self._idle(indices)
         if name in self.native_spec.fields:
             states = self.states[name]
             return tuple(states[i] for i in ids)
@@ -186,22 +210,33 @@ class NativeVecEnv(VecEnv):
             if name in self._attributes():
                 raise UnknownNameError(f"{name!r} is a parameter, which is compiled in: make a new vector to change it.")
             raise UnknownNameError(f"set_attr sets State fields. {did_you_mean(name, self.native_spec.fields)}")
-        states, ids = self.states.copy(), self._indices(indices)
-        states[name][ids] = values
+        ids, states = self._idle(indices), self.states.copy()
+        field = states[name]
+        for i, value in zip(ids, self._value_of_each(name, values, len(ids)), strict=True):
+            try:
+                field[i] = value
+            except (TypeError, ValueError):
+                raise HurtleError(f"{name!r} of one env is {field.dtype} of shape {field.shape[1:]}, got {value!r}.") from None
         self.load_states(states)
 
     def call(self, name: str, *args: Any, indices: Any = None, **kwargs: Any) -> tuple[Any, ...]:
         """`call("render")` draws every env, or those in `indices`; other names are read as `get_attr` does."""
-        if name == "render":
-            pictures = self.render()
-            return tuple((pictures or (None,) * self.num_envs)[i] for i in self._indices(indices))
-        return self.get_attr(name, indices)
+        return self._render_records(self._records()[self._idle(indices)]) if name == "render" else self.get_attr(name, indices)
 
     def _attributes(self) -> list[str]:
         return [*self.native_spec.fields, *self.native_spec.env.parameters()]
 
-    def _indices(self, indices: Any) -> list[int]:
-        return np.arange(self.num_envs)[_ALL if indices is None else np.atleast_1d(indices)].tolist()
+    def _idle(self, indices: Any) -> list[int]:
+        """The envs that the user means, none of which may be running."""
+        self._check_open()
+        ids = self._indices(indices)
+        if self._sent is not None and ids:
+            raise HurtleError(f"Envs {sorted(set(ids))} are still running: call recv() until they are back.")
+        return ids
+
+    def _refuse_to_begin(self, what: str) -> None:
+        self._check_open()
+        raise ResetNeeded(f"Call reset() before {what}.")
 
     @property
     def num_workers(self) -> int:

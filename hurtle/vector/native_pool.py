@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from hurtle.errors import HurtleError
 from hurtle.native.env import Env
 from hurtle.vector.native import NativeVecEnv
-from hurtle.vector.options import check_count
+from hurtle.vector.options import check_count, check_seed
 from hurtle.vector.vec_env import Results, Seed, VecEnv
 
 
@@ -32,6 +32,7 @@ class NativePool(VecEnv):
     def __init__(self, env: Env, num_envs: int, batch_size: int, *, seed: int = 0, **settings: Any):
         check_count("num_envs", num_envs)
         check_count("batch_size", batch_size)
+        check_seed(seed)
         if num_envs % batch_size:
             raise HurtleError(
                 f"Native envs step in equal batches: num_envs={num_envs} is no multiple of batch_size={batch_size}."
@@ -53,24 +54,19 @@ class NativePool(VecEnv):
 
     def async_reset(self, seed: Seed = None, options: dict[str, Any] | None = None) -> None:
         """Reset all envs; `recv` returns their first observations, batch by batch."""
+        self._check_open()
         if self._ready:
             raise HurtleError("reset while envs are running: call recv() until all are back.")
         if options and ("reset_mask" in options or any(np.ndim(value) for value in options.values())):
             raise HurtleError("In a pool, options are the same for all envs, and all envs are reset.")
-        for batch, ids in zip(self._batches, self._ids, strict=True):
-            own = (
-                seed
-                if seed is None
-                else seed + int(ids[0])
-                if not isinstance(seed, Sequence)
-                else [seed[i] for i in ids.tolist()]
-            )
+        for batch, own in zip(self._batches, self._seeds(seed), strict=True):
             batch.async_reset(own, options)
         self._ready.extend(range(len(self._batches)))
         self._in_hand = None
 
     def send(self, actions: Any, env_id: Any = None) -> None:
         """Step the envs of the last `recv`, or those of `env_id`, which are a batch that `recv` returned."""
+        self._check_open()
         if env_id is None:
             index = self._in_hand
         else:
@@ -83,14 +79,16 @@ class NativePool(VecEnv):
 
     def recv(self) -> Results:
         """The results of the batch that was sent longest ago, with the index of each env in `infos["env_id"]`."""
+        self._check_open()
         if not self._ready:
             raise HurtleError("recv() would wait forever: call async_reset() or send() first.")
         self._in_hand = self._ready.popleft()
         *outcome, infos = self._batches[self._in_hand].recv()
-        return (*outcome, {**infos, "env_id": self._ids[self._in_hand]})
+        return (*outcome, {**infos, "env_id": self._ids[self._in_hand].copy()})
 
     def reset(self, *, seed: Seed = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset all envs and return the first batch."""
+        self._check_open()
         self._ready.clear()
         for batch in self._batches:
             batch._sent = None
@@ -103,6 +101,33 @@ class NativePool(VecEnv):
         self.send(actions)
         return self.recv()
 
+    def reset_env(
+        self, index: int, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset one env that is not running, as `NativeVecEnv.reset_env` does."""
+        (index,) = self._idle(index).tolist()
+        return self._batches[index // self.batch_size].reset_env(index % self.batch_size, seed=seed, options=options)
+
+    def call(self, name: str, *args: Any, indices: Any = None, **kwargs: Any) -> tuple[Any, ...]:
+        """`call("render")` draws every env, or those in `indices`; other names are read as `get_attr` does."""
+        ids = self._idle(indices)
+        given: list[Any] = [None] * len(ids)
+        for batch, places, own in self._shares(ids):
+            for place, value in zip(places, batch.call(name, *args, indices=own, **kwargs), strict=True):
+                given[place] = value
+        return tuple(given)
+
+    def get_attr(self, name: str, indices: Any = None) -> tuple[Any, ...]:
+        """A State field, or a parameter or attribute of the env class, of every env or of those in `indices`."""
+        return self.call(name, indices=indices)
+
+    def set_attr(self, name: str, values: Any, indices: Any = None) -> None:
+        """Set a State field of every env, or of those in `indices`: one value for all, or a list or tuple with one for each."""
+        ids = self._idle(indices)
+        each = self._value_of_each(name, values, len(ids))
+        for batch, places, own in self._shares(ids):
+            batch.set_attr(name, [each[place] for place in places], own)
+
     def render(self) -> tuple[Any, ...] | None:
         """One picture per env, as `render_mode` says."""
         return None if self.render_mode is None else tuple(p for batch in self._batches for p in batch.render() or ())
@@ -111,3 +136,32 @@ class NativePool(VecEnv):
         """End the helper threads."""
         for batch in self._batches:
             batch.close()
+
+    def _idle(self, indices: Any) -> np.ndarray:
+        """The envs that the user means, none of which may be running."""
+        self._check_open()
+        ids = np.array(self._indices(indices), np.int64)
+        busy = np.unique(ids[np.isin(ids // self.batch_size, list(self._ready))]).tolist()
+        if busy:
+            raise HurtleError(f"Envs {busy} are still running: call recv() until they are back.")
+        return ids
+
+    def _shares(self, ids: np.ndarray) -> Iterator[tuple[NativeVecEnv, list[int], np.ndarray]]:
+        """Of each batch that holds some of the envs: where these stand in `ids`, and their indices in the batch."""
+        for k in np.unique(ids // self.batch_size).tolist():
+            places = np.flatnonzero(ids // self.batch_size == k)
+            yield self._batches[k], places.tolist(), ids[places] % self.batch_size
+
+    def _seeds(self, seed: Seed) -> list[Seed]:
+        """The seeds of each batch; all are checked before any env is reset."""
+        if seed is None:
+            return [None] * len(self._batches)
+        if isinstance(seed, str) or not isinstance(seed, Sequence | np.ndarray):
+            check_seed(seed)
+            return [int(seed) + int(ids[0]) for ids in self._ids]
+        if len(seed) != self.num_envs:
+            raise HurtleError(f"seed has {len(seed)} entries for {self.num_envs} envs.")
+        for own in seed:
+            if own is not None:
+                check_seed(own)
+        return [seed[ids[0] : ids[-1] + 1] for ids in self._ids]

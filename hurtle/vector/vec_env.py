@@ -1,4 +1,4 @@
-"""`VecEnv`: Gymnasium's `VectorEnv` plus `async_reset`, `send` and `recv`; the one interface of all back ends."""
+"""`VecEnv`: Gymnasium's `VectorEnv` plus `async_reset`, `send` and `recv`, and single envs; the interface of all back ends."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Self
 
+import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
+
+from hurtle.errors import HurtleError
 
 Results = tuple[Any, Any, Any, Any, dict[str, Any]]
 Seed = int | Sequence[int | None] | None
@@ -52,6 +55,54 @@ class VecEnv(VectorEnv):
     @abstractmethod
     def recv(self) -> Results:
         """Wait for `batch_size` envs; what `step` returns, of these, with their indices in `infos["env_id"]`."""
+
+    @abstractmethod
+    def reset_env(
+        self, index: int, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset one env and leave the others alone; returns what the env itself would.
+
+        Args:
+            index: Which env; it must not be running, that is sent and not yet received.
+            seed: The env's own, not counted up from that of env 0; None continues its random stream.
+            options: As the env's own `reset` takes them.
+        """
+
+    @abstractmethod
+    def call(self, name: str, *args: Any, indices: Any = None, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every env, or of those in `indices`, and return what each gave; an attribute is read."""
+
+    @abstractmethod
+    def get_attr(self, name: str, indices: Any = None) -> tuple[Any, ...]:
+        """An attribute of every env, or of those in `indices`."""
+
+    @abstractmethod
+    def set_attr(self, name: str, values: Any, indices: Any = None) -> None:
+        """Set an attribute of every env, or of those in `indices`: one value for all, or a list or tuple with one for each."""
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise HurtleError("This vector env is closed; make a new one.")
+
+    def _indices(self, indices: Any) -> list[int]:
+        """The envs that the user means: None is all of them, and negative ones count from the end."""
+        if indices is None:
+            return list(range(self.num_envs))
+        given = np.asarray(indices).reshape(-1)
+        if given.size and given.dtype.kind not in "iu":
+            raise HurtleError(f"indices must be an int or ints, got {indices!r}.")
+        ids = given.tolist()
+        if not all(-self.num_envs <= i < self.num_envs for i in ids):
+            raise HurtleError(f"There are envs 0 … {self.num_envs - 1}, got {ids}.")
+        return [i % self.num_envs for i in ids]
+
+    def _value_of_each(self, name: str, values: Any, count: int) -> list[Any]:
+        """The values that `set_attr` was given, one for each of `count` envs."""
+        if not isinstance(values, list | tuple):
+            return [values] * count
+        if len(values) != count:
+            raise HurtleError(f"set_attr got {len(values)} values of {name!r} for {count} envs.")
+        return list(values)
 
     def __enter__(self) -> Self:
         return self

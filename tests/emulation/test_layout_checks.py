@@ -163,11 +163,11 @@ def test_too_long_is_refused_and_never_cut():
     for function in (text.check, write):
         message = 'observation["mission"]: expected a text of at most 4 characters, got 5.'
         assert refusal(function, {"mission": "abcab"}) == message
-        message = "observation[\"mission\"]: expected characters of the charset 'abc', got 'd' in the text."
+        message = "observation[\"mission\"]: expected characters of the charset 'abc', got 'd'."
         assert refusal(function, {"mission": "abd"}) == message
         assert refusal(function, {"mission": 7}) == 'observation["mission"]: expected a str, got int 7.'
     letters = SpaceLayout(spaces.Text(4))  # all letters and digits
-    message = "observation: expected characters of the charset '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcd' …, got ' ' in the text."
+    message = "observation: expected characters of the charset '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcd' …, got ' '."
     assert refusal(letters.check, "a b") == message
     assert "at least 2 characters, got 1" in refusal(text.check, {"mission": "a"})
 

@@ -227,6 +227,13 @@ def test_env_from_a_file(env_file, monkeypatch):
 def test_env_from_a_file_that_does_not_have_it(env_file):
     with pytest.raises(UnknownNameError, match=r"has no 'Tini'. Did you mean Tiny\?"):
         hurtle.make(f"{env_file}:Tini")
+    with pytest.raises(UnknownNameError, match=r"has no 'biuld'. Did you mean build\?"):
+        hurtle.make(f"{env_file}:biuld")
+    env_file.write_text(f"{ENV_FILE}\nfrom gymnasium import Env as Quests\nclass Quest(Quests): ...\ndef _quest(): ...\n")
+    with pytest.raises(UnknownNameError, match=r"has no 'Qest'. Did you mean Quest\?"):
+        hurtle.make(f"{env_file}:Qest")
+    with pytest.raises(UnknownNameError, match=r"has no 'xyz'. Known: Quest, Tiny, build\.$"):
+        hurtle.make(f"{env_file}:xyz")
     with pytest.raises(UnknownNameError, match=r"there is no file '/nowhere/env.py'"):
         hurtle.make("/nowhere/env.py:Tiny")
 

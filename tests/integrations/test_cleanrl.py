@@ -1,5 +1,6 @@
 """The CleanRL-style script runs on Gymnasium's vector envs and on ours with one line changed."""
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -115,7 +116,21 @@ def test_a_policy_of_ours_trains_in_the_script():
     assert np.mean(returns[-20:]) > 2.5 * np.mean(returns[:20])
 
 
-def test_the_command_line(tmp_path):
-    command = [sys.executable, str(EXAMPLE), "--total-steps", "5120", "--num-steps", "64"]
+def test_the_command_line_ends_with_a_line_about_the_training(tmp_path):
+    command = [sys.executable, str(EXAMPLE), "--total-steps", "5700"]  # 11 updates of 512 steps
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
-    assert "5,120 steps   return" in done.stdout
+    lines = done.stdout.splitlines()
+    assert [line.split("   return")[0].strip() for line in lines] == ["5,120 steps", "5,632 steps"]
+
+
+@pytest.mark.parametrize(("steps", "line"), [(5000, r"4,608 steps   return +\d"), (100, "0 steps   no episode has ended")])
+def test_a_short_training_has_a_last_line_too(steps, line, capsys):
+    cleanrl_ppo.train(vectors("cartpole"), replace(SHORT, total_steps=steps))
+    (only,) = capsys.readouterr().out.splitlines()
+    assert re.match(rf" +{line}", only)
+
+
+def test_other_actions_than_discrete_ones_are_refused(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["cleanrl_ppo.py", "--env", "Pendulum-v1"])
+    with pytest.raises(SystemExit, match=r"^cleanrl_ppo.py is for Discrete actions, and those of Pendulum-v1 are Box\.$"):
+        cleanrl_ppo.main()

@@ -3,6 +3,7 @@
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers.vector import NormalizeReward, RecordEpisodeStatistics, TransformObservation
@@ -104,6 +105,11 @@ def test_reset_without_a_seed_goes_on():
         ({"num_envs": 0}, "num_envs must be an int of at least 1, got 0"),
         ({"num_envs": 2.5}, "num_envs must be an int of at least 1, got 2.5"),
         ({"num_envs": 2, "num_workers": 0}, "num_workers must be an int of at least 1, got 0"),
+        ({"num_envs": 2, "seed": None}, "seed must be an int of at least 0, got None."),
+        ({"num_envs": 2, "seed": 1.5}, "seed must be an int of at least 0, got 1.5."),
+        ({"num_envs": 2, "seed": -1}, "seed must be an int of at least 0, got -1."),
+        ({"num_envs": 2, "batch_size": 1, "seed": None}, "seed must be an int of at least 0, got None."),
+        ({"num_envs": 2, "batch_size": 1, "seed": "7"}, "seed must be an int of at least 0, got '7'."),
         ({"num_envs": 2, "device": "tpu"}, "device must be 'cpu' or 'cuda', got 'tpu'"),
         ({"num_envs": 2, "autoreset_mode": AutoresetMode.DISABLED}, "SAME_STEP or NEXT_STEP"),
         ({"num_envs": 2, "render_mode": "human"}, "render_mode must be one of"),
@@ -139,6 +145,211 @@ def test_close_is_final_and_may_come_twice():
     vec.close()
     assert vec.closed
     vec.close()
+
+
+@pytest.mark.parametrize("batch_size", [4, 2])
+def test_a_closed_vector_says_so(batch_size):
+    vec = hurtle.make_vec(Walk, 4, batch_size=batch_size, debug=True)
+    vec.reset(seed=0)
+    actions = np.ones(batch_size, int)
+    vec.close()
+    for use in (
+        lambda: vec.step(actions),
+        lambda: vec.send(actions),
+        vec.recv,
+        vec.reset,
+        vec.async_reset,
+        lambda: vec.reset_env(0),
+        lambda: vec.get_attr("x"),
+        lambda: vec.set_attr("x", 0),
+        lambda: vec.call("render"),
+    ):
+        with pytest.raises(HurtleError, match=r"^This vector env is closed; make a new one\.$"):
+            use()
+
+
+def test_closed_comes_before_not_yet_reset():
+    vec = hurtle.make_vec(Walk, 2, debug=True)
+    vec.close()
+    for use in (lambda: vec.step(np.ones(2, int)), lambda: vec.play(3)):
+        with pytest.raises(HurtleError, match="closed"):
+            use()
+
+
+# Single envs ---------------------------------------------------------------------------------------------------------
+
+
+@BOTH_MODES
+@pytest.mark.parametrize("copy", [False, True])
+def test_reset_env_resets_that_env_and_no_other(mode, copy):
+    """Envs 0, 1 and 3 go on as in a vector that is left alone, env 2 as a single env with the new seed."""
+    vec, calm = (hurtle.make_vec(Walk, 4, autoreset_mode=mode, copy=copy, debug=True) for _ in range(2))
+    single = hurtle.make_vec(Walk, 1, autoreset_mode=mode, copy=copy, debug=True)
+    for each in (vec, calm):
+        each.reset(seed=5)
+    actions = np.random.default_rng(0).integers(3, size=(30, 4))
+    for row in actions[:10]:
+        vec.step(row)
+        calm.step(row)
+    before = [part.copy() for part in vec._outcome]
+    obs, info = vec.reset_env(2, seed=40)
+    assert info == {}
+    assert obs.tolist() == PlainWalk(40).reset() == single.reset(seed=40)[0][0].tolist()
+    others = [0, 1, 3]
+    for now, then in zip(vec._outcome, before, strict=True):
+        np.testing.assert_array_equal(now[others], then[others])
+    kept = obs.copy()
+    for row in actions[10:]:
+        outcome, expected, alone = vec.step(row), calm.step(row), single.step(row[[2]])
+        for ours, theirs, own in zip(outcome[:4], expected[:4], alone[:4], strict=True):
+            np.testing.assert_array_equal(ours[others], theirs[others])
+            np.testing.assert_array_equal(ours[2], own[0])
+    np.testing.assert_array_equal(obs, kept)  # a copy
+
+
+def test_reset_env_takes_options_and_goes_on_without_a_seed():
+    vec = hurtle.make_vec(Walk, 3, debug=True)
+    with pytest.raises(ResetNeeded, match=r"Call reset\(\) before reset_env\(\)"):
+        vec.reset_env(0)
+    vec.reset(seed=8)
+    plain = PlainWalk(10)
+    plain.reset()
+    obs, _ = vec.reset_env(-1, options={"goal": 2, "gain": 4.0})
+    assert obs.tolist() == plain.reset()
+    assert vec.get_attr("goal") == (5, 5, 2)
+    assert vec.get_attr("gain") == (0.5, 0.5, 4.0)
+    with pytest.raises(UnknownNameError, match="Walk has no option 'reset_mask'"):
+        vec.reset_env(0, options={"reset_mask": np.ones(3, bool)})
+    with pytest.raises(HurtleError, match="seed is an int of at least 0, got -1"):
+        vec.reset_env(0, seed=-1)
+
+
+def test_reset_env_hands_out_the_masks_of_that_env():
+    vec = hurtle.make_vec(Shift, 3, debug=True)
+    vec.reset(seed=0)
+    for _ in range(2):
+        _, _, _, _, infos = vec.step(np.zeros((3, 3), int))
+    assert infos["agent_mask"].tolist() == [[False, True, True]] * 3
+    obs, info = vec.reset_env(1)
+    assert obs.tolist() == [[0.0, 0.0]] * 3
+    assert info["agent_mask"].tolist() == [True] * 3
+    assert info["action_mask"].tolist() == [[True, True, False]] * 3
+    assert infos["agent_mask"].tolist() == [[False, True, True], [True] * 3, [False, True, True]]
+    vec.step(np.zeros((3, 3), int))
+    assert info["action_mask"].tolist() == [[True, True, False]] * 3  # a copy
+
+
+@pytest.mark.parametrize("batch_size", [6, 2])
+def test_attributes_and_calls_of_single_envs(batch_size):
+    vec = hurtle.make_vec(Walk, 6, batch_size=batch_size, render_mode="rgb_array", debug=True)
+    vec.reset(seed=0)
+    while batch_size < 6 and len(vec._ready):
+        vec.recv()
+    vec.set_attr("x", [0, 1, 2, 3, 4, -4])
+    assert vec.get_attr("x") == (0, 1, 2, 3, 4, -4)
+    assert vec.get_attr("x", indices=[5, 0, -2]) == (-4, 0, 4)
+    assert vec.get_attr("start_range", indices=3) == (3,)
+    vec.set_attr("x", (-1, -2), indices=[4, 1])
+    vec.set_attr("x", 2, indices=np.array([0, 5]))
+    assert vec.call("x") == (2, -2, 2, 3, -1, 2)
+    assert vec.call("x", indices=[]) == ()
+    vec.set_attr("trail", [[1, 2, 3, 4], [5, 6, 7, 8]], indices=[0, 5])
+    assert [trail.tolist() for trail in vec.get_attr("trail", indices=[5, 0])] == [[5, 6, 7, 8], [1, 2, 3, 4]]
+    pictures = vec.call("render", indices=[3, 1])
+    assert [int(picture[0, :, 0].argmax()) for picture in pictures] == [8, 3]  # column x + 5
+    np.testing.assert_array_equal(vec.render()[1], pictures[1])
+    for wrong, message in (
+        (lambda: vec.get_attr("x", indices=6), r"There are envs 0 … 5, got \[6\]"),
+        (lambda: vec.get_attr("x", indices=[True, False]), r"indices must be an int or ints, got \[True, False\]"),
+        (lambda: vec.set_attr("x", [1, 2], indices=[0, 1, 2]), "set_attr got 2 values of 'x' for 3 envs"),
+        (lambda: vec.set_attr("x", np.zeros(6)), r"'x' of one env is int16 of shape \(\), got array"),
+        (lambda: vec.set_attr("start_range", 1), "'start_range' is a parameter"),
+        (lambda: vec.get_attr("y"), "Walk has no 'y'"),
+    ):
+        with pytest.raises(HurtleError, match=message):
+            wrong()
+    assert vec.get_attr("x") == (2, -2, 2, 3, -1, 2)
+
+
+def test_running_envs_are_refused():
+    vec = hurtle.make_vec(Walk, 2, debug=True)
+    vec.reset(seed=0)
+    vec.send(np.ones(2, int))
+    for use in (lambda: vec.reset_env(1), lambda: vec.get_attr("x", 1), lambda: vec.set_attr("x", 0, 1)):
+        with pytest.raises(HurtleError, match=r"Envs \[1\] are still running: call recv\(\) until they are back"):
+            use()
+    vec.recv()
+    vec.reset_env(1)
+
+
+# Pools ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_pool_resets_the_envs_in_hand_and_refuses_the_running_ones():
+    vec = hurtle.make_vec(Walk, 4, batch_size=2, debug=True)
+    obs, infos = vec.reset(seed=0)
+    assert infos["env_id"].tolist() == [0, 1]
+    for use in (
+        lambda: vec.reset_env(3),
+        lambda: vec.call("x", indices=[0, 3]),
+        lambda: vec.get_attr("x", indices=[3]),
+        lambda: vec.set_attr("x", 0, indices=3),
+    ):
+        with pytest.raises(HurtleError, match=r"Envs \[3\] are still running: call recv\(\) until they are back"):
+            use()
+    with pytest.raises(HurtleError, match=r"Envs \[2, 3\] are still running"):
+        vec.get_attr("x")
+    first, _ = vec.reset_env(1, seed=40)
+    assert first.tolist() == PlainWalk(40).reset() == obs[1].tolist()
+    assert obs[0].tolist() == PlainWalk(0).reset()
+    plain = [PlainWalk(0), PlainWalk(40), PlainWalk(2), PlainWalk(3)]
+    firsts = [each.reset() for each in plain]
+    obs, *_ = vec.step(np.array([2, 2]))  # the actions of envs 0 and 1; the results of 2 and 3
+    assert obs.tolist() == firsts[2:]
+    assert vec.reset_env(3, seed=41)[0].tolist() == PlainWalk(41).reset()
+    obs, *_, infos = vec.recv()
+    assert infos["env_id"].tolist() == [0, 1]
+    assert obs.tolist() == [each.step(2)[0] for each in plain[:2]]
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array])
+def test_seeds_of_a_pool(kind):
+    vec = hurtle.make_vec(Walk, 4, batch_size=2, debug=True)
+    seeds = [9, 3, 7, 1]
+    for _ in range(2):
+        obs, _ = vec.reset(seed=kind(seeds))
+        assert obs.tolist() == [PlainWalk(seed).reset() for seed in seeds[:2]]
+        assert vec.recv()[0].tolist() == [PlainWalk(seed).reset() for seed in seeds[2:]]
+    vec.reset(seed=np.int64(20))
+    assert vec.recv()[0].tolist() == [PlainWalk(seed).reset() for seed in (22, 23)]
+    for wrong, message in (
+        (kind([1, 2, 3, 4, 5, 6]), r"^seed has 6 entries for 4 envs\.$"),
+        (kind([1, 2]), r"^seed has 2 entries for 4 envs\.$"),
+        (kind([1, 2, 3, -4]), "seed must be an int of at least 0, got"),
+        (-1, "seed must be an int of at least 0, got -1"),
+        ("abcd", "seed must be an int of at least 0, got 'abcd'"),
+    ):
+        with pytest.raises(HurtleError, match=message):
+            vec.async_reset(wrong)
+    assert vec.get_attr("x", indices=3) == (PlainWalk(23).reset()[0],)  # nothing was reset
+
+
+def test_a_list_with_none_leaves_those_streams_of_a_pool_alone():
+    vec = hurtle.make_vec(Walk, 4, batch_size=2, debug=True)
+    vec.reset(seed=50)
+    plain = PlainWalk(52)
+    plain.reset()
+    vec.reset(seed=[1, 2, None, 4])
+    assert vec.recv()[0].tolist() == [plain.reset(), PlainWalk(4).reset()]
+
+
+def test_env_ids_are_the_callers_own():
+    vec = hurtle.make_vec(Walk, 4, batch_size=2, debug=True)
+    _, infos = vec.reset(seed=0)
+    infos["env_id"][:] = 77
+    vec.step(np.ones(2, int))
+    *_, infos = vec.recv()
+    assert infos["env_id"].tolist() == [0, 1]
 
 
 # Gymnasium's wrappers ------------------------------------------------------------------------------------------------

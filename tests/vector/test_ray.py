@@ -185,7 +185,7 @@ def test_single_envs_and_their_processes():
         assert obs[0] == 30
         assert info == {"task": 8}
         assert vec.step(np.zeros(3, int))[0][:, 2].tolist() == [2, 1, 2]
-        with pytest.raises(EnvFailedError, match="Env 0 raised AttributeError in nonsense"):
+        with pytest.raises(EnvFailedError, match="Env 0 raised AttributeError in the call of 'nonsense'"):
             vec.call("nonsense")
         assert vec.step(np.zeros(3, int))[0][:, 2].tolist() == [0, 2, 3]
     assert gone({pid for pid, *_ in processes})

@@ -443,6 +443,14 @@ def test_bench_vector_explains_mistakes(capsys):
     assert "No environment 'CartPol-v1'" in capsys.readouterr().err
     assert main(["bench", "vector", "CartPole-v1", "--backends", "serail"]) == 2
     assert "Did you mean serial?" in capsys.readouterr().err
+    for wrong, message in (
+        (("--seconds", "0"), "seconds must be positive, got 0.0."),
+        (("--policy-ms", "-3"), "policy_ms must be 0 or more, got -3.0."),
+        (("--backends", "proces"), "No back end 'proces' for 'CartPole-v1'. Did you mean process?"),
+    ):
+        assert main(["bench", "vector", "CartPole-v1", *wrong]) == 2
+        printed = capsys.readouterr()
+        assert (printed.out, printed.err) == ("", f"hurtle: error: {message}\n")
     with pytest.raises(SystemExit) as ended:
         main(["bench", "vector", "--help"])
     assert ended.value.code == 0
