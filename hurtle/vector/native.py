@@ -89,6 +89,7 @@ class NativeVecEnv(VecEnv):
                 resets only some envs.
         """
         self._check_open()
+        self._sent = None
         options = dict(options or {})
         chosen = self._chosen(options.pop("reset_mask", None))
         if self._first_seed is not None:  # the first reset: every env gets a seed, and none is left out
@@ -109,7 +110,7 @@ class NativeVecEnv(VecEnv):
         Raises:
             ActionError: Wrong shape, dtype or value; no env was stepped.
         """
-        if self.closed or self._first_seed is not None:
+        if self.closed or self._first_seed is not None or self._sent is not None:
             self._refuse_to_begin("the first step()")
         if type(actions) is not np.ndarray or actions.dtype != self._actions.dtype or not actions.flags.carray:
             actions = self._convert(actions)
@@ -236,6 +237,8 @@ class NativeVecEnv(VecEnv):
 
     def _refuse_to_begin(self, what: str) -> None:
         self._check_open()
+        if self._sent is not None:
+            raise HurtleError("step() between send() and recv(): call recv() first.")
         raise ResetNeeded(f"Call reset() before {what}.")
 
     @property

@@ -70,10 +70,6 @@ class PythonVecEnv(VecEnv):
 
     # What a back end does.
 
-    def _check_open(self) -> None:
-        if self.closed:
-            raise HurtleError("This vector env is closed; make a new one.")
-
     @abstractmethod
     def _abort(self) -> None:
         """End everything, fast."""
@@ -247,11 +243,7 @@ class PythonVecEnv(VecEnv):
         """Set an attribute of every env, or of those in `indices`: one value for all, or a list or tuple with one for each."""
         ids = self._indices(indices)
         self._check_free(np.array(ids))
-        if not isinstance(values, list | tuple):
-            values = [values] * len(ids)
-        if len(values) != len(ids):
-            raise HurtleError(f"set_attr got {len(values)} values of {name!r} for {len(ids)} envs.")
-        self._set_attr(ids, name, values)
+        self._set_attr(ids, name, self._value_of_each(name, values, len(ids)))
 
     def render(self) -> tuple[Any, ...] | None:
         """One picture per env, as `render_mode` says."""
@@ -336,14 +328,6 @@ class PythonVecEnv(VecEnv):
                 raise HurtleError(f"Envs {busy} are still running: call recv() until they are back.")
         if len(np.unique(ids)) != len(ids):
             raise HurtleError(f"Each env at most once, got {ids.tolist()}.")
-
-    def _indices(self, indices: Any) -> list[int]:
-        if indices is None:
-            return list(range(self.num_envs))
-        ids = np.asarray(indices, np.int64).reshape(-1).tolist()
-        if not all(-self.num_envs <= i < self.num_envs for i in ids):
-            raise HurtleError(f"There are envs 0 … {self.num_envs - 1}, got {ids}.")
-        return [i % self.num_envs for i in ids]
 
     # The way out.
 

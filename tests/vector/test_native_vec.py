@@ -396,3 +396,13 @@ def test_other_wrappers():
         assert np.isfinite(rewards).all()
     wrapped.close()
     assert vec.closed
+
+
+def test_steps_between_send_and_recv_are_refused():
+    vec = hurtle.make_vec("cartpole", 2)
+    vec.reset(seed=0)
+    vec.send(np.zeros(2, int))
+    with pytest.raises(HurtleError, match="call recv"):
+        vec.step(np.zeros(2, int))
+    vec.recv()
+    vec.step(np.zeros(2, int))
