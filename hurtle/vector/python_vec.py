@@ -147,8 +147,11 @@ class PythonVecEnv(VecEnv):
         if self._running:
             raise HurtleError("step() between send() and recv(): call recv() first.")
         self._write_actions(actions, ALL, self.num_envs)
-        with self._all_or_nothing():
+        try:
             self._step_all()
+        except BaseException:  # as in _all_or_nothing, without its microsecond
+            self._abort()
+            raise
         return self._results(ALL, range(self.num_envs))
 
     # A pool: some envs at a time.
