@@ -30,6 +30,7 @@ class Episodes:
         self._rows, self._several, self._next_step = rows, several, next_step
         lead = rows.rewards.shape
         self._returns, self._lengths = np.zeros(lead), np.zeros(lead, np.int64)
+        self._one = np.ones(lead, np.int64)
         self._acting = np.ones(lead, np.bool_)  # who acts in the step to come
         self._reset_next = np.zeros(lead[0], np.bool_)  # what comes next from these is a reset, not a step
         self._resets_due = False  # whether there are any
@@ -48,11 +49,12 @@ class Episodes:
         """Take in the results of these envs (a slice or indices); what ended, if anything did."""
         if chosen is ALL and not self._several and not self._resets_due:  # the common case, without temporary arrays
             self._returns += self._rows.rewards
-            self._lengths += 1
+            self._lengths += self._one  # half the time of += 1
             ended = over = self._rows.over
         else:
             ended, over = self._add_some(chosen)
-        if b"\x01" not in ended.tobytes() and b"\x01" not in over.tobytes():  # a tenth of the time of ended.any()
+        nothing = b"\x01" not in ended.tobytes()  # a tenth of the time of ended.any()
+        if nothing and (ended is over or b"\x01" not in over.tobytes()):
             return None
         result = Ended(ended.copy(), over.copy(), {"r": self._returns[chosen].copy(), "l": self._lengths[chosen].copy()})
         going_on = ~(result.episodes | over[:, None]) if self._several else ~result.episodes

@@ -314,6 +314,9 @@ class PythonVecEnv(VecEnv):
                 self._rows.actions[rows] = memory
             return
         given = actions if type(actions) is np.ndarray else np.asarray(actions)
+        if rows is ALL and given.dtype == self._actions.dtype and given.shape == self._actions.shape:  # the common case
+            self._actions[...] = given
+            return
         wanted = self._actions.dtype
         expected = (count, *self._actions.shape[1:])
         if given.shape != expected or (given.dtype != wanted and not np.can_cast(given.dtype, wanted, "same_kind")):
