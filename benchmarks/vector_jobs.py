@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -42,7 +43,7 @@ class Turns:
     """
 
     def __init__(self, jobs: dict[str, Job], seconds: float, rounds: int, budget: float = 30.0):
-        end = time.perf_counter() + budget
+        end, shuffle = time.perf_counter() + budget, random.Random(0)
         self.rates: dict[str, list[float]] = {name: [] for name in jobs}
         for name, job in jobs.items():
             job()
@@ -50,7 +51,10 @@ class Turns:
         for done in range(rounds):
             if done >= 3 and time.perf_counter() > end:
                 break
-            for name, job in jobs.items():
+            order = list(jobs)
+            shuffle.shuffle(order)  # whoever follows a pause, or a job that heats the machine, is another each time
+            for name in order:
+                job = jobs[name]
                 steps, elapsed, began = 0, 0.0, time.perf_counter()
                 while not steps or elapsed < seconds:
                     steps += job()
