@@ -382,7 +382,8 @@ def plot() -> None:
     right.set_xticks(np.arange(len(cells)) + 0.3, [cell.replace(", ", "\n") for cell in cells], fontsize=7)
     right.axhline(1, color="black", lw=0.5)
     right.set(ylabel="speed-up", title="Envs that compute: work of a step, and its deviation")
-    right.legend(fontsize=8)
+    right.set_ylim(0, 1.3 * right.get_ylim()[1])  # room for the legend
+    right.legend(fontsize=8, loc="upper right")
     figure.savefig(RESULTS / "vector.png", dpi=110)
     print("saved benchmarks/results/vector.png")
 
