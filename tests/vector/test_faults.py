@@ -544,6 +544,8 @@ def test_learner_ends(tmp_path, how):
 
 def test_ctrl_c(tmp_path):
     then = """
+    import signal
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
     try:
         while True: vec.step(np.zeros(4, int))
     except KeyboardInterrupt:
@@ -551,7 +553,7 @@ def test_ctrl_c(tmp_path):
     """
     learner = script(tmp_path, STUCK.format(seconds=0.5, then=then))
     pids = [int(pid) for pid in learner.stdout.readline().split()]
-    time.sleep(0.3)
+    time.sleep(0.5)
     os.kill(learner.pid, signal.SIGINT)
     out, err = learner.communicate(timeout=30)
     assert "interrupted" in out
