@@ -14,7 +14,7 @@ from hurtle.errors import ActionError, HurtleError, UnknownNameError
 pytest.importorskip("ale_py", reason="needs hurtle[atari]")
 
 from hurtle.envs.atari import Atari, make_atari, shrinker
-from hurtle.envs.atari_vector import atari_vector
+from hurtle.vector.atari import atari_vector
 
 PLAIN = {"noop_max": 0, "episodic_life": False, "fire_reset": False, "clip_reward": False}
 NOOP, FIRE = 0, 1
