@@ -258,15 +258,10 @@ class PythonVecEnv(VecEnv):
         self._check_open()
         if self._running and not self._pool:
             raise HurtleError("reset between send() and recv(): call recv() first.")
-        if self._pool and options and "reset_mask" in options:
-            raise HurtleError("A pool resets all its envs: leave out reset_mask, or reset_env() the ones in hand.")
-        with self._all_or_nothing():
-            self._await(len(self._running))  # what is still to come from a pool is thrown away
-        self._running.clear()
-        self._finished.clear()
-        self._told.clear()
         if options is not None and not isinstance(options, dict):
             raise HurtleError(f"options must be a dict, got {options!r}.")
+        if self._pool and options and "reset_mask" in options:
+            raise HurtleError("A pool resets all its envs: leave out reset_mask, or reset_env() the ones in hand.")
         given = dict(options) if options is not None else None
         chosen = self._chosen(given.pop("reset_mask", None) if given else None)
         if self._first_seed is not None:  # the first reset: every env gets a seed, and none is left out
@@ -275,6 +270,11 @@ class PythonVecEnv(VecEnv):
         seeds = self._seeds(seed)
         if self._first_seed is not None:
             seeds = [self._first_seed + i if s is None else s for i, s in enumerate(seeds)]
+        with self._all_or_nothing():
+            self._await(len(self._running))  # what is still to come from a pool is thrown away
+        self._running.clear()
+        self._finished.clear()
+        self._told.clear()
         self._in_hand, self._taken = self._in_hand[:0], []
         self._episodes.expect_reset(chosen)
         self._running.extend(chosen)

@@ -494,6 +494,11 @@ def test_a_pool_is_reset_again(backend):
             assert (obs[:, 2] == 0).all()
             for _ in range(5):
                 vec.step(np.zeros(2, int))
+        vec.reset(seed=1)
+        for wrong in ({"options": 3}, {"seed": "x"}):  # refused before anything that runs is thrown away
+            with pytest.raises(HurtleError, match="must be"):
+                vec.async_reset(**wrong)
+        vec.step(np.zeros(2, int))
         with pytest.raises(HurtleError, match="A pool resets all its envs"):
             vec.async_reset(options={"reset_mask": np.ones(5, bool)})
 
