@@ -103,7 +103,7 @@ class Worker:
         self._shard = Shard([maker] * count, first, description, rows, autoreset_mode, self._index, check)
         self._all = array("i", [self._index | wire.ALL]).tobytes()
         self._all_with_infos = array("i", [self._index | wire.ALL | wire.WITH_INFOS]).tobytes()
-        self._send(wire.READY, os.getpid())
+        self._send(wire.READY, None)
 
     def _reset(self, payload: bytes) -> None:
         assert self._shard is not None

@@ -56,7 +56,12 @@ class WorkerProcess:
                 env={**dict.fromkeys(_THREAD_VARIABLES, "1"), **os.environ},
                 process_group=0,  # Ctrl-C is for the learner; it ends its workers
             )
+            self.watched = [frame_fd]
+            if hasattr(os, "pidfd_open"):  # an env may fork, and its child keep the pipe open: look at the process too
+                self.watched.append(self._keep(os.pidfd_open(self.process.pid)))
         except BaseException:
+            if hasattr(self, "process"):
+                self.kill()
             self.let_go()
             raise
         finally:
@@ -64,9 +69,6 @@ class WorkerProcess:
                 os.close(fd)
         os.set_blocking(self.commands, False)
         os.set_blocking(frame_fd, False)
-        self.watched = [frame_fd]
-        if hasattr(os, "pidfd_open"):  # an env may fork, and its child keep the pipe open: look at the process too
-            self.watched.append(self._keep(os.pidfd_open(self.process.pid)))
 
     def _keep(self, fd: int) -> int:
         self._open.append(fd)
