@@ -84,10 +84,9 @@ def make_vec(
         raise HurtleError(f"device must be 'cpu' or 'cuda', got {device!r}.")
     _refuse_misspelt(env, parameters)
     found = resolve(env, parameters)
-    native = isinstance(found, Env)
-    if backend == "native" and not native:
+    if not isinstance(found, Env) and backend == "native":
         raise HurtleError(f"backend='native' is for native envs, and {env!r} is none; leave it out, or see `hurtle envs`.")
-    if isinstance(found, Env) and EnvSpec.of(found).num_agents > 1 and backend not in ("auto", "native"):
+    if isinstance(found, Env) and backend not in ("auto", "native") and EnvSpec.of(found).num_agents > 1:
         raise HurtleError(f"{env!r} is a native env of several agents: backend='native' runs it, {backend!r} does not.")
     if isinstance(found, Env) and backend in ("auto", "native"):
         python_only = {
@@ -97,9 +96,7 @@ def make_vec(
             "restart_workers": restart_workers,
         }
         if asked := [name for name, given in python_only.items() if given]:
-            raise HurtleError(
-                f"{' and '.join(asked)}: native envs have no use for it; leave it out, or pass backend='process'."
-            )
+            raise HurtleError(f"Native envs have no use for {' and '.join(asked)}: leave it out.")
         settings = {"seed": seed, "autoreset_mode": autoreset_mode, "copy": copy, "render_mode": render_mode}
         return _native(found, num_envs, kind, device, num_workers, batch_size, debug, settings)
     if kind == "cuda":
