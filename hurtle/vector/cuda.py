@@ -78,6 +78,26 @@ class CudaVecEnv(NativeVecEnv):
             records[name] = states[name]
         self._batch.load_records(records)
 
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """As that of `NativeVecEnv`, on the host; waits for the GPU.
+
+        Raises:
+            ActionError: Actions of the last steps were illegal.
+        """
+        self._batch.check_actions()
+        return super().state_dict()
+
+    def _write(self, array: Any, values: np.ndarray) -> None:
+        array[...] = array.new_tensor(values) if hasattr(array, "new_tensor") else values
+
+    @property
+    def _played(self) -> int:
+        return int(self._batch._clock[0])
+
+    @_played.setter
+    def _played(self, steps: int) -> None:
+        self._batch._clock[0] = steps
+
     def _records(self) -> np.ndarray:
         return self._batch.records()
 

@@ -5,21 +5,26 @@ actions → one compiled call over all envs → arrays written in place → view
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 from hurtle.errors import ActionError, HurtleError, UnknownNameError, did_you_mean
 from hurtle.native.batch import CpuBatch
 from hurtle.native.env import Env, EnvSpec
-from hurtle.native.rng import seed_range
+from hurtle.native.rng import MASK, seed_range
 from hurtle.native.single import RENDER_MODES, check_render_mode, render_env
 from hurtle.native.spaces import env_action_space, env_observation_space, infos_of
 from hurtle.vector.options import autoreset_mode_of, check_count, check_seed
 from hurtle.vector.vec_env import Results, Seed, VecEnv
+
+SENT = ("", "reset", "step", "ended")
+"""What can wait for `recv`: nothing, a reset, a step, or a step that ended episodes."""
 
 
 class NativeVecEnv(VecEnv):
@@ -69,13 +74,23 @@ class NativeVecEnv(VecEnv):
         self._same_step = mode is AutoresetMode.SAME_STEP
         self._copy = copy
         self._first_seed: int | None = seed
-        self._sent: Any = None  # what recv() will return
+        self._sent: tuple[str, Results] | None = None  # what recv() will return, and the one of SENT that it comes from
         self._all = np.ones(self.num_envs, np.bool_)
         self._batch = self._make_batch(num_workers, debug)
         self._actions = self._batch.actions
         self._outcome = self._views()
         self._step_infos = infos_of(self.native_spec, self._batch.arrays)
         self._episode_infos = self._make_episode_infos()
+
+    @property
+    def agent_observation_space(self) -> spaces.Space:
+        """The space of one agent's observation."""
+        return self.native_spec.observation_space
+
+    @property
+    def agent_action_space(self) -> spaces.Space:
+        """The space of one agent's action."""
+        return self.native_spec.action_space
 
     def _make_batch(self, num_workers: int | None, debug: bool) -> Any:
         return CpuBatch(self.native_spec, self.num_envs, num_workers, debug)
@@ -124,9 +139,8 @@ class NativeVecEnv(VecEnv):
 
     def async_reset(self, seed: Seed = None, options: dict[str, Any] | None = None) -> None:
         """Reset as `reset` does; `recv` returns the first observations."""
-        obs, infos = self.reset(seed=seed, options=options)
-        nothing = [array * 0 for array in self._outcome[1:]]
-        self._sent = (obs, *nothing, infos)
+        self.reset(seed=seed, options=options)
+        self._sent = "reset", self._results("reset")
 
     def send(self, actions: Any, env_id: Any = None) -> None:
         """Step every env; `recv` returns the results. Native envs step together, so `env_id` can only name all of them."""
@@ -135,14 +149,15 @@ class NativeVecEnv(VecEnv):
             raise HurtleError("Native envs step together: leave out env_id, or make a pool with batch_size.")
         if self._sent is not None:
             raise HurtleError("send() twice: call recv() first.")
-        self._sent = self.step(actions)
+        results = self.step(actions)
+        self._sent = "ended" if "episode" in results[4] else "step", results
 
     def recv(self) -> Results:
         """The results of the last `send` or `async_reset`, with the index of each env in `infos["env_id"]`."""
         self._check_open()
         if self._sent is None:
             raise HurtleError("recv() would wait forever: call async_reset() or send() first.")
-        (*outcome, infos), self._sent = self._sent, None
+        (_, (*outcome, infos)), self._sent = self._sent, None
         return (*outcome, {**infos, "env_id": np.arange(self.num_envs)})
 
     def play(self, num_steps: int, seed: int = 0) -> int:
@@ -175,6 +190,30 @@ class NativeVecEnv(VecEnv):
         """Replace all envs' State records."""
         for name in self.native_spec.fields:
             self._batch.arrays.envs[name] = states[name]
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies of everything that the envs need to go on bitwise: with it, any later step returns what it would have here.
+
+        That is the records with their random streams ("envs", as bytes), all arrays that steps read or return, and whether a
+        reset or `recv` is due. "about" says what vector it is, as JSON in bytes. All arrays are of plain numbers.
+        """
+        self._check_open()
+        state = {name: np.array(self._batch.to_numpy(array)) for name, array in self._arrays().items()}
+        state["envs"] = np.array(self._records().view(np.uint8).reshape(self.num_envs, -1))
+        state["about"] = np.frombuffer(json.dumps(self._about()).encode(), np.uint8).copy()
+        first_seed = 0 if self._first_seed is None else int(self._first_seed) & MASK
+        state["first_seed"] = np.array([self._first_seed is not None, first_seed], np.uint64).view(np.int64)
+        state["sent"] = np.array([SENT.index("" if self._sent is None else self._sent[0])])
+        state["played"] = np.array([self._played])
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned, here or in another process; the number of threads may differ.
+
+        Raises:
+            HurtleError: The state is of another env or vector, or incomplete; says what differs. Nothing was changed.
+        """
+        self._go_on_from(self._checked_state(state))
 
     def reset_env(
         self, index: int, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -304,6 +343,79 @@ class NativeVecEnv(VecEnv):
             infos |= {"final_obs": final_obs, "_final_obs": arrays.ended}
             infos |= {"final_info": final_info, "_final_info": arrays.ended}
         return infos
+
+    def _results(self, sent: str) -> Results:
+        """What `recv` returns of a reset or step that is done."""
+        obs, *outcome = self._outcome
+        if sent == "reset":
+            outcome = [self._copied(array) for array in outcome]
+            for array in outcome:
+                array[...] = 0
+        infos = dict(self._episode_infos if sent == "ended" else self._step_infos)
+        results = (obs, *outcome, infos)
+        return tuple(self._copied(part) for part in results) if self._copy else results
+
+    # The state, for checkpoints.
+
+    def _about(self) -> dict[str, Any]:
+        """What two vectors must have in common to go on from each other's states."""
+        env = self.native_spec.env
+        return {
+            "env": self.native_spec.name,
+            "parameters": {name: getattr(env, name) for name in env.parameters()},
+            "num_envs": self.num_envs,
+            "autoreset_mode": self.metadata["autoreset_mode"].value,
+            "state fields": str(self.native_spec.record),
+        }
+
+    def _arrays(self) -> dict[str, Any]:
+        """All arrays of a batch but the records."""
+        arrays = {**self._batch.arrays._asdict(), "actions": self._actions}
+        del arrays["envs"]
+        return arrays
+
+    def _checked_state(self, state: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        mine, given = self.state_dict(), {name: np.asarray(array) for name, array in state.items()}
+        for name in (*mine, *given):
+            if name not in given or name not in mine:
+                what = "lacks" if name in mine else "has an unknown array"
+                raise HurtleError(f"The state {what} {name!r}; it must be all that state_dict() of such a vector returned.")
+        about, theirs = self._about(), json.loads(given["about"].tobytes())
+        for name, value in about.items():
+            if theirs.get(name) != value:
+                raise HurtleError(
+                    f"The state is of another vector. Its {name}: {theirs.get(name)!r}; here: {value!r}. "
+                    "Make the vector as it was when the state was taken."
+                )
+        for name, array in mine.items():
+            if name != "about" and (given[name].shape, given[name].dtype) != (array.shape, array.dtype):
+                raise HurtleError(
+                    f"The state's {name!r} must be {array.dtype} of shape {array.shape}, "
+                    f"got {given[name].dtype} of shape {given[name].shape}."
+                )
+        return given
+
+    def _go_on_from(self, state: Mapping[str, np.ndarray]) -> None:
+        for name, array in self._arrays().items():
+            self._write(array, state[name])
+        self._batch.load_records(np.array(state["envs"]).view(self.native_spec.record).reshape(self.num_envs))
+        due, first_seed = state["first_seed"].view(np.uint64).tolist()
+        self._first_seed = first_seed if due else None
+        sent = SENT[int(state["sent"][0])]
+        self._sent = (sent, self._results(sent)) if sent else None
+        self._played = int(state["played"][0])
+
+    def _write(self, array: Any, values: np.ndarray) -> None:
+        array[...] = values
+
+    @property
+    def _played(self) -> int:
+        """Steps that `play` has taken: where the next call goes on."""
+        return self._batch._played
+
+    @_played.setter
+    def _played(self, steps: int) -> None:
+        self._batch._played = steps
 
     def _copied(self, value: Any) -> Any:
         return {k: self._copied(v) for k, v in value.items()} if isinstance(value, dict) else value.copy()

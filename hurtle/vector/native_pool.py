@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from hurtle.errors import HurtleError
 from hurtle.native.env import Env
@@ -46,6 +47,16 @@ class NativePool(VecEnv):
         model = self._batches[0]
         self.num_agents, self.render_mode, self.metadata = model.num_agents, model.render_mode, model.metadata
         self.single_observation_space, self.single_action_space = model.single_observation_space, model.single_action_space
+
+    @property
+    def agent_observation_space(self) -> spaces.Space:
+        """The space of one agent's observation."""
+        return self._batches[0].agent_observation_space
+
+    @property
+    def agent_action_space(self) -> spaces.Space:
+        """The space of one agent's action."""
+        return self._batches[0].agent_action_space
 
     @property
     def num_workers(self) -> int:
@@ -131,6 +142,48 @@ class NativePool(VecEnv):
     def render(self) -> tuple[Any, ...] | None:
         """One picture per env, as `render_mode` says."""
         return None if self.render_mode is None else tuple(p for batch in self._batches for p in batch.render() or ())
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies of everything that the envs need to go on bitwise, as `NativeVecEnv.state_dict` has it.
+
+        Array "envs" of batch 0 is "0.envs", and so on; results that were sent for and not yet received are part of the state.
+        """
+        self._check_open()
+        state = {f"{k}.{name}": array for k, batch in enumerate(self._batches) for name, array in batch.state_dict().items()}
+        state["shape"] = np.array([self.num_envs, self.batch_size])
+        state["ready"] = np.array(list(self._ready), np.int64)
+        state["in_hand"] = np.array([-1 if self._in_hand is None else self._in_hand])
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned.
+
+        Raises:
+            HurtleError: The state is of other envs, of other batches, or incomplete; says what differs. Nothing was changed.
+        """
+        self._check_open()
+        for name in ("shape", "ready", "in_hand"):
+            if name not in state:
+                raise HurtleError(f"The state of a pool has an array {name!r}; got {', '.join(sorted(state)) or 'nothing'}.")
+        saved, mine = np.asarray(state["shape"]).tolist(), [self.num_envs, self.batch_size]
+        if saved != mine:
+            raise HurtleError(
+                "The state is of a pool with num_envs={}, batch_size={}; this one has num_envs={}, batch_size={}.".format(
+                    *saved, *mine
+                )
+            )
+        checked = []
+        for k, batch in enumerate(self._batches):
+            own = {key.removeprefix(f"{k}."): array for key, array in state.items() if key.startswith(f"{k}.")}
+            try:
+                checked.append(batch._checked_state(own))
+            except HurtleError as error:
+                raise HurtleError(f"Batch {k}: {error}") from None
+        for batch, own in zip(self._batches, checked, strict=True):
+            batch._go_on_from(own)
+        self._ready = deque(np.asarray(state["ready"]).tolist())
+        in_hand = int(np.asarray(state["in_hand"])[0])
+        self._in_hand = None if in_hand < 0 else in_hand
 
     def close_extras(self, **kwargs: Any) -> None:
         """End the helper threads."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
@@ -67,6 +68,16 @@ class PythonVecEnv(VecEnv):
         self._finished: deque[int] = deque()  # of these, the ones that are ready, in their order of finishing
         self._in_hand = np.zeros(0, np.int64)  # envs of the last recv, which send() serves
         self._taken: list[int] = []  # all that were received and not yet sent, in the order in which they were sent before
+
+    @property
+    def agent_observation_space(self) -> spaces.Space:
+        """The space of one row of observations: of one env, or of one agent, flat with `emulate=True`."""
+        return self._description.observation_space
+
+    @property
+    def agent_action_space(self) -> spaces.Space:
+        """The space of one row of actions: of one env, or of one agent."""
+        return self._description.action_space
 
     # What a back end does.
 

@@ -41,6 +41,16 @@ class VecEnv(VectorEnv):
 
     @property
     @abstractmethod
+    def agent_observation_space(self) -> spaces.Space:
+        """The space of one row of observations, that is of one agent of one env; without agents, `single_observation_space`."""
+
+    @property
+    @abstractmethod
+    def agent_action_space(self) -> spaces.Space:
+        """The space of one row of actions, that is of one agent of one env; without agents, `single_action_space`."""
+
+    @property
+    @abstractmethod
     def num_workers(self) -> int:
         """Threads or processes that step the envs."""
 
