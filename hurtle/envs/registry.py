@@ -6,14 +6,9 @@ The zoo is a table of names, so that listing it imports nothing but what is aske
 from __future__ import annotations
 
 import difflib
-import hashlib
 import importlib
-import importlib.util
-import inspect
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -22,6 +17,7 @@ from hurtle.envs.packages import external_maker
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 from hurtle.native.env import Env
 from hurtle.native.single import NativeEnv
+from hurtle.references import load_reference
 
 _ZOO: dict[str, str | type[Env]] = {
     "cartpole": "hurtle.envs.cartpole:CartPole",
@@ -90,7 +86,7 @@ def resolve(env: EnvLike, parameters: dict[str, Any]) -> Env | Callable[..., Any
         if env in _ZOO:
             return native_class(env)(**parameters)
         if ".py:" in env:
-            return resolve(_load(env), parameters)
+            return resolve(load_reference(env), parameters)
         if env.endswith(".py"):
             raise UnknownNameError(f"{env!r} is a file; name the class in it: {env}:MyEnv.")
         external = external_maker(env, parameters)
@@ -133,27 +129,3 @@ def make(env: EnvLike, *, render_mode: str | None = None, debug: bool = False, *
     if not isinstance(made, gymnasium.Env) and not (hasattr(made, "possible_agents") or hasattr(made, "agents")):
         raise HurtleError(f"{env!r} made a {type(made).__name__}; expected a gymnasium.Env or a PettingZoo env.")
     return made
-
-
-def _load(reference: str) -> Any:
-    """The class or function behind "path/to/file.py:Name"."""
-    file, _, name = reference.rpartition(":")
-    path = Path(file).resolve()
-    if not path.is_file():
-        raise UnknownNameError(f"{reference!r}: there is no file {file!r}.")
-    module_name = f"hurtle_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    found = importlib.util.spec_from_file_location(module_name, path)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[module_name] = module
-    sys.path.insert(0, str(path.parent))
-    try:
-        found.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(path.parent))
-    if not hasattr(module, name):
-        makers = inspect.getmembers(module, lambda value: inspect.isclass(value) or inspect.isfunction(value))
-        public = [n for n, value in makers if value.__module__ == module_name and not n.startswith("_")]
-        raise UnknownNameError(f"{file!r} has no {name!r}. {did_you_mean(name, public)}")
-    return getattr(module, name)

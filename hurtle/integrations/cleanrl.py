@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hurtle.integrations.torch_policy import checked_policy, evaluate, per_row
+from hurtle.policies.contract import checked_policy, evaluate, per_row
 
 
 class CleanRLAgent(nn.Module):

@@ -19,7 +19,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import nn
 
 from hurtle.errors import EnvFailedError, HurtleError, UnknownNameError
-from hurtle.integrations.torch_policy import checked_policy, evaluate, per_row
+from hurtle.policies.contract import checked_policy, evaluate, per_row
 from hurtle.vector.factory import make_vec
 
 try:

@@ -1,49 +1,14 @@
-"""The two-method contract and what is made of its distributions."""
+"""`CleanRLAgent`: what a CleanRL-style loop gets from a module with the two methods."""
 
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 from integration_policies import Continuous
 from integration_policies import Discrete as DiscretePolicy
-from torch import nn
 
-from hurtle.errors import HurtleError
 from hurtle.integrations.cleanrl import CleanRLAgent
-from hurtle.integrations.torch_policy import TorchPolicy, checked_policy, evaluate, per_row
 
 VECTOR = Box(-1.0, 1.0, (3,))
-
-
-def test_any_module_with_the_two_methods_is_a_policy():
-    assert isinstance(DiscretePolicy(VECTOR, Discrete(2)), TorchPolicy)
-    assert not isinstance(nn.Linear(3, 2), TorchPolicy)
-
-
-def test_a_module_without_the_methods_is_refused_by_what_it_lacks():
-    with pytest.raises(HurtleError, match=r"encode\(obs\) -> features .* Linear has no encode and no decode\."):
-        checked_policy(nn.Linear(3, 2))
-    with pytest.raises(HurtleError, match=r"Bare is no torch.nn.Module"):
-        checked_policy(type("Bare", (), {"encode": None, "decode": None})())
-
-
-def test_logits_in_place_of_a_distribution_are_refused():
-    policy = DiscretePolicy(VECTOR, Discrete(2))
-    policy.decode = lambda features: (features, features[:, 0])
-    with pytest.raises(HurtleError, match=r"Discrete.decode must return .* is a Tensor.*Categorical\(logits=logits\)"):
-        evaluate(policy, torch.zeros(2, 3))
-
-
-def test_values_come_as_one_column_whatever_their_shape():
-    obs = torch.randn(5, 3)
-    for policy in (DiscretePolicy(VECTOR, Discrete(2)), Continuous(VECTOR, Box(-1, 1, (2,)))):
-        _, value = evaluate(policy, obs)
-        assert value.shape == (5, 1)
-        assert torch.equal(value.squeeze(1), policy.decode(policy.encode(obs))[1].flatten())
-
-
-def test_the_parts_of_an_action_are_summed():
-    assert per_row(torch.tensor([1.0, 2.0])).tolist() == [1.0, 2.0]
-    assert per_row(torch.ones(2, 3, 4)).tolist() == [12.0, 12.0]
 
 
 @pytest.mark.parametrize("independent", [True, False])

@@ -1,0 +1,1 @@
+"""Policies: torch networks, distributions of actions, memory and normalizers."""

@@ -1,0 +1,165 @@
+"""`build_policy`: from a config and two spaces to a `Policy`, checked by one run on observations of zeros.
+
+PolicyConfig, spaces → network (ours or the user's) → memory, normalizer → Policy. Knows nothing of envs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from hurtle.emulation.layout import SpaceLayout
+from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
+from hurtle.policies.actions import ActionHead
+from hurtle.policies.cnn import NATURE_SIDE, GridCNN, NatureCNN, image_shape
+from hurtle.policies.contract import check_distribution, check_network, checked_policy, kind_of_actions
+from hurtle.policies.distributions import Distribution
+from hurtle.policies.mlp import MLP
+from hurtle.policies.normalizers import ObservationNormalizer
+from hurtle.policies.policy import Policy
+from hurtle.policies.recurrent import make_memory
+from hurtle.policies.structured import Structured
+from hurtle.references import load_reference
+
+NETWORKS = ("auto", "mlp", "grid_cnn", "nature_cnn", "structured")
+_TRIAL_ROWS = 2
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """What network a policy has."""
+
+    policy: str = "auto"
+    """auto, mlp, grid_cnn, nature_cnn, structured, or your own: my_policy.py:Class."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Width of each hidden layer (mlp; structured: after its leaves)."""
+    activation: str = "tanh"
+    """tanh or relu (mlp, structured; convolutions have relu)."""
+    separate_networks: bool | None = None
+    """Actor and critic share no layer; by default so for an mlp without memory."""
+    distribution: str = "auto"
+    """Of Box actions: auto (gaussian), gaussian, squashed_gaussian, beta."""
+    log_std_init: float = 0.0
+    """Where a Gaussian's log standard deviation begins."""
+    orthogonal_init: bool = True
+    """Orthogonal weights: gain sqrt(2), 0.01 for the policy head, 1 for the value head; zero biases."""
+    recurrent: str = "none"
+    """Memory: none, lstm, gru, mingru."""
+
+
+def build_policy(
+    config: PolicyConfig,
+    observation_space: spaces.Space,
+    action_space: spaces.Space,
+    layout: SpaceLayout | None = None,
+    normalize_observations: bool = False,
+    observation_clip: float = 10.0,
+    module: nn.Module | None = None,
+    seed: int = 0,
+) -> Policy:
+    """Make the policy of one row.
+
+    Args:
+        config: Which network.
+        observation_space: Of one row, flat where emulated.
+        action_space: Of one row, flat where emulated.
+        layout: How a flat observation holds the structured one; None where there is no structure.
+        normalize_observations: Give it an `ObservationNormalizer`.
+        observation_clip: What normalized observations are clipped to.
+        module: The user's own network, see `TorchPolicy`; trained in place.
+        seed: Of the initial weights; torch's global generator is left as it was.
+
+    Raises:
+        HurtleError: Spaces, config and network do not fit together; says what was expected and what came.
+
+    Example:
+        >>> policy = build_policy(PolicyConfig(recurrent="lstm"), spaces.Box(-1, 1, (4,)), spaces.Discrete(2))
+        >>> state = policy.initial_state(rows=3)
+        >>> distribution, value, state = policy(torch.zeros(3, 4), state)
+        >>> distribution.sample(torch.full((3, policy.num_uniforms), 0.9)), value.shape, state[0].shape
+        (tensor([1, 1, 1]), torch.Size([3]), torch.Size([3, 64]))
+    """
+    normalizer = _normalizer(observation_space, observation_clip) if normalize_observations else None
+    is_users = module is not None or ".py:" in config.policy
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
+        torch.default_generator.manual_seed(seed)  # of the CPU only: networks are moved to a GPU later
+        head = ActionHead(action_space, config.distribution)
+        if is_users:
+            network = module if module is not None else load_reference(config.policy)(observation_space, action_space)
+            checked_policy(network)
+        else:
+            network = _own_network(config, observation_space, head, layout)
+        features, distribution = _trial(network, _zeros(observation_space, normalizer))
+        if is_users:
+            if isinstance(action_space, spaces.Box):  # what raw actions mean, the user's distribution says
+                head = ActionHead(action_space, kind_of_actions(distribution))
+            check_distribution(distribution, head, type(network).__name__)
+        memory = make_memory(config.recurrent, features)
+    return Policy(observation_space, action_space, network, head, memory, normalizer, distribution.num_uniforms)
+
+
+def _own_network(config: PolicyConfig, space: spaces.Space, head: ActionHead, layout: SpaceLayout | None) -> nn.Module:
+    if config.policy not in NETWORKS:
+        raise UnknownNameError(
+            f"No policy {config.policy!r}. {did_you_mean(config.policy, NETWORKS)} Your own: my_policy.py:Class."
+        )
+    if layout is not None and layout.is_plain and not isinstance(layout.space, spaces.Box):
+        space = layout.space  # a Discrete or MultiDiscrete that was flattened to a Box of integers
+    kind = config.policy if config.policy != "auto" else _network_for(space, layout)
+    has_memory = config.recurrent != "none"
+    if config.separate_networks and has_memory:
+        raise HurtleError(
+            f"separate_networks needs a policy without memory, and recurrent is {config.recurrent!r}: its state is shared by "
+            "actor and critic. Set recurrent='none', or leave separate_networks alone."
+        )
+    separate = kind == "mlp" and not has_memory if config.separate_networks is None else config.separate_networks
+    ends = (separate, config.orthogonal_init, config.log_std_init)
+    if kind == "structured":
+        if layout is None:
+            raise HurtleError(f"policy='structured' needs an emulated env, and its observations are {space}; use 'auto'.")
+        return Structured(layout, head, config.hidden_sizes, config.activation, *ends)
+    if kind == "mlp":
+        return MLP(space, head, config.hidden_sizes, config.activation, *ends)
+    return (NatureCNN if kind == "nature_cnn" else GridCNN)(space, head, *ends)
+
+
+def _network_for(space: spaces.Space, layout: SpaceLayout | None) -> str:
+    if layout is not None and not layout.is_plain:
+        return "structured"
+    if isinstance(space, spaces.Box) and len(space.shape) == 3 and prod(space.shape) > 0:
+        return "nature_cnn" if min(image_shape(space.shape)[1:]) >= NATURE_SIDE else "grid_cnn"
+    return "mlp"
+
+
+def _normalizer(space: spaces.Space, clip: float) -> ObservationNormalizer:
+    if not isinstance(space, spaces.Box) or space.dtype.kind != "f":
+        raise HurtleError(
+            f"normalize_observations needs observations that are floats, got {space}. Networks scale images and encode "
+            "integers themselves: set normalize_observations=False."
+        )
+    return ObservationNormalizer(space.shape, clip)
+
+
+def _zeros(space: spaces.Space, normalizer: ObservationNormalizer | None) -> Tensor:
+    """A batch of observations of zeros, as the policy sees them."""
+    if space.shape is None or space.dtype is None or isinstance(space, spaces.Text):
+        raise HurtleError(f"A policy takes flat observations, got {space}; hurtle.emulate(env) flattens them.")
+    obs = torch.from_numpy(np.zeros((_TRIAL_ROWS, *space.shape), space.dtype))
+    return obs if normalizer is None else normalizer.normalize(obs)
+
+
+def _trial(network: nn.Module, obs: Tensor) -> tuple[int, Distribution]:
+    """Run the network once, without a trace in its running statistics."""
+    parameter = next(network.parameters(), None)
+    was_training = network.training
+    network.eval()
+    try:
+        with torch.no_grad():
+            return check_network(network, obs if parameter is None else obs.to(parameter.device))
+    finally:
+        network.train(was_training)

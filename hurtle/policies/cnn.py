@@ -1,0 +1,128 @@
+"""`NatureCNN` and `GridCNN`: convolutions for images and for small grids.
+
+obs [B, C, H, W] or [B, H, W, C] → float32, channels first → convolutions → linear layer → features. Knows nothing of envs.
+"""
+
+from __future__ import annotations
+
+import math
+
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from hurtle.errors import HurtleError
+from hurtle.policies.actions import ActionHead
+from hurtle.policies.actor_critic import ActorCritic
+from hurtle.policies.layers import HIDDEN_GAIN, Numbers, initialized
+
+NATURE_SIDE = 36
+"""The smallest side that the three convolutions of the Nature CNN leave anything of."""
+
+
+class ImageBody(nn.Module):
+    """Planes through convolutions and one linear layer, all with ReLU.
+
+    Args:
+        space: A Box [C, H, W], [H, W, C] or [H, W]; see `channels_first`.
+        convolutions: (filters, kernel, stride, padding) of each.
+        hidden_size: Width of the linear layer.
+        orthogonal_init: Gain sqrt(2), zero biases.
+    """
+
+    def __init__(
+        self, space: spaces.Box, convolutions: tuple[tuple[int, int, int, int], ...], hidden_size: int, orthogonal_init: bool
+    ):
+        super().__init__()
+        self.channels_first = channels_first(space.shape)
+        channels, height, width = image_shape(space.shape)
+        self.input = Numbers(space)
+        layers: list[nn.Module] = []
+        for filters, kernel, stride, padding in convolutions:
+            layer = nn.Conv2d(channels, filters, kernel, stride, padding)
+            layers += [initialized(layer, HIDDEN_GAIN, orthogonal_init), nn.ReLU()]
+            channels = filters
+            height, width = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
+        self.convolutions = nn.Sequential(*layers, nn.Flatten())
+        inputs = channels * height * width
+        self.linear = nn.Sequential(initialized(nn.Linear(inputs, hidden_size), HIDDEN_GAIN, orthogonal_init), nn.ReLU())
+        self.num_features = hidden_size
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """[B, ...] of any dtype → [B, num_features]."""
+        planes = self.input(obs)
+        if planes.ndim == 3:
+            planes = planes.unsqueeze(1)
+        elif not self.channels_first:
+            planes = planes.permute(0, 3, 1, 2)
+        return self.linear(self.convolutions(planes))
+
+
+def nature_body(space: spaces.Space, orthogonal_init: bool = True) -> ImageBody:
+    """The convolutions of Mnih et al. (2015)."""
+    box = _image_box(space, "nature_cnn")
+    if min(image_shape(box.shape)[1:]) < NATURE_SIDE:
+        raise HurtleError(
+            f"nature_cnn needs images of at least {NATURE_SIDE} pixels a side, got {box.shape}; use grid_cnn for small ones."
+        )
+    return ImageBody(box, ((32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)), 512, orthogonal_init)
+
+
+def grid_body(space: spaces.Space, orthogonal_init: bool = True) -> ImageBody:
+    """One 3x3 convolution, as MinAtar's authors use (Young and Tian, 2019)."""
+    box = _image_box(space, "grid_cnn")
+    padding = 1 if min(image_shape(box.shape)[1:]) < 3 else 0
+    return ImageBody(box, ((16, 3, 1, padding),), 128, orthogonal_init)
+
+
+class NatureCNN(ActorCritic):
+    """For images of at least 36 pixels a side, such as Atari's 84x84x4; bytes are scaled to [0, 1]."""
+
+    def __init__(
+        self,
+        obs_space: spaces.Space,
+        head: ActionHead,
+        separate_networks: bool = False,
+        orthogonal_init: bool = True,
+        log_std_init: float = 0.0,
+    ):
+        super().__init__(
+            head, lambda: nature_body(obs_space, orthogonal_init), separate_networks, orthogonal_init, log_std_init
+        )
+
+
+class GridCNN(ActorCritic):
+    """For small grids with a plane per kind of thing, such as MinAtar's 10x10xC; planes may be bytes, bools or floats."""
+
+    def __init__(
+        self,
+        obs_space: spaces.Space,
+        head: ActionHead,
+        separate_networks: bool = False,
+        orthogonal_init: bool = True,
+        log_std_init: float = 0.0,
+    ):
+        super().__init__(head, lambda: grid_body(obs_space, orthogonal_init), separate_networks, orthogonal_init, log_std_init)
+
+
+def channels_first(shape: tuple[int, ...]) -> bool:
+    """Whether a 3-D image has its channels in front: the smaller of the outer axes, or the last where they are equal.
+
+    Example:
+        >>> channels_first((4, 84, 84)), channels_first((10, 10, 4)), channels_first((10, 10, 10))
+        (True, False, False)
+    """
+    return len(shape) == 3 and shape[0] < shape[2]
+
+
+def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """(channels, height, width) of a 2-D or 3-D image."""
+    if len(shape) == 2:
+        return 1, *shape
+    first, second, third = shape
+    return (first, second, third) if channels_first(shape) else (third, first, second)
+
+
+def _image_box(space: spaces.Space, name: str) -> spaces.Box:
+    if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3) or math.prod(space.shape) == 0:
+        raise HurtleError(f"{name} needs a Box of shape [C, H, W], [H, W, C] or [H, W], got {space}; use mlp or structured.")
+    return space

@@ -1,0 +1,130 @@
+"""The layers that networks are built from: observations as vectors, and linear layers with PPO's initialization.
+
+space → input layer with `num_features`; (inputs, outputs, gain) → layer. Knows nothing of policies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
+
+HIDDEN_GAIN = math.sqrt(2.0)
+POLICY_GAIN = 0.01
+VALUE_GAIN = 1.0
+ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
+
+
+def initialized(layer: nn.Module, gain: float, orthogonal_init: bool) -> nn.Module:
+    """The layer with orthogonal weights and zero biases, or as torch made it."""
+    if orthogonal_init:
+        assert isinstance(layer.weight, Tensor)
+        assert isinstance(layer.bias, Tensor)
+        nn.init.orthogonal_(layer.weight, gain)
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def hidden_layers(inputs: int, sizes: Sequence[int], activation: str, orthogonal_init: bool) -> nn.Sequential:
+    """Linear layers of these sizes, each with its activation.
+
+    Raises:
+        UnknownNameError: No such activation.
+    """
+    if activation not in ACTIVATIONS:
+        raise UnknownNameError(f"No activation {activation!r}. {did_you_mean(activation, ACTIVATIONS)}")
+    layers: list[nn.Module] = []
+    for size in sizes:
+        layers += [initialized(nn.Linear(inputs, size), HIDDEN_GAIN, orthogonal_init), ACTIVATIONS[activation]()]
+        inputs = size
+    return nn.Sequential(*layers)
+
+
+class Numbers(nn.Module):
+    """Observations of a Box or MultiBinary as float32, in their shape.
+
+    Bytes (8-bit integers) are scaled from the space's bounds to [0, 1], as images are; others stay what they are.
+    """
+
+    low: Tensor
+    range: Tensor
+
+    def __init__(self, space: spaces.Space):
+        super().__init__()
+        self.num_features = math.prod(space.shape or ())
+        self.scaled = isinstance(space, spaces.Box) and space.dtype in (np.uint8, np.int8)
+        if self.scaled:
+            assert isinstance(space, spaces.Box)
+            low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+            low, span = _one_if_all_equal(low), _one_if_all_equal(np.maximum(high - low, 1.0))
+            self.register_buffer("low", torch.from_numpy(low), persistent=False)
+            self.register_buffer("range", torch.from_numpy(span), persistent=False)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """[B, *shape] of any dtype → float32 [B, *shape]."""
+        numbers = obs.float()
+        return (numbers - self.low) / self.range if self.scaled else numbers
+
+
+class OneHot(nn.Module):
+    """Observations of a Discrete or MultiDiscrete as one-hot vectors, one after the other.
+
+    A number outside of the space, such as the zeros of an absent agent, counts as the nearest inside.
+    """
+
+    starts: Tensor
+    last: Tensor
+    offsets: Tensor
+
+    def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete):
+        super().__init__()
+        nvec, start = choices(space)
+        self.num_features = int(nvec.sum())
+        self.register_buffer("starts", torch.from_numpy(start), persistent=False)
+        self.register_buffer("last", torch.from_numpy(nvec - 1), persistent=False)
+        self.register_buffer("offsets", torch.from_numpy(np.cumsum(nvec) - nvec), persistent=False)
+
+    def places(self, obs: Tensor) -> Tensor:
+        """Where the ones are: [B, ...] → int64 [B, k]."""
+        index = obs.reshape(len(obs), len(self.starts)).long() - self.starts
+        return torch.minimum(index.clamp_min(0), self.last) + self.offsets
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """[B, ...] integers → float32 [B, num_features]."""
+        ones = torch.zeros(len(obs), self.num_features, device=obs.device)
+        return ones.scatter_(1, self.places(obs), 1.0)
+
+
+def vector_input(space: spaces.Space) -> Numbers | OneHot:
+    """The layer that turns observations of a flat space into vectors, but for flattening.
+
+    Raises:
+        HurtleError: The space is structured.
+    """
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return OneHot(space)
+    if isinstance(space, spaces.Box | spaces.MultiBinary):
+        return Numbers(space)
+    raise HurtleError(
+        f"This network takes Box, Discrete, MultiDiscrete or MultiBinary observations, got {space}. "
+        "hurtle.emulate(env) flattens structured ones, and policy='structured' takes them."
+    )
+
+
+def choices(space: spaces.Discrete | spaces.MultiDiscrete) -> tuple[np.ndarray, np.ndarray]:
+    """How many values each entry has, and its first one: int64 [k] each."""
+    if isinstance(space, spaces.Discrete):
+        return np.array([space.n], np.int64), np.array([space.start], np.int64)
+    return space.nvec.astype(np.int64).ravel(), space.start.astype(np.int64).ravel()
+
+
+def _one_if_all_equal(values: np.ndarray) -> np.ndarray:
+    """A scalar in place of an array of equal entries: adding a scalar to images is faster."""
+    same = values.size > 0 and bool((values == values.flat[0]).all())
+    return values.reshape(-1)[:1].reshape(()) if same else values

@@ -1,0 +1,144 @@
+"""Running statistics in float64: observations to mean 0 and variance 1, rewards to returns of variance 1.
+
+A rollout is normalized with the statistics from before it, which are merged with it afterwards, in row order, so that every
+gear gives the same numbers. Saved with the policy or the run. Knows nothing of envs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hurtle.errors import HurtleError
+from hurtle.native.moments import merge_columns
+
+
+class _Moments(nn.Module):
+    """Count, mean and sum of squared deviations of what was merged so far."""
+
+    count: Tensor
+    mean: Tensor
+    m2: Tensor
+
+    def __init__(self, shape: tuple[int, ...]):
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("m2", torch.zeros(shape, dtype=torch.float64))
+
+    @property
+    def variance(self) -> Tensor:
+        """Population variance, float64; 1 before anything was seen."""
+        return torch.where(self.count > 0, self.m2 / self.count.clamp_min(1.0), 1.0)
+
+    def _merge(self, columns: np.ndarray, valid: np.ndarray | None) -> None:
+        """Merge columns [T, N, D]."""
+        count, mean, m2 = merge_columns(
+            float(self.count), _array(self.mean).reshape(-1), _array(self.m2).reshape(-1), columns, valid
+        )
+        self.count.fill_(count)
+        self.mean.copy_(torch.from_numpy(mean).reshape(self.mean.shape))
+        self.m2.copy_(torch.from_numpy(m2).reshape(self.m2.shape))
+
+
+class ObservationNormalizer(_Moments):
+    """Observations minus their mean, over their standard deviation, clipped.
+
+    Args:
+        shape: Of one observation.
+        clip: Largest magnitude of the result.
+        eps: Added to the variance.
+
+    Example:
+        >>> normalizer = ObservationNormalizer((1,))
+        >>> normalizer.update(np.array([[[1.0]], [[3.0]]], np.float32))
+        >>> normalizer.normalize(torch.tensor([[2.0], [4.0], [99.0]])).tolist()
+        [[0.0], [2.0], [10.0]]
+    """
+
+    def __init__(self, shape: tuple[int, ...], clip: float = 10.0, eps: float = 1e-8):
+        super().__init__(shape)
+        self.clip, self.eps = clip, eps
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        """Observations [..., *shape] as the policy sees them, float32; computed in float64 and rounded once."""
+        return ((obs - self.mean) / (self.variance + self.eps).sqrt()).clamp(-self.clip, self.clip).float()
+
+    def update(self, raw: Any, valid: Any = None) -> None:
+        """Merge a rollout of raw observations [T, N, *shape]; where valid, bool [T, N], is False they do not count."""
+        obs = _array(raw)
+        expected = tuple(self.mean.shape)
+        if obs.shape[2:] != expected:
+            raise HurtleError(f"Expected observations of shape [T, N, {', '.join(map(str, expected))}], got {obs.shape}.")
+        self._merge(obs.reshape(*obs.shape[:2], self.mean.numel()), _mask(valid))
+
+
+class RewardNormalizer(_Moments):
+    """Rewards over the standard deviation of the discounted return, clipped; their mean stays, so that signs do.
+
+    Args:
+        rows: How many rows there are, each with a running return.
+        gamma: Discount.
+        clip: Largest magnitude of the result.
+        eps: Added to the variance.
+    """
+
+    returns: Tensor
+
+    def __init__(self, rows: int, gamma: float, clip: float = 10.0, eps: float = 1e-8):
+        super().__init__((1,))
+        self.gamma, self.clip, self.eps = gamma, clip, eps
+        self.register_buffer("returns", torch.zeros(rows, dtype=torch.float64))
+
+    def scale(self, rewards: Any, ended: Any, valid: Any = None, rows: np.ndarray | None = None) -> Tensor:
+        """Scale the rewards of a rollout by the statistics from before it, then merge its returns.
+
+        Args:
+            rewards: [T, N].
+            ended: bool [T, N]; the return begins anew after such a step.
+            valid: bool [T, N]; other steps change no return and do not count.
+            rows: Whose steps each column holds, int [N]; None: column n is row n's. In a pool a row may have several columns,
+                in their order, or none.
+
+        Returns:
+            float32 [T, N], on the device of the rewards.
+        """
+        rewards = torch.as_tensor(rewards)
+        raw, over, mask = _array(rewards).astype(np.float64), _array(ended).astype(np.bool_), _mask(valid)
+        rows = np.arange(len(self.returns)) if rows is None else rows
+        if raw.shape[1:] != rows.shape or over.shape != raw.shape:
+            raise HurtleError(f"Expected rewards and ends of shape [T, {len(rows)}], got {raw.shape} and {over.shape}.")
+        scaled = (rewards.double() / (self.variance.to(rewards.device) + self.eps).sqrt()).clamp(-self.clip, self.clip).float()
+        columns = np.empty((*raw.shape, 1))
+        returns = _array(self.returns).copy()
+        for chosen in _turns(rows):
+            running = returns[rows[chosen]]
+            for t in range(len(raw)):
+                real = True if mask is None else mask[t, chosen]
+                running = np.where(real, self.gamma * running + raw[t, chosen], running)
+                columns[t, chosen, 0] = running
+                running = np.where(over[t, chosen] & real, 0.0, running)
+            returns[rows[chosen]] = running
+        self.returns.copy_(torch.from_numpy(returns))
+        self._merge(columns, mask)
+        return scaled
+
+
+def _turns(rows: np.ndarray) -> list[np.ndarray]:
+    """Columns in groups that hold each row once at most: the first columns of all rows, the second ones and so on."""
+    turns, seen = np.zeros(len(rows), np.int64), dict.fromkeys(rows.tolist(), 0)
+    for column, row in enumerate(rows.tolist()):
+        turns[column] = seen[row]
+        seen[row] += 1
+    return [np.flatnonzero(turns == turn) for turn in range(turns.max(initial=-1) + 1)]
+
+
+def _array(values: Any) -> np.ndarray:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+
+def _mask(values: Any) -> np.ndarray | None:
+    return None if values is None else _array(values).astype(np.bool_, copy=False)

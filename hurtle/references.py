@@ -1,0 +1,40 @@
+"""`load_reference`: the class or function behind "path/to/file.py:Name", from a file that is on no import path."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+from hurtle.errors import UnknownNameError, did_you_mean
+
+
+def load_reference(reference: str) -> Any:
+    """The class or function behind "path/to/file.py:Name"; the file is run, as an import would.
+
+    Raises:
+        UnknownNameError: There is no such file, or no such name in it; the message suggests the nearest.
+    """
+    file, _, name = reference.rpartition(":")
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise UnknownNameError(f"{reference!r}: there is no file {file!r}.")
+    module_name = f"hurtle_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    found = importlib.util.spec_from_file_location(module_name, path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[module_name] = module
+    sys.path.insert(0, str(path.parent))
+    try:
+        found.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
+    if not hasattr(module, name):
+        makers = inspect.getmembers(module, lambda value: inspect.isclass(value) or inspect.isfunction(value))
+        public = [n for n, value in makers if value.__module__ == module_name and not n.startswith("_")]
+        raise UnknownNameError(f"{file!r} has no {name!r}. {did_you_mean(name, public)}")
+    return getattr(module, name)
