@@ -51,8 +51,16 @@ class EnvTimeoutError(HurtleError, TimeoutError):
     """An environment took longer than `step_timeout`; the message names it and shows where it is stuck."""
 
 
+class NonFiniteError(HurtleError, ArithmeticError):
+    """NaN or infinity where a number must be (observation, reward, loss); names where it came from."""
+
+
 class EmulationError(HurtleError, ValueError):
     """A space or value that cannot be emulated, or that contradicts its space; names the leaf."""
+
+
+class CheckpointError(HurtleError):
+    """A checkpoint that could not be written, or is missing, damaged or foreign; names the file and what to use instead."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -1,0 +1,242 @@
+"""Checkpoints: a state dict in one file that is whole or not there, verified when read, and never runs code.
+
+state → temporary file → fsync → rename; file → digest checked → plain values. Knows nothing of what the state means.
+
+A checkpoint is an ordinary `torch.save` zip whose comment is the SHA-256 of the rest. NumPy arrays, which torch refuses to load
+safely, travel as bytes with their dtype.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+
+from hurtle.errors import CheckpointError, HurtleError
+
+FORMAT = 1
+"""The version of the state dict's layout; a file of another version is refused."""
+
+_DIGEST = 64  # characters of a SHA-256
+_NAME = re.compile(r"step-(\d+)\.pt")
+_ARRAY = "__numpy_dtype__"  # the key that marks a dict as an array
+
+
+def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> None:
+    """Write `state` to `path`: afterwards the file is whole and on the disk, or, on any failure, as it was before.
+
+    Args:
+        path: The file; its folder must exist.
+        state: Nested dicts, lists and tuples of tensors, NumPy arrays, numbers, strings, bytes and None. `format` is added.
+
+    Raises:
+        CheckpointError: The disk is full, the folder is not writable …, or the state holds something else.
+    """
+    path = Path(path)
+    plain = _to_plain({"format": FORMAT, **state}, "")
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("w+b") as file:
+            _write(file, plain)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise CheckpointError(
+            f"The checkpoint {path} could not be written: {error.strerror or error}. "
+            "Checkpoints written before are untouched; make room, or keep fewer with keep_checkpoints=1."
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def load_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Read and verify a checkpoint; tensors come back on the CPU, NumPy arrays as such. No code in the file is ever run.
+
+    Raises:
+        CheckpointError: The file is missing, damaged, not a Hurtle checkpoint or of another version. The message offers
+            the newest older checkpoint of the folder that is whole.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"There is no checkpoint file {path}.{_offer(path)}")
+    if not is_whole(path):
+        raise CheckpointError(
+            f"{path} ({path.stat().st_size:,} bytes) is damaged or not a Hurtle checkpoint: its checksum does not match."
+            f"{_offer(path)}"
+        )
+    try:
+        state = _from_plain(torch.load(path, map_location="cpu", weights_only=True))
+    except Exception as error:  # its checksum is right, but whoever wrote it put in what only running code could load
+        raise CheckpointError(
+            f"{path} holds something other than tensors and plain values, and Hurtle runs no code from checkpoints: {error}"
+            f"{_offer(path)}"
+        ) from error
+    found = state.get("format") if isinstance(state, dict) else None
+    if found != FORMAT:
+        raise CheckpointError(
+            f"{path} has checkpoint format {found!r}; this version of Hurtle reads format {FORMAT}. "
+            f"Use the version of Hurtle that wrote it (about.json in the run folder names it).{_offer(path)}"
+        )
+    return state
+
+
+def is_whole(path: str | Path) -> bool:
+    """Whether the file is a checkpoint with every byte as it was written."""
+    try:
+        with Path(path).open("rb") as file:
+            size = file.seek(0, os.SEEK_END) - _DIGEST
+            return size > 0 and _digest(file, size) == file.read()
+    except OSError:  # unreadable, or removed just now by the run that made it
+        return False
+
+
+class Checkpoints:
+    """The checkpoints of one run: `step-000000102400.pt` …, of which the newest `keep` stay, and `best.pt`.
+
+    Args:
+        folder: Where they are; made when missing.
+        keep: How many of the newest stay.
+    """
+
+    def __init__(self, folder: str | Path, keep: int = 3):
+        if keep < 1:
+            raise HurtleError(f"keep must be at least 1, or there is nothing to resume from; got {keep}.")
+        self.folder, self.keep = Path(folder), keep
+
+    def save(self, step: int, state: Mapping[str, Any], best: bool = False) -> Path:
+        """Write the state after `step` steps; returns the file.
+
+        Args:
+            step: Steps so far. Checkpoints of later steps, left by a run that was resumed from before them, are removed.
+            state: As for `save_checkpoint`.
+            best: Write `best.pt` instead, which is kept whatever comes later.
+        """
+        path = self.folder / ("best.pt" if best else f"step-{step:012}.pt")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"The folder for checkpoints {self.folder} could not be made: {error.strerror}.") from error
+        save_checkpoint(path, state)
+        if not best:
+            self._remove_superseded(step)
+        return path
+
+    def all(self) -> list[Path]:
+        """The checkpoints by step, oldest first, without `best.pt`."""
+        return _by_step(self.folder)
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint that is whole, or None."""
+        return next((path for path in reversed(self.all()) if is_whole(path)), None)
+
+    def _remove_superseded(self, step: int) -> None:
+        until_now = [path for path in self.all() if _step(path) <= step]
+        abandoned = [path for path in self.all() if _step(path) > step]
+        interrupted = self.folder.glob(".*.pt.tmp")  # a process that was killed while it wrote
+        for path in (*until_now[: -self.keep], *abandoned, *interrupted):
+            with contextlib.suppress(OSError):  # one file too many is no reason to end a run
+                path.unlink()
+
+
+class _Sink:
+    """What torch writes into: remembers the first error instead of raising it inside torch's C++."""
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        if self.error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self.error = error
+        return len(data)
+
+    def flush(self) -> None:
+        """Torch asks for it; the file is synced in the end."""
+
+
+def _write(file: BinaryIO, plain: Any) -> None:
+    sink: Any = _Sink(file)
+    torch.save(plain, sink)
+    if sink.error is not None:
+        raise sink.error
+    file.seek(-2, os.SEEK_END)  # a zip ends with the length of its comment, two bytes, and the comment
+    file.write(_DIGEST.to_bytes(2, "little"))
+    file.write(_digest(file, file.tell()))
+
+
+def _digest(file: BinaryIO, size: int) -> bytes:
+    """The SHA-256 of the first `size` bytes, in hexadecimal; leaves the file's position behind them."""
+    digest = hashlib.sha256()
+    file.seek(0)
+    while size > 0 and (piece := file.read(min(size, 1 << 20))):
+        size -= len(piece)
+        digest.update(piece)
+    return digest.hexdigest().encode()
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _to_plain(value: Any, where: str) -> Any:
+    """`value` of only what torch loads with weights_only=True."""
+    if value is None or isinstance(value, (torch.Tensor, str, bytes)) or type(value) in (bool, int, float):
+        return value.detach() if isinstance(value, torch.Tensor) else value
+    if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+        return value.item()
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        data = torch.from_numpy(np.frombuffer(bytearray(value.tobytes()), np.uint8)) if value.nbytes else torch.empty(0)
+        return {_ARRAY: np.lib.format.dtype_to_descr(value.dtype), "shape": value.shape, "data": data}
+    if isinstance(value, Mapping):
+        return {key: _to_plain(item, f"{where}.{key}" if where else str(key)) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_to_plain(item, f"{where}[{index}]") for index, item in enumerate(value))
+    raise CheckpointError(
+        f"{where} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint holds only tensors, NumPy arrays, "
+        "numbers, strings, bytes, None, and dicts, lists and tuples of them. Save what is needed to rebuild the object."
+    )
+
+
+def _from_plain(value: Any) -> Any:
+    if isinstance(value, dict) and _ARRAY in value:
+        dtype = np.lib.format.descr_to_dtype(value[_ARRAY])
+        return np.frombuffer(bytearray(value["data"].numpy().tobytes()), dtype).reshape(value["shape"])
+    if isinstance(value, dict):
+        return {key: _from_plain(item) for key, item in value.items()}
+    return type(value)(_from_plain(item) for item in value) if type(value) in (list, tuple) else value
+
+
+def _step(path: Path) -> int:
+    found = _NAME.fullmatch(path.name)
+    return int(found[1]) if found else -1
+
+
+def _by_step(folder: Path) -> list[Path]:
+    return sorted((path for path in folder.glob("step-*.pt") if _step(path) >= 0), key=_step)
+
+
+def _offer(path: Path) -> str:
+    """A sentence with the newest whole checkpoint that is older than `path`, where that has a step in its name."""
+    step = _step(path)
+    older = [other for other in _by_step(path.parent) if step < 0 or _step(other) < step]
+    good = next((other for other in reversed(older) if is_whole(other)), None)
+    if good is None:
+        return " There is no older one beside it."
+    return f"\nThis one beside it is whole: {good}\nGo on from there: hurtle train --resume {good}"

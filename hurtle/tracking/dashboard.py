@@ -1,0 +1,210 @@
+"""What a user sees while training: a live dashboard on a terminal, plain lines in a log, or nothing.
+
+trainer → display.update(metrics) after every update (only stores) → drawn a few times a second. Knows no algorithms.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any, Protocol, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
+
+from hurtle.errors import UnknownNameError, did_you_mean
+from hurtle.tracking.formatting import count, duration, figure, quantity
+from hurtle.tracking.frame import MIN_WIDTH, NAN, Report, draw
+from hurtle.tracking.usage import Usage
+
+
+class Display(Protocol):
+    """Shows a run. Use it as a context manager: whatever happens inside, the terminal is left in order."""
+
+    def start(self, about: str = "") -> None:
+        """Begin; `about` is a short text, such as the run's folder."""
+
+    def update(self, metrics: Mapping[str, float]) -> None:
+        """Take the newest metrics; cheap enough to call thousands of times a second."""
+
+    def message(self, text: str) -> None:
+        """Tell the user something, such as a warning, without disturbing the rest."""
+
+    def stop(self) -> None:
+        """End, with the last metrics in view; a second call does nothing."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+
+def make_display(mode: str, title: str, total_steps: int, console: Console | None = None) -> Display:
+    """The display of a run.
+
+    Args:
+        mode: "live" (a dashboard that redraws itself), "plain" (lines), "quiet" (only messages, on standard error), or
+            "auto": live on a terminal, else plain.
+        title: What is trained, such as "cartpole · ppo".
+        total_steps: Steps that the run will take.
+        console: Where to; standard output when None.
+    """
+    console = console or Console()
+    if mode == "auto":
+        mode = "live" if _can_redraw(console) else "plain"
+    kinds = {"live": LiveDisplay, "plain": PlainDisplay, "quiet": QuietDisplay}
+    if mode not in kinds:
+        raise UnknownNameError(f"There is no progress display {mode!r}. {did_you_mean(mode, ['auto', *kinds])}")
+    kind: Any = kinds[mode]
+    return kind(title, total_steps, console)
+
+
+def _can_redraw(console: Console) -> bool:
+    unicode = console.encoding.lower().startswith("utf")
+    return console.is_terminal and not console.is_dumb_terminal and console.width >= MIN_WIDTH and unicode
+
+
+class QuietDisplay:
+    """Shows nothing; messages go to standard error."""
+
+    def __init__(self, title: str, total_steps: int, console: Console):
+        pass
+
+    def start(self, about: str = "") -> None:
+        """Nothing to begin."""
+
+    def update(self, metrics: Mapping[str, float]) -> None:
+        """Nothing to show."""
+
+    def message(self, text: str) -> None:
+        """Print to standard error."""
+        print(f"hurtle: {text}", file=sys.stderr)
+
+    def stop(self) -> None:
+        """Nothing to end."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+
+class PlainDisplay(QuietDisplay):
+    """One line when 1 % more is done (or a minute has passed), but at most one every two seconds; and one at the end.
+
+    An evaluation is shown in the line that follows it.
+    """
+
+    every = 2.0
+    at_least_every = 60.0
+
+    def __init__(self, title: str, total_steps: int, console: Console):
+        self._console = console
+        self._report = Report(title, total_steps)
+        self._steps_width = len(count(total_steps))
+        self._printed_at, self._printed_percent = -self.every, -1
+        self._evaluation = ""  # still to be shown
+        self._pending = False
+
+    def start(self, about: str = "") -> None:
+        """Print the header."""
+        self._print(f"{self._report.title}  {count(self._report.total_steps)} steps  {about}".rstrip())
+
+    def update(self, metrics: Mapping[str, float]) -> None:
+        """Print a line if one is due."""
+        report = self._report
+        report.metrics.update(metrics)
+        self._pending = True
+        if "eval_return" in metrics:
+            interval = f"{figure(report.value('eval_return_low'))} to {figure(report.value('eval_return_high'))}"
+            self._evaluation = f"  evaluation {figure(metrics['eval_return'])} ({interval})"
+        since = monotonic() - self._printed_at
+        if since >= self.every and (report.percent_done > self._printed_percent or since >= self.at_least_every):
+            self._report_line()
+
+    def message(self, text: str) -> None:
+        """Print a line of its own."""
+        self._print(text)
+
+    def stop(self) -> None:
+        """Print the last metrics, if they were not yet."""
+        if self._pending:
+            self._report_line()
+
+    def _report_line(self) -> None:
+        report, value = self._report, self._report.value
+        self._printed_at, self._printed_percent, self._pending = monotonic(), report.percent_done, False
+        best = f"(best {figure(value('episode_return_best'))})"
+        line = (
+            f"steps {count(value('steps')):>{self._steps_width}} ({report.percent_done:>3} %)"
+            f"  {quantity(value('steps_per_second')):>5} steps/s  ETA {duration(report.seconds_left):>7}"
+            f"  return {figure(value('episode_return')):>7} {best:<14}"
+            f"  length {figure(value('episode_length')):>6}  policy loss {figure(value('policy_loss')):>7}"
+            f"  value loss {figure(value('value_loss')):>7}  entropy {figure(value('entropy')):>6}"
+            f"  KL {figure(value('approx_kl')):>6}{self._evaluation}"
+        )
+        self._evaluation = ""
+        self._print(line)
+
+    def _print(self, text: str) -> None:
+        encoding = self._console.encoding  # a log that takes only ASCII must not end a run
+        text = text.encode(encoding, "replace").decode(encoding)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class LiveDisplay(QuietDisplay):
+    """A dashboard that redraws itself in place; a thread of its own draws it, so that clocks move during long updates."""
+
+    frames_per_second = 4
+
+    def __init__(self, title: str, total_steps: int, console: Console):
+        self._console = console
+        self._report = Report(title, total_steps)
+        self._usage = Usage()
+        self._started = self._updated = monotonic()
+        self._running = False
+        self._live = Live(
+            console=console,
+            get_renderable=self._frame,
+            refresh_per_second=self.frames_per_second,
+            vertical_overflow="crop",
+        )
+
+    def start(self, about: str = "") -> None:
+        """Draw the first frame, and go on."""
+        self._report.about = about
+        self._started = self._updated = monotonic()
+        self._running = True
+        self._live.start(refresh=True)
+
+    def update(self, metrics: Mapping[str, float]) -> None:
+        """Store the metrics; the next frame shows them."""
+        report = self._report
+        report.returns.add(metrics.get("episode_return", NAN))
+        shares = {name[5:]: share for name, share in metrics.items() if name.startswith("time/")}
+        # Smoothed, because they jump from one update to the next. New dicts, because the thread may be reading the old ones.
+        report.shares = {stage: 0.9 * report.shares.get(stage, share) + 0.1 * share for stage, share in shares.items()}
+        report.metrics = {**report.metrics, **metrics}
+        self._updated = monotonic()
+
+    def message(self, text: str) -> None:
+        """Print above the dashboard."""
+        self._console.print(text, markup=False, highlight=False)
+
+    def stop(self) -> None:
+        """Leave the last frame on the screen."""
+        if self._running:
+            self._running = False
+            self._live.stop()
+
+    def _frame(self) -> Panel:
+        report = self._report
+        now = monotonic()
+        trained = report.value("seconds")  # includes what a resumed run took before
+        since = now - self._updated if self._running else 0.0
+        report.elapsed = trained + since if trained == trained else now - self._started
+        report.usage = self._usage.sample()
+        size = self._console.size
+        return draw(report, size.width, size.height - 1, colored=self._console.color_system is not None)

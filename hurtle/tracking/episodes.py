@@ -1,0 +1,96 @@
+"""`EpisodeWindow`: the last 100 episodes' returns, lengths and metrics, and the best so far.
+
+ended episodes → window → means. Knows nothing of envs or of where episodes come from.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+NAN = float("nan")
+
+
+class EpisodeWindow:
+    """Statistics over the last `size` episodes; NaN while there are none.
+
+    Attributes:
+        count: How many episodes were added in all.
+        best_return: The highest return of a single episode.
+        best_mean_return: The highest `mean_return` of a full window that an `add` left.
+
+    Example:
+        >>> window = EpisodeWindow(size=2)
+        >>> window.add([1.0, 3.0, 5.0], [10, 30, 50])
+        >>> window.mean_return, window.best_return, window.mean_length, window.count
+        (4.0, 5.0, 40.0, 3)
+    """
+
+    def __init__(self, size: int = 100):
+        self.size = size
+        self.count = 0
+        self.best_return = NAN
+        self.best_mean_return = NAN
+        self._returns: deque[float] = deque(maxlen=size)
+        self._lengths: deque[float] = deque(maxlen=size)
+        self._metrics: dict[str, deque[float]] = {}
+
+    def add(self, returns: ArrayLike, lengths: ArrayLike, metrics: Mapping[str, ArrayLike] | None = None) -> None:
+        """Add ended episodes, in the order they ended, with one value of each metric per episode."""
+        new = _floats(returns)
+        if not new:
+            return
+        self._returns.extend(new)
+        self._lengths.extend(_floats(lengths))
+        self.count += len(new)
+        self.best_return = float(np.fmax(self.best_return, max(new)))
+        if self.count >= self.size:
+            self.best_mean_return = float(np.fmax(self.best_mean_return, self.mean_return))
+        for name, values in (metrics or {}).items():
+            self._metrics.setdefault(name, deque(maxlen=self.size)).extend(_floats(values))
+
+    @property
+    def mean_return(self) -> float:
+        """Mean return of the window."""
+        return _mean(self._returns)
+
+    @property
+    def mean_length(self) -> float:
+        """Mean length of the window's episodes."""
+        return _mean(self._lengths)
+
+    @property
+    def mean_metrics(self) -> dict[str, float]:
+        """Mean of each metric over the window."""
+        return {name: _mean(values) for name, values in self._metrics.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as plain numbers and lists."""
+        return {
+            "count": self.count,
+            "best_return": self.best_return,
+            "best_mean_return": self.best_mean_return,
+            "returns": list(self._returns),
+            "lengths": list(self._lengths),
+            "metrics": {name: list(values) for name, values in self._metrics.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`."""
+        self.count, self.best_return = state["count"], state["best_return"]
+        self.best_mean_return = state["best_mean_return"]
+        self._returns = deque(state["returns"], maxlen=self.size)
+        self._lengths = deque(state["lengths"], maxlen=self.size)
+        self._metrics = {name: deque(values, maxlen=self.size) for name, values in state["metrics"].items()}
+
+
+def _floats(values: ArrayLike) -> list[float]:
+    return np.asarray(values, np.float64).ravel().tolist()
+
+
+def _mean(values: deque[float]) -> float:
+    return sum(values) / len(values) if values else NAN

@@ -1,0 +1,228 @@
+"""One frame of the live dashboard: a `Report` of where training stands, drawn to fit the terminal.
+
+Report → rich Panel. Pure drawing; knows nothing of clocks, threads or algorithms, only the names of common metrics.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from rich.console import Group
+from rich.panel import Panel
+from rich.text import Text
+
+from hurtle.tracking.chart import History, block_chart
+from hurtle.tracking.formatting import count, duration, figure, memory, percent, quantity
+
+NAN = float("nan")
+LABELS = {
+    "policy_loss": "policy loss",
+    "entropy": "entropy",
+    "learning_rate": "learning rate",
+    "value_loss": "value loss",
+    "approx_kl": "KL divergence",
+    "clip_range": "clip range",
+    "grad_norm": "gradient norm",
+    "clip_fraction": "clip fraction",
+    "explained_variance": "explained var.",
+}
+"""What a learner usually reports, in the order of the grid; any other metric comes below, under its own name."""
+
+SHOWN_ELSEWHERE = {
+    *("steps", "seconds", "steps_per_second", "episodes", "updates"),
+    *("episode_return", "episode_return_best", "episode_length"),
+    *("eval_return", "eval_return_low", "eval_return_high", "eval_length"),
+}
+STAGES = {"env": ("green", "█"), "inference": ("blue", "▓"), "learn": ("magenta", "▒"), "copy": ("yellow", "░")}
+OTHER_STAGE = ("bright_black", "·")
+MAX_WIDTH = 120
+MIN_WIDTH = 40
+
+
+@dataclass
+class Report:
+    """Where training stands: what a frame is drawn from."""
+
+    title: str
+    total_steps: int
+    about: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The latest value of every metric; NaN is not known yet."""
+    shares: dict[str, float] = field(default_factory=dict)
+    """Where the time goes, by stage; adds up to 1."""
+    returns: History = field(default_factory=History)
+    usage: dict[str, float] = field(default_factory=dict)
+    elapsed: float = NAN
+    """Seconds of training."""
+
+    def value(self, name: str) -> float:
+        """A metric's latest value, NaN when it is not known."""
+        return self.metrics.get(name, NAN)
+
+    @property
+    def progress(self) -> float:
+        """The share of the steps that is done."""
+        share = self.value("steps") / self.total_steps if self.total_steps > 0 else 0.0
+        return min(max(share, 0.0), 1.0) if math.isfinite(share) else 0.0
+
+    @property
+    def percent_done(self) -> int:
+        """The whole percents that are done: 100 only when all is."""
+        return math.floor(100 * self.progress)
+
+    @property
+    def seconds_left(self) -> float:
+        """How long it will still take at the present speed; NaN when that is not known."""
+        speed = self.value("steps_per_second")
+        return max(self.total_steps - self.value("steps"), 0.0) / speed if speed > 0 else NAN
+
+
+def draw(report: Report, width: int, height: int, colored: bool = True) -> Panel:
+    """The dashboard in at most `width` columns and, from 15 lines on, at most `height` lines."""
+    inner = max(min(width, MAX_WIDTH), MIN_WIDTH) - 4  # the border and its padding
+    gap = [Text()] if height >= 20 else []
+    top = [*_progress(report, inner), *gap, *_episodes(report, inner)]
+    bottom = [*gap, *_grid(_learner(report), inner)]
+    if report.shares:
+        bottom += [*gap, *_time(report.shares, inner, colored)]
+    bottom += [*gap, _usage(report)]
+    spare = height - len(top) - len(bottom) - 2
+    more = _more(report, inner, lines=spare - 4) if spare > 4 else []  # the curve keeps 3 lines, a gap 1
+    rows = min(max(spare - len(more) - bool(more), 1), 8)
+    lines = [*top, *_curve(report.returns, inner, rows), *bottom, *([Text(), *more] if more else [])]
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ellipsis"
+    return Panel(
+        Group(*lines),
+        title=Text(report.title, "bold default"),
+        title_align="left",
+        subtitle=Text(report.about, "default dim") if report.about else None,
+        subtitle_align="right",
+        border_style="bright_black",
+        width=inner + 4,
+    )
+
+
+def _progress(report: Report, width: int) -> list[Text]:
+    cells = width - 7
+    filled = round(report.progress * cells)
+    style = "green" if report.progress >= 1 else "cyan"
+    bar = Text.assemble(
+        ("━" * filled, style), ("─" * (cells - filled), "bright_black"), (f"{report.percent_done:>5} %", "bold")
+    )
+    number = count if report.total_steps < 1e7 else quantity
+    facts = [
+        ("steps", f"{number(report.metrics.get('steps', 0.0))} of {number(report.total_steps)}", ""),
+        ("", quantity(report.value("steps_per_second")), "steps/s"),
+        ("elapsed", duration(report.elapsed), ""),
+        ("ETA", duration(report.seconds_left), ""),
+    ]
+    return [bar, _placed(facts, width)]
+
+
+def _episodes(report: Report, width: int) -> list[Text]:
+    episodes = report.value("episodes")
+    facts = [
+        ("return", figure(report.value("episode_return")), ""),
+        ("best", figure(report.value("episode_return_best")), ""),
+        ("length", figure(report.value("episode_length")), ""),
+        ("episodes", quantity(episodes) if episodes >= 1e6 else count(episodes), ""),
+    ]
+    lines = [_placed(facts, width, "bold cyan")]
+    if not math.isnan(report.value("eval_return")):
+        low, high = figure(report.value("eval_return_low")), figure(report.value("eval_return_high"))
+        facts = [
+            ("evaluation", figure(report.value("eval_return")), ""),
+            ("95 %", f"{low}…{high}", ""),
+            ("length", figure(report.value("eval_length")), ""),
+        ]
+        lines.append(_placed(facts, width))
+    return lines
+
+
+def _placed(facts: list[tuple[str, str, str]], width: int, first: str = "bold") -> Text:
+    """(word before, value, word after) at the same columns in every line."""
+    line = Text()
+    for (before, value, after), start in zip(facts, (0.0, 0.36, 0.58, 0.8), strict=False):
+        if line:
+            line.append(" " * max(round(start * width) - len(line), 2))
+        line.append(f"{before} " if before else "", "dim")
+        line.append(value, "bold" if start else first)
+        line.append(f" {after}" if after else "", "dim")
+    return line
+
+
+def _curve(returns: History, width: int, rows: int) -> list[Text]:
+    values = returns.columns(width - 11)
+    if not values:
+        waiting = Text("no episode has ended yet".center(width).rstrip(), "dim")
+        return [waiting if row == rows // 2 else Text() for row in range(rows)]
+    labels = [""] * rows
+    labels[-1], labels[0] = figure(min(values)), figure(max(values))
+    drawn = zip(labels, block_chart(values, rows), strict=True)
+    return [Text.assemble((f"{label:>9} ", "dim"), ("│", "bright_black"), (row, "cyan")) for label, row in drawn]
+
+
+def _learner(report: Report) -> list[tuple[str, str]]:
+    names = [name for name in LABELS if name in report.metrics] or LABELS
+    return [(LABELS[name], figure(report.value(name))) for name in names]
+
+
+def _more(report: Report, width: int, lines: int) -> list[Text]:
+    """The metrics that this file does not know, as far as they fit."""
+    unknown = [
+        (name.replace("_", " "), figure(value))
+        for name, value in report.metrics.items()
+        if name not in LABELS and name not in SHOWN_ELSEWHERE and not name.startswith(("time/", "usage/"))
+    ]
+    fitting = lines * _columns(width)
+    if len(unknown) > fitting:
+        unknown = [*unknown[: fitting - 1], (f"and {len(unknown) - fitting + 1} more", "")]
+    return _grid(unknown, width)
+
+
+def _columns(width: int) -> int:
+    return min(max(width // 24, 1), 3)
+
+
+def _grid(cells: list[tuple[str, str]], width: int) -> list[Text]:
+    """Labels and right-aligned values in columns."""
+    columns, gap = _columns(width), 4
+    size = (width - gap * (columns - 1)) // columns
+    lines = []
+    for start in range(0, len(cells), columns):
+        line = Text()
+        for index, (label, value) in enumerate(cells[start : start + columns]):
+            room = size - len(value) - 1
+            label = label if len(label) <= room else f"{label[: max(room - 1, 0)]}…"
+            line.append(" " * gap if index else "").append(f"{label:<{room}} ", "dim").append(value)
+        lines.append(line)
+    return lines
+
+
+def _time(shares: dict[str, float], width: int, colored: bool) -> list[Text]:
+    """Where the time goes: a bar of one part per stage, and its legend."""
+    bar, legend, drawn, seen = Text(), Text(), 0, 0.0
+    for stage, share in shares.items():
+        style, glyph = STAGES.get(stage, OTHER_STAGE)
+        seen += share
+        until = round(min(seen, 1.0) * width)  # rounding the sums, not the parts, fills the line exactly
+        bar.append(("━" if colored else glyph) * (until - drawn), style)
+        drawn = max(until, drawn)
+        legend.append("   " if legend else "").append(f"{'■' if colored else glyph} ", style)
+        legend.append(f"{stage} ", "dim").append(percent(share))
+    return [bar, legend]
+
+
+def _usage(report: Report) -> Text:
+    usage = report.usage
+    parts = [("cpu", percent(usage.get("cpu_percent", NAN) / 100)), ("memory", memory(usage.get("memory", NAN)))]
+    if "gpu_memory" in usage:
+        busy = f"{percent(usage['gpu_percent'] / 100)}, " if "gpu_percent" in usage else ""
+        parts.append(("gpu", f"{busy}{memory(usage['gpu_memory'])} of {memory(usage['gpu_memory_total'])}"))
+    parts.append(("updates", count(report.value("updates"))))
+    line = Text()
+    for label, value in parts:
+        line.append("   " if line else "").append(f"{label} ", "dim").append(value)
+    return line

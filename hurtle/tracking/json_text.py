@@ -1,0 +1,32 @@
+"""Metrics and results as JSON that every reader takes: NaN and infinities, which JSON has not, become null."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def to_json(values: Mapping[str, Any], indent: int | None = None) -> str:
+    r"""One line of JSON, or several with `indent`, ending with a newline; arrays become lists, anything unknown its text.
+
+    Example:
+        >>> to_json({"steps": 128, "return": float("nan")})
+        '{"steps": 128, "return": null}\n'
+    """
+    return json.dumps(_plain(values), indent=indent, ensure_ascii=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (np.generic, np.ndarray)):
+        value = value.tolist()
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)

@@ -1,0 +1,86 @@
+"""Where a run comes from: code, versions, machine, command. Everything is best effort; nothing here ends a run."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import hurtle
+
+PACKAGES = ("torch", "numpy", "numba", "gymnasium", "numba-cuda", "ray")
+
+
+def provenance() -> dict[str, Any]:
+    """When, how, from which code and on which machine this process was started, as JSON-able values."""
+    return {
+        "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": _command(),
+        "folder": str(Path.cwd()),
+        "git": git_state(),
+        "versions": {"hurtle": hurtle.__version__, "python": platform.python_version(), **_versions()},
+        "machine": _machine(),
+    }
+
+
+def _command() -> str:
+    program = Path(sys.argv[0]).name
+    started = ["python", "-m", "hurtle"] if program == "__main__.py" else [program]
+    return shlex.join([*started, *sys.argv[1:]])
+
+
+def git_state() -> dict[str, Any] | None:
+    """The current folder's commit, branch and whether there are uncommitted changes; None outside a repository."""
+    commit = _git("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {
+        "commit": commit,
+        "branch": _git("rev-parse", "--abbrev-ref", "HEAD"),
+        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError, UnicodeError):  # no git, or one that hangs
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _machine() -> dict[str, Any]:
+    machine: dict[str, Any] = {
+        "system": platform.platform(),
+        "architecture": platform.machine(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+    }
+    torch = sys.modules.get("torch")  # imported by whoever trains; versions and plots need no torch
+    if torch is not None and torch.cuda.is_available():
+        machine["gpus"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return machine
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())

@@ -1,0 +1,171 @@
+"""`RunFolder`: the folder that holds everything about one run, and explains itself.
+
+env, algorithm, seed → runs/cartpole-ppo-0-20261116-101500/ with config, provenance, metrics, checkpoints, summary, curve.
+Knows the names of the files; who fills them is elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import time
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hurtle.errors import HurtleError, did_you_mean
+from hurtle.tracking.json_text import to_json
+from hurtle.tracking.provenance import provenance
+from hurtle.tracking.toml_text import to_toml
+
+README = """\
+# {name}
+
+A training run of Hurtle on {env}.
+
+| file | holds |
+|---|---|
+| `config.toml` | every setting; train again with `hurtle train {env} --config {path}/config.toml` |
+| `about.json` | where it comes from: command, git commit, versions, machine, seed |
+| `metrics.jsonl` | one JSON line per update; `step` is steps so far, null is "not known" |
+| `summary.json` | the result, with the final evaluation (written at the end) |
+| `curve.png` | the learning curve |
+| `checkpoints/` | `step-….pt`, the newest few, and `best.pt` |
+| `tensorboard/` | the same metrics: `tensorboard --logdir {path}` |
+
+```
+hurtle eval {path}             # many episodes: mean, IQM, 95 % interval
+hurtle watch {path}            # see it act
+hurtle train --resume {path}   # go on where it stopped
+```
+"""
+
+
+class RunFolder:
+    """One run's folder. Make one with `create`, find one with `open`.
+
+    Attributes:
+        path: The folder.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @classmethod
+    def create(
+        cls, parent: str | Path = "runs", env: str = "env", algorithm: str = "ppo", seed: int = 0, name: str | None = None
+    ) -> RunFolder:
+        """Make a new folder in `parent`; a name that is taken gets -2, -3 …, also when two processes ask at once."""
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        stem = _slug(name) if name else f"{_slug(env.rpartition(':')[2])}-{_slug(algorithm)}-{seed}-{stamp}"
+        if stem in ("", "latest"):
+            raise HurtleError(f"A run cannot be named {name!r}: use letters and digits; 'latest' means the newest run.")
+        run = cls(_new_folder(Path(parent), stem))
+        run.checkpoints.mkdir()
+        about = {"name": run.path.name, "path": shlex.quote(str(run.path)), "env": shlex.quote(env)}
+        _write(run.path / "README.md", README.format(**about))
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path, parent: str | Path = "runs") -> RunFolder:
+        """Find an existing run.
+
+        Args:
+            path: Its folder, or its name in `parent`, or "latest" for the run in `parent` that was started or resumed last.
+            parent: Where runs are.
+        """
+        runs = [file.parent for file in sorted(Path(parent).glob("*/config.toml"))]
+        if str(path) == "latest":
+            if not runs:
+                raise HurtleError(f"There is no run in {Path(parent)} yet: make one with `hurtle train cartpole`.")
+            return cls(max(runs, key=lambda run: (run / "config.toml").stat().st_mtime_ns))
+        for folder in (Path(path), Path(parent) / path):
+            if (folder / "config.toml").is_file():
+                return cls(folder)
+        if Path(path).is_dir():
+            raise HurtleError(f"{path} is not a run folder: it has no config.toml.")
+        raise HurtleError(f"There is no run {path}. {did_you_mean(Path(path).name, [run.name for run in runs])}")
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def metrics_file(self) -> Path:
+        """One JSON line per update."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The folder of TensorBoard's event files."""
+        return self.path / "tensorboard"
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Write the settings as config.toml; resuming writes them again, which makes this run the latest."""
+        _write(self.path / "config.toml", to_toml(config))
+
+    def read_config(self) -> dict[str, Any]:
+        """The settings of config.toml."""
+        file = self.path / "config.toml"
+        try:
+            return tomllib.loads(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise HurtleError(f"{file} could not be read: {error.strerror}.") from error
+        except ValueError as error:  # not TOML, or not UTF-8
+            raise HurtleError(f"{file} is not valid TOML: {error}.") from error
+
+    def write_about(self, extra: Mapping[str, Any] | None = None) -> None:
+        """Write about.json: where this run comes from, plus `extra`. A resumed run keeps the first and lists the later ones."""
+        file = self.path / "about.json"
+        now = {**provenance(), **(extra or {})}
+        first = _read_json(file)
+        if first:
+            now = {**first, "resumed": [*first.get("resumed", []), now]}
+        _write(file, to_json(now, indent=2))
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write the run's result as summary.json."""
+        _write(self.path / "summary.json", to_json(summary, indent=2))
+
+
+def _new_folder(parent: Path, stem: str) -> Path:
+    number, path = 1, parent / stem
+    while True:
+        try:
+            path.mkdir(parents=True)  # fails when it exists: of two processes one gets it
+        except FileExistsError:
+            number += 1
+            path = parent / f"{stem}-{number}"
+        except OSError as error:
+            raise HurtleError(
+                f"The run folder {path} could not be made: {error.strerror}. Choose another place for runs."
+            ) from error
+        else:
+            return path
+
+
+def _slug(text: str) -> str:
+    """`text` as part of a file name: "ALE/Pong-v5" is ALE-Pong-v5."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # not there yet, or damaged: written anew
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write(file: Path, text: str) -> None:
+    """Write the whole file or leave the old one."""
+    temporary = file.with_name(f".{file.name}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(file)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise HurtleError(f"{file} could not be written: {error.strerror}.") from error

@@ -1,0 +1,55 @@
+"""Where the time goes: `with timer("env"): …` around each stage, then the stages' shares of the wall time.
+
+One clock that is always charged to exactly one stage, so that shares add up to 1. For one thread; knows no stages by name.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from time import perf_counter
+
+
+class Timer:
+    """Shares of the wall time by stage; whatever is in no stage is "other".
+
+    Stages may nest: a stage's time does not include that of the stages inside it.
+
+    Example:
+        >>> timer = Timer()
+        >>> with timer("env"):
+        ...     pass
+        >>> sorted(timer.shares())
+        ['env', 'other']
+    """
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float, other=0.0)
+        self._stages = ["other"]  # those we are in; the innermost, the last, is charged
+        self._entering = "other"
+        self._since = perf_counter()
+
+    def __call__(self, stage: str) -> Timer:
+        """Name the stage that the `with` block is."""
+        self._entering = stage
+        return self
+
+    def __enter__(self) -> None:
+        self._charge()
+        self._stages.append(self._entering)
+
+    def __exit__(self, *exception: object) -> None:
+        self._charge()
+        self._stages.pop()
+
+    def _charge(self) -> None:
+        now = perf_counter()
+        self._seconds[self._stages[-1]] += now - self._since
+        self._since = now
+
+    def shares(self) -> dict[str, float]:
+        """Each stage's share of the time since the last call (or since the start); they add up to 1."""
+        self._charge()
+        total = sum(self._seconds.values())
+        shares = {stage: seconds / total if total else float(stage == "other") for stage, seconds in self._seconds.items()}
+        self._seconds = defaultdict(float, dict.fromkeys(self._seconds, 0.0))  # stages stay listed, with 0 where unused
+        return shares

@@ -1,0 +1,60 @@
+"""`Usage`: how much CPU, memory and GPU this process uses right now, sampled at most once a second.
+
+clocks and /proc → dict of numbers. Asks torch about the GPU only if someone else has already imported it and uses CUDA.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from pathlib import Path
+from time import monotonic, process_time
+
+
+class Usage:
+    """What this process uses; call `sample` as often as you like.
+
+    Args:
+        every: Seconds for which a sample is kept.
+    """
+
+    def __init__(self, every: float = 1.0):
+        self._every = every
+        self._wall, self._cpu = monotonic(), process_time()
+        self._sample: dict[str, float] = {}
+
+    def sample(self) -> dict[str, float]:
+        """The newest numbers; what cannot be known is left out.
+
+        `cpu_percent` (100 is one core, all threads added up), `memory` (resident bytes), and with CUDA in use `gpu_memory`
+        (bytes that torch holds), `gpu_memory_total`, and `gpu_percent` where NVIDIA's Python library is installed.
+        """
+        now = monotonic()
+        if self._sample and now - self._wall < self._every:
+            return self._sample
+        cpu = process_time()
+        sample = {"memory": float(_resident_bytes()), **_gpu()}
+        if now > self._wall:
+            sample["cpu_percent"] = 100 * (cpu - self._cpu) / (now - self._wall)
+        self._wall, self._cpu, self._sample = now, cpu, sample
+        return sample
+
+
+def _resident_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # no /proc: macOS, which knows the highest so far, in bytes
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _gpu() -> dict[str, float]:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    found = {"gpu_memory": float(torch.cuda.memory_reserved()), "gpu_memory_total": float(torch.cuda.mem_get_info()[1])}
+    try:
+        found["gpu_percent"] = float(torch.cuda.utilization())
+    except Exception:  # needs pynvml, and a driver that answers: not worth an error
+        return found
+    return found

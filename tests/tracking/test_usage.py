@@ -1,0 +1,69 @@
+"""Usage: real numbers of this process, a fake GPU, and no more work than once a second."""
+
+import sys
+import types
+from time import perf_counter, sleep
+
+import numpy as np
+import pytest
+
+from hurtle.tracking import usage as module
+from hurtle.tracking.usage import Usage
+
+
+def test_cpu_and_memory_of_this_process(monkeypatch):
+    psutil = pytest.importorskip("psutil")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    usage = Usage(every=0)
+    end = perf_counter() + 0.2
+    while perf_counter() < end:
+        pass
+    busy = usage.sample()
+    sleep(0.2)
+    idle = usage.sample()
+    assert busy["cpu_percent"] > 2 * idle["cpu_percent"]
+    if sys.platform == "linux":
+        assert idle["memory"] == pytest.approx(psutil.Process().memory_info().rss, rel=0.05)
+        ballast = np.ones(64 << 20, np.uint8)
+        assert usage.sample()["memory"] - idle["memory"] == pytest.approx(ballast.nbytes, rel=0.2)
+    assert set(idle) == {"cpu_percent", "memory"}
+
+
+def test_samples_at_most_once_a_second(monkeypatch):
+    calls = []
+    monkeypatch.setattr(module, "_resident_bytes", lambda: calls.append(1) or 5)
+    now = [100.0]
+    monkeypatch.setattr(module, "monotonic", lambda: now[0])
+    usage = Usage()
+    for _ in range(10):
+        now[0] += 0.25
+        usage.sample()
+    assert len(calls) == 3  # at 0.25 s, then 1.25 s and 2.25 s
+
+
+def test_gpu_only_where_it_is_in_use(monkeypatch):
+    def no_pynvml():
+        raise ModuleNotFoundError("pynvml")
+
+    cuda = types.SimpleNamespace(
+        is_initialized=lambda: True,
+        memory_reserved=lambda: 3 << 30,
+        mem_get_info=lambda: (1 << 30, 8 << 30),
+        utilization=lambda: 87,
+    )
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+    sample = Usage().sample()
+    assert (sample["gpu_memory"], sample["gpu_memory_total"], sample["gpu_percent"]) == (3 << 30, 8 << 30, 87)
+    cuda.utilization = no_pynvml
+    assert "gpu_percent" not in Usage().sample()
+    assert "gpu_memory" in Usage().sample()
+    cuda.is_initialized = lambda: False
+    assert "gpu_memory" not in Usage().sample()
+
+
+def test_without_proc(monkeypatch):
+    def gone(self):
+        raise FileNotFoundError(self)
+
+    monkeypatch.setattr(module.Path, "read_text", gone)
+    assert module._resident_bytes() > 1000
