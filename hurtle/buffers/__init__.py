@@ -1,0 +1,1 @@
+"""Memory between collecting and learning."""

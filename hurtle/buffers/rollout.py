@@ -1,0 +1,173 @@
+"""`Rollout`: the preallocated `[steps, rows, …]` memory between collecting and learning.
+
+collector writes steps → `compute_advantages` → algorithm reads minibatches. Knows nothing of envs or losses.
+A row is one agent of one env; in an asynchronous pool it is a segment, a run of steps of one agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hurtle.native.gae import gae, gae_cuda
+
+if TYPE_CHECKING:
+    from hurtle.policies.policy import Policy
+
+
+@dataclass
+class EpisodeStats:
+    """Of the episodes that ended during a rollout."""
+
+    returns: np.ndarray
+    lengths: np.ndarray
+    metrics: dict[str, np.ndarray]
+
+
+class Minibatch(NamedTuple):
+    """Some steps of a rollout, flat `[batch, …]`.
+
+    Of whole segments, `obs`, `masks` and `starts` are `[steps, segments, …]`; all else is flat, time-major.
+    """
+
+    obs: Tensor
+    masks: Tensor | None
+    actions: Tensor
+    log_probs: Tensor
+    values: Tensor
+    advantages: Tensor
+    returns: Tensor
+    weights: Tensor | None = None  # importance weights of prioritized segments
+    starts: Tensor | None = None
+    state: tuple[Tensor, ...] = ()  # at the first step of each segment
+    kept: Tensor | None = None  # which of the flat steps are valid; the fields from `actions` on hold only these
+
+
+class Rollout:
+    """Steps of all rows, as torch tensors; on the CPU, `.numpy()` of each is the same memory.
+
+    Args:
+        policy: Gives the shapes and dtypes of observations, actions and recurrent state.
+        num_steps: Steps per row.
+        num_rows: Envs times agents.
+        has_masks: Whether the env tells which actions are legal.
+        device: Where the tensors live.
+
+    Attributes:
+        obs: What the policy saw (normalized, if it normalizes).
+        actions: What the policy chose, before clipping or rescaling for the env.
+        final_values: V(final observation) of truncated episodes.
+        valid: False for steps that nobody decided: absent agents, and resets that a step did (NEXT_STEP).
+        starts: True where an episode begins with this step.
+        last_values: V of the observation after the last step.
+    """
+
+    def __init__(self, policy: Policy, num_steps: int, num_rows: int, has_masks: bool = False, device: str = "cpu"):
+        self.num_steps, self.num_rows, self.device = num_steps, num_rows, torch.device(device)
+        lead = (num_steps, num_rows)
+
+        def zeros(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        space, head = policy.observation_space, policy.head
+        assert space.shape is not None
+        obs_dtype = torch.float32 if policy.normalizer is not None else torch_dtype(space.dtype)
+        self.obs = zeros((*lead, *space.shape), obs_dtype)
+        self.actions = zeros((*lead, *head.action_shape), head.action_dtype)
+        self.masks = zeros((*lead, head.mask_size), torch.bool) if has_masks and head.mask_size else None
+        self.log_probs, self.values, self.rewards = zeros(lead), zeros(lead), zeros(lead)
+        self.terminated, self.truncated = zeros(lead, torch.bool), zeros(lead, torch.bool)
+        self.starts, self.valid = zeros(lead, torch.bool), ~zeros(lead, torch.bool)
+        self.final_values, self.last_values = zeros(lead), zeros((num_rows,))
+        self.advantages, self.returns = zeros(lead), zeros(lead)
+        self.initial_state = tuple(part.clone() for part in policy.initial_state(num_rows, self.device))
+        self.all_valid = True  # spares the learner looking for steps to leave out
+
+    @property
+    def num_valid(self) -> int:
+        """Steps that count."""
+        return self.valid.numel() if self.all_valid else int(self.valid.sum())
+
+    def compute_advantages(self, gamma: float, gae_lambda: float) -> None:
+        """Fill `advantages` by GAE, and `returns` = advantages + values."""
+        compute, arrays = self.kernel(gae, gae_cuda)
+        compute(*arrays, gamma, gae_lambda, self.kernel_valid(), self.kernel_array(self.advantages))
+        torch.add(self.advantages, self.values, out=self.returns)
+
+    def kernel(self, on_cpu: Callable[..., Any], on_gpu: Callable[..., Any]) -> tuple[Callable[..., Any], list[Any]]:
+        """The version of an advantage kernel for this device, and the fields that all of them take."""
+        fields = (self.rewards, self.values, self.terminated, self.truncated, self.final_values, self.last_values)
+        return on_gpu if self.device.type == "cuda" else on_cpu, [self.kernel_array(field) for field in fields]
+
+    def kernel_array(self, field: Tensor) -> Any:
+        """A field as kernels take it: NumPy's view of it on the CPU."""
+        return field if self.device.type == "cuda" else field.numpy()
+
+    def kernel_valid(self) -> Any:
+        """Which steps count, as kernels take it: None for all."""
+        return None if self.all_valid else self.kernel_array(self.valid)
+
+    def steps(self, chosen: Tensor) -> Minibatch:
+        """Single steps by their flat indices, `step * num_rows + row`."""
+
+        def flat(field: Tensor) -> Tensor:
+            return field.flatten(0, 1)[chosen]
+
+        return Minibatch(
+            flat(self.obs),
+            None if self.masks is None else flat(self.masks),
+            flat(self.actions),
+            flat(self.log_probs),
+            flat(self.values),
+            flat(self.advantages),
+            flat(self.returns),
+        )
+
+    def segments(self, rows: Tensor, weights: Tensor | None = None) -> Minibatch:
+        """All steps of some rows, for policies that remember and for priorities; `weights` is one per row."""
+        kept = None if self.all_valid else self.valid[:, rows].flatten().nonzero()[:, 0]
+
+        def flat(field: Tensor) -> Tensor:
+            steps = field[:, rows].flatten(0, 1)
+            return steps if kept is None else steps[kept]
+
+        return Minibatch(
+            self.obs[:, rows],
+            None if self.masks is None else self.masks[:, rows],
+            flat(self.actions),
+            flat(self.log_probs),
+            flat(self.values),
+            flat(self.advantages),
+            flat(self.returns),
+            weights=None if weights is None else flat_weights(weights, self.num_steps, kept),
+            starts=self.starts[:, rows],
+            state=tuple(part[rows] for part in self.initial_state),
+            kept=kept,
+        )
+
+    def valid_steps(self) -> Tensor:
+        """The flat indices of the steps that count."""
+        if self.all_valid:
+            return torch.arange(self.valid.numel(), device=self.device)
+        return self.valid.flatten().nonzero()[:, 0]
+
+
+def flat_weights(weights: Tensor, num_steps: int, kept: Tensor | None) -> Tensor:
+    """Weights of segments as weights of their steps, time-major. [b] -> [steps * b]."""
+    steps = weights.repeat(num_steps)
+    return steps if kept is None else steps[kept]
+
+
+def torch_dtype(dtype: Any) -> torch.dtype:
+    """The dtype in which observations of a NumPy dtype are stored: floats as float32, integers as they are."""
+    numpy_dtype = np.dtype(dtype)
+    if numpy_dtype.kind == "f":
+        return torch.float32
+    if numpy_dtype.kind == "u" and numpy_dtype.itemsize > 1:
+        return torch.int64  # torch cannot compute with wider unsigned integers
+    return torch.from_numpy(np.zeros(0, numpy_dtype)).dtype

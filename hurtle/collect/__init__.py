@@ -1,0 +1,1 @@
+"""Collectors: a vector env and a policy in, filled rollouts out."""

@@ -1,0 +1,69 @@
+"""Rollouts filled by hand, for tests of the learners: no env is needed."""
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from plain_ppo import Plain
+
+from hurtle.buffers.rollout import Rollout
+from hurtle.policies.build import PolicyConfig, build_policy
+
+OBS = spaces.Box(-10, 10, (3,), np.float32)
+ACTIONS = spaces.Discrete(3)
+
+
+def plain_policy(seed=0):
+    """A policy around the network of the reference."""
+    return build_policy(PolicyConfig(), OBS, ACTIONS, module=Plain(seed))
+
+
+def fill(rollout, policy, seed=0, invalid=0.0, noise=0.3, ends=0.1):
+    """Random steps, as a policy a little away from this one would have taken them."""
+    rng = np.random.default_rng(seed)
+    steps, rows = rollout.num_steps, rollout.num_rows
+
+    def normal(*shape):
+        return torch.from_numpy(rng.normal(size=shape).astype(np.float32))
+
+    def chance(p, *shape):
+        return torch.from_numpy(rng.random(shape) < p)
+
+    rollout.obs.copy_(normal(*rollout.obs.shape))
+    rollout.starts.copy_(chance(ends, steps, rows))
+    if rollout.masks is not None:
+        rollout.masks.copy_(chance(0.6, *rollout.masks.shape))
+        rollout.masks[..., 0] = True
+    for part in rollout.initial_state:
+        part.copy_(0.5 * normal(*part.shape))
+    rollout.rewards.copy_(normal(steps, rows))
+    rollout.terminated.copy_(chance(ends, steps, rows))
+    rollout.truncated.copy_(chance(ends, steps, rows))
+    rollout.final_values.copy_(normal(steps, rows))
+    rollout.last_values.copy_(normal(rows))
+    rollout.valid.copy_(~chance(invalid, steps, rows))
+    rollout.all_valid = bool(rollout.valid.all())
+    with torch.no_grad():
+        distribution, values, _ = policy.forward_sequence(rollout.obs, rollout.initial_state, rollout.starts, rollout.masks)
+        uniforms = torch.from_numpy(rng.random((steps * rows, policy.num_uniforms), np.float32))
+        actions = distribution.sample(uniforms)
+        rollout.actions.copy_(actions.view_as(rollout.actions))
+        rollout.log_probs.copy_(distribution.log_prob(actions).view(steps, rows) + noise * normal(steps, rows))
+        rollout.values.copy_(values.view(steps, rows) + noise * normal(steps, rows))
+    return rollout
+
+
+def made(policy, steps=16, rows=6, seed=0, has_masks=False, **how):
+    """A filled rollout for this policy."""
+    return fill(Rollout(policy, steps, rows, has_masks), policy, seed, **how)
+
+
+def arrays(rollout):
+    """Its fields as float64 and bool arrays, for the reference."""
+    names = ("rewards", "values", "terminated", "truncated", "final_values", "last_values")
+    fields = [getattr(rollout, name).numpy() for name in names]
+    return [field if field.dtype == bool else field.astype(np.float64) for field in fields]
+
+
+def parameters(policy):
+    """A copy of all parameters, by name."""
+    return {name: parameter.detach().clone() for name, parameter in policy.named_parameters()}

@@ -1,0 +1,140 @@
+"""`Rollout`: shapes, dtypes, indexing, and advantages from its own fields."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from hurtle.buffers.rollout import Rollout, torch_dtype
+from hurtle.native.gae import gae_reference
+from hurtle.policies.build import PolicyConfig, build_policy
+
+BOX = spaces.Box(-1, 1, (3,), np.float32)
+
+
+def numbered(steps=4, rows=3, recurrent="none", has_masks=True, **spaces_of):
+    """A rollout whose every field says which step and row it belongs to: 10 * step + row."""
+    obs, actions = spaces_of.get("obs", BOX), spaces_of.get("actions", spaces.Discrete(5))
+    policy = build_policy(PolicyConfig(hidden_sizes=(4,), recurrent=recurrent), obs, actions)
+    rollout = Rollout(policy, steps, rows, has_masks)
+    number = (10 * torch.arange(steps)[:, None] + torch.arange(rows)).float()
+    rollout.obs.copy_(number.view(steps, rows, *(1 for _ in obs.shape)).expand_as(rollout.obs))
+    for k, name in enumerate(("log_probs", "values", "advantages", "returns")):
+        getattr(rollout, name).copy_(number + 1000 * (k + 1))
+    rollout.actions.copy_(number.view(steps, rows, *(1 for _ in rollout.actions.shape[2:])).expand_as(rollout.actions))
+    if rollout.masks is not None:
+        rollout.masks.copy_((number[..., None].long() // torch.tensor([1, 2, 4, 8, 16])) % 2 == 1)
+    for k, part in enumerate(rollout.initial_state):
+        part.copy_(torch.arange(rows)[:, None].expand_as(part) + 100 * k)
+    return rollout
+
+
+def test_shapes_and_dtypes():
+    rollout = numbered(recurrent="lstm")
+    assert rollout.obs.shape == (4, 3, 3)
+    assert rollout.actions.shape == (4, 3)
+    assert rollout.actions.dtype == torch.int64
+    assert rollout.masks.shape == (4, 3, 5)
+    assert [tuple(part.shape) for part in rollout.initial_state] == [(3, 4), (3, 4)]
+    assert rollout.last_values.shape == (3,)
+    assert rollout.num_valid == 12
+    rollout = numbered(obs=spaces.Discrete(7), actions=spaces.MultiDiscrete([2, 3]))
+    assert rollout.obs.shape == (4, 3)
+    assert rollout.obs.dtype == torch.int64
+    assert rollout.actions.shape == (4, 3, 2)
+    assert rollout.masks.shape == (4, 3, 5)
+    rollout = numbered(obs=spaces.Box(0, 255, (2, 2), np.uint8), actions=spaces.Box(-1, 1, (2, 2), np.float64))
+    assert rollout.obs.dtype == torch.uint8
+    assert rollout.actions.shape == (4, 3, 4)
+    assert rollout.actions.dtype == torch.float32
+    assert rollout.masks is None  # continuous actions have none
+
+
+def test_normalized_observations_are_floats():
+    policy = build_policy(PolicyConfig(), spaces.Box(-1, 1, (3,), np.float64), spaces.Discrete(2), normalize_observations=True)
+    assert Rollout(policy, 2, 2).obs.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (np.float64, torch.float32),
+        (np.float16, torch.float32),
+        (np.uint8, torch.uint8),
+        (np.int8, torch.int8),
+        (np.bool_, torch.bool),
+        (np.uint16, torch.int64),
+        (np.uint32, torch.int64),
+        (np.int64, torch.int64),
+    ],
+)
+def test_dtypes_of_observations(given, expected):
+    assert torch_dtype(given) == expected
+
+
+def test_steps_keep_their_fields_together():
+    rollout = numbered()
+    chosen = torch.tensor([11, 0, 4])  # step 3 row 2, step 0 row 0, step 1 row 1
+    batch = rollout.steps(chosen)
+    numbers = torch.tensor([32.0, 0.0, 11.0])
+    assert torch.equal(batch.obs[:, 0], numbers)
+    assert torch.equal(batch.actions, numbers.long())
+    for k, field in enumerate((batch.log_probs, batch.values, batch.advantages, batch.returns)):
+        assert torch.equal(field, numbers + 1000 * (k + 1))
+    assert batch.masks.long().matmul(2 ** torch.arange(5)).tolist() == [32 % 32, 0, 11]
+    assert batch.starts is None
+    assert batch.kept is None
+
+
+@pytest.mark.parametrize("some_invalid", [False, True])
+def test_segments_keep_their_fields_together(some_invalid):
+    rollout = numbered(recurrent="lstm")
+    rows = torch.tensor([2, 0])
+    valid = torch.ones(4, 2, dtype=torch.bool)
+    if some_invalid:
+        rollout.valid[1, 2] = rollout.valid[3, 0] = rollout.valid[0, 1] = False
+        rollout.all_valid = False
+        valid = rollout.valid[:, rows]
+        assert rollout.num_valid == 9
+        assert rollout.valid_steps().tolist() == [0, 2, 3, 4, 6, 7, 8, 10, 11]
+    rollout.starts[2, 0] = True
+    batch = rollout.segments(rows, torch.tensor([0.5, 2.0]))
+    numbers = (10.0 * torch.arange(4)[:, None] + torch.tensor([2.0, 0.0]))[valid]
+    assert batch.obs[..., 0].tolist() == (10.0 * torch.arange(4)[:, None] + torch.tensor([2.0, 0.0])).tolist()  # all of them
+    assert torch.equal(batch.actions, numbers.long())
+    for k, field in enumerate((batch.log_probs, batch.values, batch.advantages, batch.returns)):
+        assert torch.equal(field, numbers + 1000 * (k + 1))
+    assert torch.equal(batch.weights, torch.tensor([0.5, 2.0]).expand(4, 2)[valid])
+    assert batch.starts.tolist() == [[False, False], [False, False], [False, True], [False, False]]
+    assert [part[:, 0].tolist() for part in batch.state] == [[2, 0], [102, 100]]
+    assert (batch.kept is None) is not some_invalid
+
+
+@pytest.mark.parametrize("some_invalid", [False, True])
+def test_advantages_are_written_in_place(some_invalid):
+    rollout = numbered(steps=9, rows=4)
+    rng = np.random.default_rng(0)
+    for name in ("rewards", "values", "final_values", "last_values"):
+        field = getattr(rollout, name)
+        field.copy_(torch.from_numpy(rng.normal(size=field.shape)))
+    for name in ("terminated", "truncated"):
+        getattr(rollout, name).copy_(torch.from_numpy(rng.random((9, 4)) < 0.2))
+    if some_invalid:
+        rollout.valid.copy_(torch.from_numpy(rng.random((9, 4)) < 0.7))
+        rollout.all_valid = False
+    memory = rollout.advantages.data_ptr()
+    rollout.compute_advantages(0.97, 0.9)
+    names = ("rewards", "values", "terminated", "truncated", "final_values", "last_values")
+    fields = [getattr(rollout, name).numpy() for name in names]
+    expected = gae_reference(*fields, 0.97, 0.9, rollout.valid.numpy())
+    np.testing.assert_allclose(rollout.advantages, expected, atol=1e-6)
+    np.testing.assert_allclose(rollout.returns, expected + rollout.values.numpy(), atol=1e-6)
+    assert rollout.advantages.data_ptr() == memory
+
+
+def test_a_rollouts_state_is_its_own():
+    """Writing into it must not reach what the policy hands out as its initial state."""
+    policy = build_policy(PolicyConfig(hidden_sizes=(4,), recurrent="gru"), BOX, spaces.Discrete(2))
+    rollout = Rollout(policy, 2, 3)
+    rollout.initial_state[0].fill_(7.0)
+    assert float(Rollout(policy, 2, 3).initial_state[0].sum()) == 0.0
