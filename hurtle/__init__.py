@@ -7,20 +7,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hurtle.deploy.loading import load
     from hurtle.emulation.wrap import emulate
     from hurtle.envs.registry import make, register
     from hurtle.errors import HurtleError
+    from hurtle.runners.trainer import train
     from hurtle.vector.factory import make_vec
 
 __version__ = "0.1.0"
-__all__ = ["HurtleError", "__version__", "emulate", "make", "make_vec", "native", "register"]
+__all__ = ["HurtleError", "__version__", "emulate", "load", "make", "make_vec", "native", "register", "train"]
 
 _HOMES = {
     "HurtleError": "hurtle.errors",
     "emulate": "hurtle.emulation.wrap",
+    "load": "hurtle.deploy.loading",
     "make": "hurtle.envs.registry",
     "make_vec": "hurtle.vector.factory",
     "register": "hurtle.envs.registry",
+    "train": "hurtle.runners.trainer",
 }
 
 

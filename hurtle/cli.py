@@ -1,4 +1,7 @@
-"""The command line: `hurtle VERB …`, also `python -m hurtle VERB …`; each verb is one function, its docstring the help."""
+"""The command line: `hurtle VERB …`, also `python -m hurtle VERB …`; each verb is one function, its docstring the help.
+
+Verbs import what they need when they run: `hurtle --help` and `hurtle envs` load no torch. `train` has its own file.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,89 @@ from typing import Annotated, Any
 
 import tyro
 
-from hurtle.errors import HurtleError
+from hurtle import __version__
+from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
+
+RunArgument = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
+
+
+def train(arguments: Annotated[tuple[str, ...], tyro.conf.Positional] = ()) -> None:
+    """Train a policy, or resume a run: hurtle train cartpole."""
+    from hurtle.cli_train import run_train
+
+    run_train(list(arguments))
+
+
+def evaluate(
+    run: RunArgument,
+    episodes: int = 100,
+    sampled: Switch = False,
+    env: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: the run's)")] = None,
+    seed: int = 0,
+    num_envs: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: what is fast)")] = None,
+    device: str = "cpu",
+) -> None:
+    """Score a trained policy over many episodes, with confidence.
+
+    Args:
+        run: A run folder, a checkpoint file, or latest.
+        episodes: How many.
+        sampled: Sample actions; otherwise the most likely one is taken.
+        env: Another env with the same spaces.
+        seed: Of the episodes; the same for every policy that is compared.
+        num_envs: Envs side by side.
+        device: cpu, cuda, cuda:1 or auto.
+    """
+    from hurtle.runners.evaluate import evaluate_run
+
+    print(evaluate_run(run, episodes=episodes, sampled=sampled, env=env, seed=seed, num_envs=num_envs, device=device))
+
+
+def watch(
+    run: RunArgument,
+    episodes: int = 1,
+    video: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: show in the terminal)")] = None,
+    fps: int = 30,
+    seed: int = 0,
+    sampled: Switch = False,
+) -> None:
+    """Watch a trained policy play, in the terminal or as a video.
+
+    Args:
+        run: A run folder, a checkpoint file, or latest.
+        episodes: How many.
+        video: Write out.mp4 or out.gif instead.
+        fps: Pictures per second.
+        seed: Of the episodes.
+        sampled: Sample actions; otherwise the most likely one is taken.
+    """
+    from hurtle.runners.watch import watch_run
+
+    watch_run(run, episodes=episodes, video=video, fps=fps, seed=seed, sampled=sampled)
+
+
+def sanity(
+    envs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[ENV ...]", help_behavior_hint="")] = (),
+    seed: int = 0,
+    device: str = "cpu",
+) -> int:
+    """Check that training works here: learn five tiny envs.
+
+    Args:
+        envs: Of bandit, memory, password, squared and stochastic; all if none is named.
+        seed: Of the runs.
+        device: cpu, cuda, cuda:1 or auto.
+    """
+    from hurtle.runners.sanity import run_sanity
+
+    return 0 if run_sanity(envs, seed=seed, device=device) else 1
 
 
 def envs(
-    name: Annotated[str, tyro.conf.arg(metavar="[NAME]")] = "",
+    name: Annotated[str, tyro.conf.arg(metavar="[NAME]", help_behavior_hint="")] = "",
     /,
-    check: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    check: Switch = False,
     seed: int = 0,
 ) -> None:
     """List the native environments, or show one of them.
@@ -103,7 +182,7 @@ def bench_vector(
         tuple[str, ...], tyro.conf.arg(metavar="NAME [NAME ...]", help_behavior_hint="(default: all but ray that can run it)")
     ] = (),
     policy_ms: float = 0.0,
-    emulate: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    emulate: Switch = False,
 ) -> None:
     """Find the fastest way to run many copies of an env on this machine.
 
@@ -168,17 +247,33 @@ def bench(what: BenchVector | Annotated[None, tyro.conf.Suppress]) -> None:
     """Measure speed on this machine."""
 
 
-VERBS: dict[str, Callable[..., Any]] = {"envs": envs, "bench": bench}
+VERBS: dict[str, Callable[..., int | None]] = {
+    "train": train,
+    "eval": evaluate,
+    "watch": watch,
+    "sanity": sanity,
+    "envs": envs,
+    "bench": bench,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments == ["--version"]:
+        print(f"hurtle {__version__}")
+        return 0
     try:
-        tyro.extras.subcommand_cli_from_dict(
+        if arguments and not arguments[0].startswith("-") and arguments[0] not in VERBS:
+            raise UnknownNameError(f"No verb {arguments[0]!r}. {did_you_mean(arguments[0], VERBS)}")
+        if arguments[:1] == ["train"]:  # not by tyro yet: its flags depend on the algorithm, its defaults on the env
+            train(tuple(arguments[1:]))
+            return 0
+        code = tyro.extras.subcommand_cli_from_dict(
             VERBS,
             prog="hurtle",
-            description="Reinforcement learning in Python at the speed of the hardware.",
-            args=arguments,
+            description=f"Hurtle {__version__}: reinforcement learning in Python at the speed of the hardware.",
+            args=arguments or ["--help"],
             config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
         )
     except HurtleError as error:
@@ -186,4 +281,4 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    return 0
+    return code or 0

@@ -1,9 +1,17 @@
 """The command line: what a user reads."""
 
+import subprocess
+import sys
+import types
+
 import pytest
 
+import hurtle
 from hurtle.cli import main
+from hurtle.cli_train import field_documents
 from hurtle.envs.registry import names
+from hurtle.runners.config import make_settings, settings_to_dict
+from hurtle.tracking.run_folder import RunFolder
 
 
 def test_envs_lists_every_env_with_its_spaces(capsys):
@@ -62,3 +70,155 @@ def test_help_names_the_verbs(capsys):
         main(["--help"])
     assert ended.value.code == 0
     assert "envs" in capsys.readouterr().out
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What the command line would have called, instead of training."""
+    made = []
+    trainer = types.SimpleNamespace(train=lambda *args, **words: made.append((args, words)))
+    monkeypatch.setitem(sys.modules, "hurtle.runners.trainer", trainer)
+    return made
+
+
+def trained_with(calls, *arguments):
+    assert main(["train", *arguments]) == 0
+    (args, words) = calls.pop()
+    assert args == ()
+    return words
+
+
+def refused(capsys, *arguments):
+    try:
+        code = main(list(arguments))
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    return capsys.readouterr().err
+
+
+def test_version_and_verbs(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"hurtle {hurtle.__version__}\n"
+    with pytest.raises(SystemExit):
+        main([])
+    out = capsys.readouterr().out
+    for verb in ("train", "eval", "watch", "sanity", "envs", "bench"):
+        assert f"• {verb}" in out
+    assert "No verb 'trian'. Did you mean train?" in refused(capsys, "trian", "cartpole")
+
+
+def test_train_passes_the_preset_and_the_flags_on_top(calls):
+    words = trained_with(
+        calls, "cartpole", "--clip-range", "0.1", "--hidden-sizes", "32", "16", "--no-anneal-learning-rate", "--total_steps=1e4"
+    )
+    expected = settings_to_dict(make_settings("cartpole", {}))
+    expected |= {"clip_range": 0.1, "hidden_sizes": [32, 16], "anneal_learning_rate": False, "total_steps": 10_000}
+    assert words == expected
+    assert words["num_epochs"] == 20  # the preset's
+
+
+def test_train_takes_flags_before_the_env_and_numbers_as_people_write_them(calls):
+    words = trained_with(
+        calls,
+        *("--seed", "3", "--stop-at-return", "-110.5", "--target-kl", "none", "--separate-networks", "false", "foo"),
+        *("--num-steps", "1_000", "--env-parameters", "gravity=1.6", "mode=easy", "--trackers"),
+    )
+    assert (words["env"], words["seed"], words["stop_at_return"], words["num_steps"]) == ("foo", 3, -110.5, 1000)
+    assert (words["target_kl"], words["separate_networks"], words["trackers"]) == ("none", False, [])
+    assert words["env_parameters"] == {"gravity": 1.6, "mode": "easy"}
+
+
+def test_train_without_its_preset_or_with_another_algorithm(calls):
+    assert trained_with(calls, "cartpole", "--no-preset")["num_epochs"] == 4
+    words = trained_with(calls, "cartpole", "--algorithm", "a2c")
+    assert words == settings_to_dict(make_settings("cartpole", {"algorithm": "a2c"}))
+    assert "clip_range" not in words
+
+
+def test_train_reads_a_file_below_the_flags(calls, tmp_path):
+    file = tmp_path / "my.toml"
+    file.write_text("env = 'cartpole'\nalgorithm = 'a2c'\n[a2c]\ngamma = 0.5\nnum_steps = 9\n")
+    words = trained_with(calls, "--config", str(file), "--num-steps", "7")
+    assert (words["env"], words["algorithm"], words["gamma"], words["num_steps"]) == ("cartpole", "a2c", 0.5, 7)
+    assert trained_with(calls, "pendulum", "--config", str(file), "--algorithm", "ppo")["gamma"] == 0.9  # the preset's
+    file.write_text("preset = false")
+    assert trained_with(calls, "cartpole", f"--config={file}")["num_epochs"] == 4
+    assert trained_with(calls, "cartpole", f"--config={file}", "--preset")["num_epochs"] == 20
+
+
+def test_train_mistakes(calls, capsys):
+    assert "No setting --clip-rang. Did you mean --clip-range?" in refused(capsys, "train", "cartpole", "--clip-rang", "0.1")
+    assert "Did you mean --shuffle?" in refused(capsys, "train", "cartpole", "--no-shufle")
+    assert "--clip-range is a setting of ppo" in refused(capsys, "train", "cartpole", "--algorithm=a2c", "--clip-range", "0.1")
+    assert "--num-envs: must be a whole number, got 'eight'" in refused(capsys, "train", "cartpole", "--num-envs", "eight")
+    assert "gamma must be from 0 to 1, got 1.5" in refused(capsys, "train", "cartpole", "--gamma", "1.5")
+    assert "No algorithm 'poo'. Did you mean ppo?" in refused(capsys, "train", "cartpole", "--algorithm", "poo")
+    assert "One env at a time: cartpole, and then snake?" in refused(capsys, "train", "cartpole", "snake")
+    nothing = refused(capsys, "train")
+    assert "Which env? For example:\n  hurtle train cartpole\n" in nothing
+    assert "--resume" in nothing
+    assert calls == []
+
+
+def test_train_help_has_one_line_per_setting_with_the_presets_defaults(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["train", "cartpole", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "  --num-epochs 20 " in out
+    assert "  --[no-]anneal-clip-range " in out
+    settings = make_settings("cartpole", {})
+    for word in settings_to_dict(settings):
+        flag = word.replace("_", "-")
+        assert word == "env" or out.count(f"  --{flag} ") + out.count(f"  --[no-]{flag} ") == 1, word
+    for part in vars(settings).values():
+        for word, text in field_documents(type(part)).items():
+            assert text, f"{word} has no help"
+    assert [line for line in out.splitlines() if line in ("Run", "Envs", "Results", "Policy", "PPO")] == [
+        *("Run", "Envs", "Results", "Policy", "PPO")
+    ]
+    assert main(["train", "-h", "--algorithm", "a2c"]) == 0
+    out = capsys.readouterr().out
+    assert "\nA2C\n" in out
+    assert "--clip-range 0.2" not in out
+
+
+def test_resume_passes_only_what_changes(calls, tmp_path, capsys):
+    run = RunFolder.create(tmp_path, env="cartpole", algorithm="ppo")
+    run.write_config(settings_to_dict(make_settings("cartpole", {"gamma": 0.5})))
+    assert trained_with(calls, "--resume", str(run.path)) == {"resume": str(run.path)}
+    words = trained_with(calls, "--resume", str(run.path), "--total-steps", "200_000", "--gamma", "0.5")
+    assert words == {"resume": str(run.path), "total_steps": 200_000}
+    assert trained_with(calls, "cartpole", "--resume", str(run.path)) == {"resume": str(run.path)}
+    assert f"hurtle train snake --fine-tune {run.path}" in refused(capsys, "train", "snake", "--resume", str(run.path))
+    assert "leave out --config" in refused(capsys, "train", "--resume", str(run.path), "--config", "a.toml")
+    checkpoint = run.checkpoints / "step-000000000001.pt"
+    checkpoint.parent.mkdir(exist_ok=True)
+    checkpoint.touch()
+    assert trained_with(calls, "--resume", str(checkpoint), "--seed", "1") == {"resume": str(checkpoint), "seed": 1}
+
+
+def test_eval_watch_and_sanity_pass_their_words_on(monkeypatch, capsys):
+    def module(name, **functions):
+        monkeypatch.setitem(sys.modules, f"hurtle.runners.{name}", types.SimpleNamespace(**functions))
+
+    seen = []
+    module("evaluate", evaluate_run=lambda run, **words: seen.append((run, words)) or "mean 1.0")
+    module("watch", watch_run=lambda run, **words: seen.append((run, words)))
+    module("sanity", run_sanity=lambda envs, **words: seen.append((envs, words)) or envs != ("bandit",))
+    assert main(["eval", "latest", "--episodes", "7", "--sampled", "--env", "CartPole-v1"]) == 0
+    assert capsys.readouterr().out == "mean 1.0\n"
+    expected = {"episodes": 7, "sampled": True, "env": "CartPole-v1", "seed": 0, "num_envs": None, "device": "cpu"}
+    assert seen.pop() == ("latest", expected)
+    assert main(["watch", "runs/a", "--video", "out.gif"]) == 0
+    assert seen.pop() == ("runs/a", {"episodes": 1, "video": "out.gif", "fps": 30, "seed": 0, "sampled": False})
+    assert main(["sanity"]) == 0
+    assert seen.pop() == ((), {"seed": 0, "device": "cpu"})
+    assert main(["sanity", "bandit", "--seed", "1"]) == 1
+    assert seen.pop() == (("bandit",), {"seed": 1, "device": "cpu"})
+
+
+def test_the_quick_verbs_load_no_torch():
+    code = "import sys; from hurtle.cli import main; main(['envs']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0

@@ -1,0 +1,1 @@
+"""From a trained run to a policy in use; knows nothing of training loops."""

@@ -1,0 +1,181 @@
+"""The parts of a run from its settings: device, envs, policy, collector, algorithm. Knows nothing of the loop that uses them.
+
+settings → vector env → policy for its spaces → collector and rollout → algorithm
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from hurtle.algorithms.a2c import A2C, A2CConfig
+from hurtle.algorithms.ppo import PPO, PPOConfig, segments_per_minibatch
+from hurtle.buffers.rollout import Rollout
+from hurtle.collect.general import GeneralCollector
+from hurtle.collect.inference import Actor
+from hurtle.collect.pool import PoolCollector
+from hurtle.collect.rewards import RewardRule
+from hurtle.envs.registry import EnvLike, make, resolve
+from hurtle.errors import DeviceError, HurtleError
+from hurtle.native.env import Env
+from hurtle.native.rng import stream_state
+from hurtle.policies.build import build_policy
+from hurtle.policies.policy import Policy
+from hurtle.policies.spaces import layout_to_dict, space_to_dict
+from hurtle.runners.config import Settings, check_divides
+from hurtle.tracking.timing import Timer
+from hurtle.vector.factory import make_vec
+
+PLAIN_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+RUN_STREAM = 3
+AUTOCAST = {"float32": None, "tf32": None, "bf16": torch.bfloat16}
+
+
+@dataclass
+class Parts:
+    """Everything that a training loop joins."""
+
+    policy: Policy
+    collector: GeneralCollector | PoolCollector
+    rollout: Rollout
+    algorithm: PPO | A2C
+    spaces: dict[str, Any]  # as a checkpoint holds them
+    timer: Timer
+
+    @property
+    def can_resume_exactly(self) -> bool:
+        """Whether the envs' states can be saved."""
+        return isinstance(self.collector, GeneralCollector) and hasattr(self.collector.vec, "state_dict")
+
+    def close(self) -> None:
+        """End the envs and their workers."""
+        self.collector.close()
+
+
+def assemble(settings: Settings, env: EnvLike | gymnasium.vector.VectorEnv, module: nn.Module | None = None) -> Parts:
+    """Build all parts of a run.
+
+    Args:
+        settings: Of the run.
+        env: What to train on; a ready vector env is used as it is.
+        module: The user's own policy.
+
+    Raises:
+        HurtleError: Settings that contradict each other, the env or the machine.
+    """
+    train = settings.train
+    device = find_device(train.device)
+    if train.precision != "float32" and device.type != "cuda":
+        raise HurtleError(f"precision={train.precision!r} is for GPUs; on {device.type} use float32.")
+    torch.set_float32_matmul_precision("high" if train.precision == "tf32" else "highest")
+    seed = run_seed(train.seed)
+    own_actions: spaces.Space | None = None
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        vec: Any = env
+    else:
+        own_actions = structured_actions(env, train.env_parameters)
+        vec = make_vec(
+            env,
+            train.num_envs,
+            backend=train.backend,
+            num_workers=train.num_workers,
+            batch_size=train.pool_batch_size,
+            seed=seed,
+            emulate=own_actions is not None,
+            **train.env_parameters,
+        )
+    try:
+        return _join(settings, vec, module, own_actions, seed, device)
+    except BaseException:
+        vec.close()
+        raise
+
+
+def _join(
+    settings: Settings, vec: Any, module: nn.Module | None, own_actions: spaces.Space | None, seed: int, device: torch.device
+) -> Parts:
+    train, config = settings.train, settings.algorithm
+    observation_space = getattr(vec, "agent_observation_space", vec.single_observation_space)
+    action_space = getattr(vec, "agent_action_space", vec.single_action_space)
+    num_rows = int(vec.num_envs) * int(getattr(vec, "num_agents", 1))
+    policy = build_policy(
+        settings.policy,
+        observation_space,
+        action_space,
+        layout=vec.layout if own_actions is not None else None,
+        normalize_observations=train.normalize_observations,
+        observation_clip=train.observation_clip,
+        module=module,
+        seed=train.seed,
+    ).to(device)
+    _check_batches(config, num_rows, policy.is_recurrent)
+    timer, autocast = Timer(), AUTOCAST[train.precision]
+    actor = Actor(policy, num_rows, seed, compiled=train.compile, autocast=autocast)
+    rewards = RewardRule(train.reward_mode, num_rows, config.gamma, train.reward_clip)
+    pool = getattr(vec, "batch_size", vec.num_envs) < vec.num_envs
+    collector = (PoolCollector if pool else GeneralCollector)(vec, actor, rewards, seed, timer)
+    rollout = Rollout(policy, config.num_steps, num_rows, collector.has_masks, str(device))
+    algorithm: PPO | A2C
+    if isinstance(config, PPOConfig):
+        algorithm = PPO(policy, config, train.seed, train.compile, autocast)
+    else:
+        algorithm = A2C(policy, config, train.seed, train.compile, autocast)
+    described: dict[str, Any] = {"observation": space_to_dict(observation_space), "action": space_to_dict(action_space)}
+    described["structure"] = (
+        None if own_actions is None else {"observation": layout_to_dict(vec.layout), "action": space_to_dict(own_actions)}
+    )
+    return Parts(policy, collector, rollout, algorithm, described, timer)
+
+
+def _check_batches(config: PPOConfig | A2CConfig, num_rows: int, is_recurrent: bool) -> None:
+    if not isinstance(config, PPOConfig):
+        return
+    check_divides(config.num_steps * num_rows, config.minibatch_size)
+    if is_recurrent or config.priority_alpha:
+        segments_per_minibatch(config.minibatch_size, config.num_steps)
+
+
+def run_seed(seed: int) -> int:
+    """The base seed of a run's envs: a hash of the run's seed, so that runs 0 … 4 share no env."""
+    return stream_state(seed, RUN_STREAM) >> 33
+
+
+def structured_actions(env: EnvLike, parameters: dict[str, Any]) -> spaces.Space | None:
+    """The env's own action space if its spaces are structured, so that it must be emulated; None where both are plain."""
+    if isinstance(resolve(env, parameters), Env):
+        return None
+    made = make(env, **parameters)
+    try:
+        if callable(made.observation_space):  # several agents
+            agent = made.possible_agents[0]
+            observation, action = made.observation_space(agent), made.action_space(agent)
+        else:
+            observation, action = made.observation_space, made.action_space
+    finally:
+        made.close()
+    if isinstance(observation, PLAIN_SPACES) and isinstance(action, PLAIN_SPACES):
+        return None
+    return action
+
+
+def find_device(device: str) -> torch.device:
+    """The torch device that was asked for.
+
+    Raises:
+        DeviceError: There is no such GPU.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found = torch.device(device)
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise DeviceError(
+            f"device={device!r}: torch {torch.__version__} sees {count or 'no'} GPU{'' if count == 1 else 's'} here. "
+            "Use device='cpu', or device='auto' to take a GPU only where there is one."
+        )
+    return found

@@ -1,0 +1,174 @@
+"""`Player`: a policy in front of a vector env, for evaluating and watching: what it sees, remembers and does.
+
+observations → normalizer (frozen) → policy (state, masks) → mode or sample → actions of the env. Knows nothing of learning.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hurtle.buffers.rollout import torch_dtype
+from hurtle.emulation.layout import SpaceLayout
+from hurtle.emulation.leaves import tree_leaves
+from hurtle.errors import DeviceError, HurtleError, NonFiniteError
+from hurtle.native.rng import seed_range, stream_state, stream_states
+from hurtle.native.uniforms import uniforms
+from hurtle.policies.policy import Policy
+from hurtle.runners.assembly import find_device
+from hurtle.vector.vec_env import VecEnv
+
+EVAL_STREAM = 0x65766C  # streams that training never draws from
+EVAL_ACTION_STREAM = 0x657661
+
+
+def eval_seed(seed: int) -> int:
+    """The seed of env 0 of an evaluation: hashed in a stream of its own, so that it plays what no training run has seen.
+
+    It has 31 bits, as some envs refuse larger ones; the highest is set.
+
+    Example:
+        >>> eval_seed(0) == eval_seed(0) != eval_seed(1)
+        True
+    """
+    return 1 << 30 | stream_state(seed, EVAL_STREAM) >> 34
+
+
+class Player:
+    """Plays a policy on all rows (agents of envs) of a vector.
+
+    Args:
+        policy: What acts, on `device`.
+        vec: The envs, whose rows it plays.
+        deterministic: Take the mode of the distribution; else sample it.
+        seed: Of sampled actions: row n draws from its own stream, whatever the others do.
+        device: Where the policy is.
+
+    Raises:
+        HurtleError: The policy is for envs with other spaces.
+    """
+
+    def __init__(self, policy: Policy, vec: VecEnv, *, deterministic: bool, seed: int, device: str = "cpu"):
+        _check_spaces(policy, vec)
+        self.policy, self._deterministic, self._device = policy, deterministic, _device_of(policy, device)
+        self._layout: SpaceLayout | None = getattr(vec, "layout", None)
+        self._num_agents, self._rows = vec.num_agents, vec.num_envs * vec.num_agents
+        self._streams = stream_states(seed_range(seed, self._rows), EVAL_ACTION_STREAM)
+        self._steps = np.zeros(self._rows, np.int64)
+        self._state = policy.initial_state(self._rows, device=self._device)
+        self._starts = np.ones(self._rows, np.bool_)
+        self._present = np.ones(self._rows, np.bool_)
+
+    def act(self, obs: Any, infos: dict[str, Any]) -> np.ndarray:
+        """Actions for what `vec.reset` or `vec.step` returned."""
+        shape = self.policy.observation_space.shape or ()
+        lead = obs.shape[: obs.ndim - len(shape)]  # (envs,) or (envs, agents)
+        rows = obs.reshape(self._rows, *shape)
+        present = np.asarray(infos["agent_mask"]).reshape(-1) if "agent_mask" in infos else np.ones(self._rows, np.bool_)
+        self._check_numbers(rows, present)
+        starts = self._starts | (present & ~self._present)  # also who comes back in the middle of an episode
+        self._starts, self._present = np.zeros(self._rows, np.bool_), present.copy()
+        mask = np.asarray(infos["action_mask"], np.bool_).reshape(self._rows, -1) if "action_mask" in infos else None
+        drawn = None if self._deterministic else uniforms(self._streams, self._steps, self.policy.num_uniforms)
+        self._steps += 1
+        actions, self._state = choose(self.policy, rows, self._state, mask, starts, drawn, self._device)
+        return actions.reshape(*lead, *actions.shape[1:])
+
+    def end(self, terminated: np.ndarray, truncated: np.ndarray, over: np.ndarray) -> None:
+        """Say whose episode ended: they begin the next one without memory.
+
+        Args:
+            terminated: bool [envs] or [envs, agents], as `vec.step` returned it.
+            truncated: Likewise.
+            over: bool [envs]: which envs are over as a whole.
+        """
+        ended = (terminated | truncated).reshape(len(over), -1) | over[:, None]
+        self._starts = ended.reshape(-1)
+
+    def _check_numbers(self, rows: np.ndarray, present: np.ndarray) -> None:
+        bad = nan_rows(rows, self._layout) & present
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            env, agent = divmod(row, self._num_agents)
+            who = f"Env {env}" if self._num_agents == 1 else f"Agent {agent} of env {env}"
+            raise NonFiniteError(
+                f"{who} gave an observation with NaN after {self._steps[row]} steps of the evaluation; "
+                "a policy can make nothing of it. Look for a division by zero, a log or an overflow in the env."
+            )
+
+
+@torch.inference_mode()
+def choose(
+    policy: Policy,
+    rows: np.ndarray,
+    state: tuple[Tensor, ...],
+    mask: np.ndarray | None,
+    starts: np.ndarray | None,
+    drawn: np.ndarray | None,
+    device: torch.device,
+) -> tuple[np.ndarray, tuple[Tensor, ...]]:
+    """Actions as the env takes them, and the next memory.
+
+    Args:
+        policy: What acts.
+        rows: Observations [B, …] as the env gave them.
+        state: The memory of each row; () without recurrence.
+        mask: Legal actions, bool [B, n], or None.
+        starts: Rows that begin an episode and remember nothing, bool [B], or None.
+        drawn: Uniforms [B, policy.num_uniforms] to sample with; None takes the most likely action.
+        device: Where the policy is.
+    """
+
+    def tensor(array: np.ndarray | None) -> Tensor | None:
+        return None if array is None else torch.as_tensor(array, device=device)
+
+    distribution, _, state = policy(see(policy, rows, device), state, tensor(mask), tensor(starts))
+    raw = distribution.mode() if drawn is None else distribution.sample(tensor(drawn))
+    return policy.head.env_actions(raw.cpu().numpy()), state
+
+
+def see(policy: Policy, rows: np.ndarray, device: torch.device) -> Tensor:
+    """Observations [B, …] as the policy sees them: normalized if it normalizes, else in the dtype it was trained with."""
+    tensor = torch.as_tensor(rows, device=device)
+    if policy.normalizer is not None:
+        return policy.normalizer.normalize(tensor)
+    return tensor.to(torch_dtype(policy.observation_space.dtype))
+
+
+def nan_rows(rows: np.ndarray, layout: SpaceLayout | None) -> np.ndarray:
+    """Which observations [B, …] hold NaN, bool [B]; bytes of a structured space are searched for the floats among them."""
+    leaves = [rows]
+    if rows.dtype == np.uint8 and layout is not None and not layout.is_plain:
+        leaves = tree_leaves(layout.unflatten(rows))
+    found = np.zeros(len(rows), np.bool_)
+    for leaf in leaves:
+        if leaf.dtype.kind == "f":
+            found |= np.isnan(leaf).reshape(len(rows), -1).any(axis=1)
+    return found
+
+
+def _check_spaces(policy: Policy, vec: VecEnv) -> None:
+    pairs = {
+        "observations": (policy.observation_space, vec.agent_observation_space),
+        "actions": (policy.action_space, vec.agent_action_space),
+    }
+    for what, (known, given) in pairs.items():
+        if _kind(known) != _kind(given):
+            raise HurtleError(f"The policy is for {what} in {known}, and this env has {given}. Was it trained on another env?")
+
+
+def _kind(space: Any) -> tuple[Any, ...]:
+    """What must be the same of two spaces; the bounds of a Box may differ."""
+    choices = getattr(space, "nvec", getattr(space, "n", None))
+    return type(space), space.shape, space.dtype, None if choices is None else np.asarray(choices).tolist()
+
+
+def _device_of(policy: Policy, device: str) -> torch.device:
+    wanted = find_device(device)
+    found = next((parameter.device for parameter in policy.parameters()), wanted)
+    if found.type != wanted.type or (wanted.index is not None and found.index != wanted.index):
+        raise DeviceError(f"The policy is on {found} and device={device!r}: say where it is, or move it with policy.to().")
+    return found

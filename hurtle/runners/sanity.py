@@ -1,0 +1,126 @@
+"""`hurtle sanity`: does training work here? Trains on the five Ocean envs, each of which finds one kind of bug.
+
+env → train (one PPO configuration) → sampled evaluation → PASS from 0.9 of the best return, else what a failure means.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from hurtle.envs.registry import native_class
+from hurtle.errors import UnknownNameError, did_you_mean
+from hurtle.runners.evaluate import evaluate_run
+from hurtle.vector.options import check_seed
+
+PASSING = 0.9
+"""Share of the best return that passes."""
+EPISODES = 4096
+"""Of each evaluation; bandit's rewards are so noisy that fewer would not tell."""
+
+
+class Check(NamedTuple):
+    """One env of the suite."""
+
+    total_steps: int
+    meaning: str  # of a failure
+
+
+SUITE = {
+    "bandit": Check(
+        20_000,
+        "no learning signal: the sign of the loss or of the advantages, rewards paired with the wrong actions, "
+        "or a value bootstrapped across the end of an episode",
+    ),
+    "memory": Check(
+        100_000,
+        "recurrence: the state is not carried from step to step, is cleared in the wrong place, or sequences are "
+        "replayed in another order or from another state than the actor saw",
+    ),
+    "password": Check(
+        50_000,
+        "exploration or credit: the policy lost its randomness before the first reward, or rare rewards at the end of an "
+        "episode do not reach the steps before",
+    ),
+    "squared": Check(
+        150_000,
+        "plumbing: observations are scrambled or out of step with the actions, or rewards are credited to the wrong steps",
+    ),
+    "stochastic": Check(
+        50_000,
+        "the policy became deterministic: too little entropy, updates that overshoot, or log-probabilities that are not "
+        "those of the sampled actions",
+    ),
+}
+
+
+def run_sanity(envs: Sequence[str] = (), seed: int = 0, device: str = "cpu", console: Console | None = None) -> bool:
+    """Train on the Ocean suite and show who passed; about two minutes on two cores.
+
+    One PPO configuration, the preset of the suite, for all; only memory gets a recurrent policy. Scores are mean returns of
+    sampled episodes, as no deterministic policy can be good at stochastic.
+
+    Args:
+        envs: Some of bandit, memory, password, squared and stochastic; () is all.
+        seed: Of training and evaluation.
+        device: Where the networks are.
+        console: Where the table goes; None: standard output.
+
+    Returns:
+        Whether all passed.
+    """
+    check_seed(seed)
+    for name in envs:
+        if name not in SUITE:
+            raise UnknownNameError(f"No sanity env {name!r}. {did_you_mean(name, SUITE)}")
+    console = console or Console()
+    chosen = list(envs) or list(SUITE)
+    rows: dict[str, tuple[str, ...]] = {name: (_needed(name), "", "", "") for name in chosen}
+    failed = []
+    with Live(_table(rows), console=console, auto_refresh=False) as live, tempfile.TemporaryDirectory() as folder:
+        for name in chosen:
+            rows[name] = (_needed(name), "", "", "[dim]training …")
+            live.update(_table(rows), refresh=True)
+            begun = time.perf_counter()
+            score = _score(name, seed, device, folder)
+            passed = score >= PASSING * _best(name)
+            failed += [] if passed else [name]
+            verdict = "[green]PASS" if passed else "[bold red]FAIL"
+            rows[name] = (_needed(name), f"{score:.3f}", f"{time.perf_counter() - begun:.1f}", verdict)
+            live.update(_table(rows), refresh=True)
+    for name in failed:
+        console.print(f"[bold red]{name}[/bold red]: {SUITE[name].meaning}.", highlight=False)
+    return not failed
+
+
+def _score(name: str, seed: int, device: str, folder: str) -> float:
+    """The mean return after training."""
+    from hurtle.runners.trainer import train
+
+    quiet: dict[str, Any] = {"progress": "quiet", "trackers": (), "runs": folder}
+    run = train(name, total_steps=SUITE[name].total_steps, device=device, seed=seed, eval_sampled=True, **quiet)
+    return evaluate_run(run.path, EPISODES, sampled=True, seed=seed, num_envs=1024, device=device).mean
+
+
+def _best(name: str) -> float:
+    return float(native_class(name)().best_return)  # type: ignore[attr-defined]
+
+
+def _needed(name: str) -> str:
+    return f"{PASSING * _best(name):.2f}"
+
+
+def _table(rows: dict[str, tuple[str, ...]]) -> Table:
+    table = Table("env", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for title in ("needed", "score", "seconds"):
+        table.add_column(title, justify="right")
+    table.add_column("")
+    for name, cells in rows.items():
+        table.add_row(name, *cells)
+    return table

@@ -1,0 +1,433 @@
+"""`hurtle.train`: the local loop: collect, learn, report, evaluate, save, until the steps are done or someone asks to stop.
+
+settings → parts (assembly.py) → loop → run folder. Knows nothing of how an update is computed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import torch
+from torch import nn
+
+from hurtle.envs.registry import EnvLike
+from hurtle.errors import CheckpointError, HurtleError
+from hurtle.policies.policy import Policy
+from hurtle.runners.assembly import Parts, assemble, run_seed
+from hurtle.runners.config import Settings, make_settings, settings_from_dict, settings_to_dict
+from hurtle.runners.evaluate import Evaluation, evaluate_policy
+from hurtle.runners.restore import load_weights
+from hurtle.runners.signals import StopSignals
+from hurtle.tracking.checkpoints import Checkpoints, load_checkpoint
+from hurtle.tracking.curves import plot_run
+from hurtle.tracking.dashboard import make_display
+from hurtle.tracking.episodes import EpisodeWindow
+from hurtle.tracking.run_folder import RunFolder
+from hurtle.tracking.trackers import make_trackers
+
+Callback = Callable[["Trainer"], bool | None]
+"""Called after every update; returning False ends the run."""
+
+RATE_SECONDS = 5.0  # steps/s are those of the last seconds
+
+
+@dataclass(frozen=True)
+class Run:
+    """What `hurtle.train` returns.
+
+    Attributes:
+        path: The run folder; `hurtle.load(run)`, `hurtle eval` and `hurtle watch` take it.
+        steps: Steps trained for, summed over envs and agents.
+        seconds: How long that took, without the final evaluation.
+        mean_return: Of the last 100 training episodes.
+        evaluation: The final evaluation, or None if the run was stopped.
+        stopped_by: "total_steps", "stop_at_return", "callback", "Ctrl-C" or "SIGTERM".
+    """
+
+    path: Path
+    steps: int
+    seconds: float
+    mean_return: float
+    evaluation: Evaluation | None
+    stopped_by: str
+
+
+def train(
+    env: EnvLike | gymnasium.vector.VectorEnv | None = None,
+    algorithm: str | None = None,
+    total_steps: int | None = None,
+    device: str | None = None,
+    seed: int | None = None,
+    *,
+    policy: nn.Module | str | None = None,
+    callbacks: Sequence[Callback] = (),
+    config: str | Path | None = None,
+    resume: str | Path | Run | None = None,
+    **overrides: Any,
+) -> Run:
+    """Train a policy; everything about the run is kept in a folder of its own.
+
+    Args:
+        env: A native env's short name or class, a Gymnasium id, "my_env.py:MyEnv", a callable that makes an env, or a ready
+            vector env.
+        algorithm: "ppo" (default) or "a2c".
+        total_steps: Steps in all, summed over envs and agents.
+        device: Of the networks: "cpu" (default), "cuda", "cuda:1" or "auto".
+        seed: The same seed gives the same run.
+        policy: "auto", "mlp", "grid_cnn", "nature_cnn", "structured", "my_policy.py:MyPolicy", or your own `torch.nn.Module`
+            with `encode` and `decode`, which is trained in place.
+        callbacks: Called with the `Trainer` after every update; one that returns False ends the run.
+        config: A TOML file of settings.
+        resume: A run folder, "latest" or a checkpoint file: go on where it stopped. Overrides apply, such as more total_steps.
+        **overrides: Any setting, flat: `num_envs=16, clip_range=0.1, hidden_sizes=(64, 64)`; `hurtle train --help` lists them.
+
+    Raises:
+        UnknownNameError: A setting or env that does not exist; the message suggests the nearest.
+        HurtleError: Settings that contradict each other, the env or the machine.
+
+    Example:
+        >>> run = train("bandit", total_steps=20_000, progress="quiet", trackers=(), runs=tmp, eval_episodes=20)
+        >>> run.mean_return > 0.9, run.stopped_by
+        (True, 'total_steps')
+    """
+    given: dict[str, Any] = {"algorithm": algorithm, "total_steps": total_steps, "device": device, "seed": seed}
+    module = policy if isinstance(policy, nn.Module) else None
+    if policy is not None and module is None:
+        given["policy"] = policy
+    words = {**{word: value for word, value in given.items() if value is not None}, **overrides}
+    if resume is not None:
+        if config is not None:
+            raise HurtleError(
+                "resume goes on with the run's own settings; leave out config, and give what changes as overrides."
+            )
+        return _resume(resume, env, words, module, callbacks)
+    settings = make_settings(_name_of(env), words, config)
+    return Trainer(settings, settings.train.env if env is None else env, module, callbacks).run()
+
+
+def _name_of(env: Any) -> Any:
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+    return env
+
+
+def _resume(
+    source: str | Path | Run, env: Any, words: dict[str, Any], policy: nn.Module | None, callbacks: Sequence[Callback]
+) -> Run:
+    path = source.path if isinstance(source, Run) else Path(source)
+    if path.is_file():
+        file: Path | None = path
+        folder = RunFolder(path.parent.parent)
+    else:
+        folder = RunFolder.open(path)
+        file = Checkpoints(folder.checkpoints).latest()
+    if file is None:
+        raise CheckpointError(f"{folder.path} has no checkpoint to resume from.")
+    saved = load_checkpoint(file)
+    settings = settings_from_dict({**saved["settings"], **words})
+    if env is None and not saved["named_env"]:
+        raise HurtleError(
+            f"{folder.path} was trained on {settings.train.env}, which has no name: pass it, train(env, resume=…)."
+        )
+    if policy is None and not saved["named_policy"]:
+        raise HurtleError(f"{folder.path} was trained with your own module: pass it, train(policy=module, resume=…).")
+    return Trainer(settings, settings.train.env if env is None else env, policy, callbacks, folder, saved).run()
+
+
+class Trainer:
+    """One run. `train` makes it; callbacks get it.
+
+    Attributes:
+        settings: Of the run.
+        policy: What is trained.
+        folder: Where everything is kept.
+        steps: Steps so far.
+        updates: Updates so far.
+        metrics: Of the last update, as the trackers got them.
+        episodes: The last 100 episodes.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        env: EnvLike | gymnasium.vector.VectorEnv,
+        module: nn.Module | None = None,
+        callbacks: Sequence[Callback] = (),
+        folder: RunFolder | None = None,
+        saved: dict[str, Any] | None = None,
+    ):
+        self.settings, self._env, self._module, self._callbacks = settings, env, module, list(callbacks)
+        self.steps = self.updates = 0
+        self.metrics: dict[str, float] = {}
+        self.episodes = EpisodeWindow()
+        self._best_evaluation = -math.inf
+        self._seconds_before = 0.0  # of earlier parts of a resumed run
+        self._torch_rng: torch.Tensor | None = None
+        self._stopped_by = ""
+        train = settings.train
+        self._display = make_display(train.progress, f"{train.env} · {train.algorithm}", train.total_steps)
+        self._parts: Parts = assemble(settings, env, module)
+        try:
+            if train.fine_tune:
+                self._load_weights(train.fine_tune)
+            if saved is not None and folder is not None:
+                self._load(saved, folder)
+            self.folder = folder or RunFolder.create(train.runs, train.env, train.algorithm, train.seed, train.name or None)
+            self._checkpoints = Checkpoints(self.folder.checkpoints, train.keep_checkpoints)
+            words = settings_to_dict(settings)
+            self.folder.write_config(words)
+            self.folder.write_about({"seed": train.seed})
+            self._trackers = make_trackers(
+                train.trackers, self.folder, words, None if saved is None else self.steps, self._display.message
+            )
+        except BaseException:
+            self._parts.close()
+            raise
+        self._every = train.checkpoint_every or max(1, train.total_steps // 10)
+        self._next_checkpoint, self._next_evaluation = self.steps + self._every, self.steps + train.eval_every
+
+    @property
+    def policy(self) -> Policy:
+        """What is trained."""
+        return self._parts.policy
+
+    @property
+    def seconds(self) -> float:
+        """Training time so far, earlier parts of a resumed run included."""
+        return self._seconds_before + time.perf_counter() - self._began
+
+    def run(self) -> Run:
+        """Train until the end, save, evaluate; always closes the envs."""
+        train = self.settings.train
+        self._began, self._first_step = time.perf_counter(), self.steps
+        self._recent: deque[tuple[float, int]] = deque([(self._began, self.steps)])
+        threads = torch.get_num_threads()
+        torch.set_num_threads(train.threads)
+        try:
+            with torch.random.fork_rng(devices=[]), StopSignals(self._ask_to_stop), self._display:
+                self._seed_torch()
+                self._display.start(str(self.folder.path))
+                self._loop()
+                seconds = self.seconds
+                self.save()
+                evaluation = None
+                if self._stopped_by not in ("Ctrl-C", "SIGTERM"):
+                    evaluation = self._evaluate()
+                return self._finish(seconds, evaluation)
+        except HurtleError as error:
+            self._name_last_checkpoint(error)
+            raise
+        finally:
+            torch.set_num_threads(threads)
+            self._parts.close()
+
+    def _seed_torch(self) -> None:
+        """Torch's global stream, which a user's own module may draw from (dropout, its own distributions)."""
+        if self._torch_rng is None:
+            torch.manual_seed(run_seed(self.settings.train.seed))
+        else:
+            torch.set_rng_state(self._torch_rng)
+
+    def _loop(self) -> None:
+        train = self.settings.train
+        while self.steps < train.total_steps and not self._stopped_by:
+            self._update()
+            if self._stopped_by:
+                break
+            if train.eval_every and self.steps >= self._next_evaluation:
+                self._next_evaluation += train.eval_every
+                self._evaluate()
+            if self.steps >= self._next_checkpoint:
+                self._next_checkpoint += self._every
+                self._save_if_possible()
+            target = train.stop_at_return
+            full = self.episodes.count >= self.episodes.size
+            if target is not None and full and self.episodes.mean_return >= target:
+                self._stopped_by = "stop_at_return"
+            if any([callback(self) is False for callback in self._callbacks]):  # noqa: C419 (every callback is called)
+                self._stopped_by = self._stopped_by or "callback"
+        self._stopped_by = self._stopped_by or "total_steps"
+
+    def _update(self) -> None:
+        """One rollout and what is learned from it."""
+        parts, total = self._parts, self.settings.train.total_steps
+        try:
+            stats = parts.collector.collect(parts.rollout)
+        except HurtleError:
+            self._save_if_possible(with_envs=False)  # the policy is that of the last update, whatever happened to an env
+            raise
+        if stats is None:
+            return
+        with parts.timer("learn"):
+            learned = parts.algorithm.update(parts.rollout, max(0.0, 1.0 - self.steps / total))
+        self.steps += parts.rollout.num_valid
+        self.updates += 1
+        self.episodes.add(stats.returns, stats.lengths, stats.metrics)
+        now = time.perf_counter()
+        self._recent.append((now, self.steps))
+        while len(self._recent) > 2 and now - self._recent[0][0] > RATE_SECONDS:
+            self._recent.popleft()
+        (since, before), elapsed = self._recent[0], now - self._recent[0][0]
+        self.metrics = {
+            "steps": self.steps,
+            "updates": self.updates,
+            "seconds": self.seconds,
+            "steps_per_second": (self.steps - before) / elapsed if now > since else math.nan,
+            "episodes": self.episodes.count,
+            "episode_return": self.episodes.mean_return,
+            "episode_return_best": self.episodes.best_return,
+            "episode_length": self.episodes.mean_length,
+            **learned,
+            **{f"episode/{name}": value for name, value in self.episodes.mean_metrics.items()},
+            **{f"time/{stage}": share for stage, share in parts.timer.shares().items()},
+        }
+        self._report(self.metrics)
+
+    def _report(self, metrics: dict[str, float]) -> None:
+        for tracker in self._trackers:
+            tracker.log(metrics, self.steps)
+        self._display.update(metrics)
+
+    def _evaluate(self) -> Evaluation | None:
+        train = self.settings.train
+        if isinstance(self._env, gymnasium.vector.VectorEnv):
+            return None  # there is no way to make another one
+        evaluation = evaluate_policy(
+            self.policy,
+            self._env,
+            episodes=train.eval_episodes,
+            deterministic=not train.eval_sampled,
+            seed=train.seed,
+            backend=train.backend,
+            env_parameters=train.env_parameters,
+            device=train.device,
+            emulate=self._parts.spaces["structure"] is not None,
+        )
+        self._report(
+            {
+                "steps": self.steps,
+                "eval_return": evaluation.mean,
+                "eval_return_low": evaluation.low,
+                "eval_return_high": evaluation.high,
+                "eval_length": float(evaluation.lengths.mean()),
+            }
+        )
+        if train.eval_every and evaluation.mean > self._best_evaluation:
+            self._best_evaluation = evaluation.mean
+            self._checkpoints.save(self.steps, self._state(), best=True)
+        return evaluation
+
+    def _finish(self, seconds: float, evaluation: Evaluation | None) -> Run:
+        path = self.folder.path
+        run = Run(path, self.steps, seconds, self.episodes.mean_return, evaluation, self._stopped_by)
+        summary = {
+            "steps": run.steps,
+            "seconds": run.seconds,
+            "steps_per_second": (self.steps - self._first_step) / max(seconds - self._seconds_before, 1e-9),
+            "mean_return": run.mean_return,
+            "episodes": self.episodes.count,
+            "stopped_by": run.stopped_by,
+            "evaluation": None if evaluation is None else evaluation.summary(),
+        }
+        self.folder.write_summary(summary)
+        for tracker in self._trackers:
+            tracker.finish(summary)
+        self._display.stop()
+        curve = self._plot()
+        if self.settings.train.progress != "quiet":
+            self._display.message(self._closing_words(run, curve))
+        return run
+
+    def _plot(self) -> Path | None:
+        try:
+            return plot_run(self.folder)
+        except HurtleError as error:  # without matplotlib there is no picture, and that is no reason to fail
+            self._display.message(str(error))
+            return None
+
+    def _closing_words(self, run: Run, curve: Path | None) -> str:
+        why = {"total_steps": "Done", "stop_at_return": "Reached the return asked for,"}
+        lines = [
+            f"{why.get(run.stopped_by, f'Stopped by {run.stopped_by},')} after {run.steps:,} steps in {run.seconds:.1f} s."
+        ]
+        if run.evaluation is not None:
+            lines.append(f"evaluation  {run.evaluation}")
+        lines.append(f"run folder  {run.path}")
+        if curve is not None:
+            lines.append(f"curve       {curve}")
+        verbs = ["train --resume"] if run.evaluation is None else ["watch", "eval"]
+        lines += [f"{'' if k else 'next':<12}hurtle {verb} {run.path}" for k, verb in enumerate(verbs)]
+        return "\n".join(lines)
+
+    # Saving and loading.
+
+    def _state(self, with_envs: bool = True) -> dict[str, Any]:
+        collector = self._parts.collector.state_dict()
+        if not with_envs:
+            collector.pop("envs", None)
+        return {
+            "settings": settings_to_dict(self.settings),
+            "spaces": self._parts.spaces,
+            "named_env": isinstance(self._env, str),
+            "named_policy": self._module is None,
+            "policy": self.policy.state_dict(),
+            "algorithm": self._parts.algorithm.state_dict(),
+            "collector": collector,
+            "torch_rng": torch.get_rng_state(),
+            "progress": {
+                "steps": self.steps,
+                "updates": self.updates,
+                "seconds": self.seconds,
+                "best_evaluation": self._best_evaluation,
+                "episodes": self.episodes.state_dict(),
+            },
+        }
+
+    def save(self) -> Path:
+        """Write a checkpoint now; callbacks may call it."""
+        return self._checkpoints.save(self.steps, self._state())
+
+    def _save_if_possible(self, with_envs: bool = True) -> None:
+        """A full disk is no reason to lose what is in memory: say so, and try again at the next checkpoint."""
+        try:
+            self._checkpoints.save(self.steps, self._state(with_envs))
+        except CheckpointError as error:
+            self._display.message(f"warning: {error}")
+
+    def _load(self, saved: dict[str, Any], folder: RunFolder) -> None:
+        progress = saved["progress"]
+        self.steps, self.updates = progress["steps"], progress["updates"]
+        self._seconds_before, self._best_evaluation = progress["seconds"], progress["best_evaluation"]
+        self.episodes.load_state_dict(progress["episodes"])
+        self._torch_rng = saved["torch_rng"]
+        load_weights(self.policy, saved["policy"], folder.path)
+        self._parts.algorithm.load_state_dict(saved["algorithm"])
+        self._parts.collector.load_state_dict(saved["collector"])
+
+    def _load_weights(self, source: str) -> None:
+        path = Path(source)
+        file = path if path.is_file() else Checkpoints(RunFolder.open(path).checkpoints).latest()
+        if file is None:
+            raise CheckpointError(f"fine_tune: {source} has no checkpoint.")
+        load_weights(self.policy, load_checkpoint(file)["policy"], file)
+
+    def _ask_to_stop(self, why: str) -> None:
+        self._stopped_by = why
+        self._display.message(f"{why}: saving …")
+        if (
+            not self._parts.can_resume_exactly
+        ):  # such rollouts may be long; native ones are short, and end where a save is exact
+            self._parts.collector.stop_requested = True
+
+    def _name_last_checkpoint(self, error: HurtleError) -> None:
+        """Add to the error what was saved."""
+        last = self._checkpoints.latest()
+        said = f"Last checkpoint: {last}" if last is not None else "No checkpoint was written yet."
+        error.args = (f"{error} {said}", *error.args[1:])

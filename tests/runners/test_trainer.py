@@ -1,0 +1,307 @@
+"""The loop: runs, run folders, stopping, resuming, fine-tuning, bad input."""
+
+import json
+import os
+import signal
+import threading
+import time
+import tomllib
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+from torch.distributions import Categorical
+
+import hurtle
+from hurtle.errors import CheckpointError, DeviceError, HurtleError, NonFiniteError, UnknownNameError
+from hurtle.tracking.checkpoints import load_checkpoint
+
+QUIET = {"progress": "quiet", "trackers": (), "eval_episodes": 5}
+SMALL = {**QUIET, "preset": False, "num_envs": 4, "num_steps": 16, "minibatch_size": 32, "num_epochs": 2, "hidden_sizes": (16,)}
+
+
+def final_weights(run):
+    return load_checkpoint(max((run.path / "checkpoints").glob("step-*.pt")))["policy"]
+
+
+def stop_after(updates):
+    return lambda trainer: trainer.updates < updates
+
+
+def metrics_of(run, without=("seconds", "steps_per_second")):
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    updates = [line for line in lines if "eval_return" not in line]
+    return [{k: v for k, v in line.items() if k not in without and not k.startswith("time")} for line in updates]
+
+
+@pytest.fixture
+def small(tmp_path):
+    return {**SMALL, "runs": str(tmp_path)}
+
+
+def test_a_run_leaves_a_folder_that_explains_itself(small):
+    run = hurtle.train("cartpole", total_steps=640, **{**small, "trackers": ("tensorboard",)})
+    assert (run.steps, run.stopped_by) == (640, "total_steps")
+    assert run.evaluation is not None
+    assert run.evaluation.episodes == 5
+    files = {path.name for path in run.path.iterdir()}
+    assert {"config.toml", "about.json", "metrics.jsonl", "summary.json", "README.md", "checkpoints", "curve.png"} <= files
+    config = tomllib.loads((run.path / "config.toml").read_text())
+    assert (config["env"], config["num_steps"], config["hidden_sizes"]) == ("cartpole", 16, [16])
+    assert len(metrics_of(run)) >= 10  # one line an update
+    assert json.loads((run.path / "summary.json").read_text())["steps"] == 640
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(small):
+    first, again, other = (hurtle.train("cartpole", total_steps=256, seed=seed, **small) for seed in (1, 1, 2))
+    one, two, three = final_weights(first), final_weights(again), final_weights(other)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert not all(torch.equal(one[name], three[name]) for name in one)
+    assert metrics_of(first) == metrics_of(again)
+
+
+OPTIONS = {
+    "plain": ("cartpole", {}),
+    "annealed": ("cartpole", {"anneal_clip_range": True, "target_kl": 0.01, "optimizer": "adamw"}),
+    "normalized": ("pendulum", {"normalize_observations": True, "reward_mode": "normalize"}),
+    "recurrent": ("memory", {"recurrent": "lstm"}),
+    "agents": ("snake", {"minibatch_size": 64}),
+    "prioritized": ("cartpole", {"priority_alpha": 0.8, "minibatch_size": 32}),
+    "a2c": ("cartpole", {"algorithm": "a2c"}),
+}
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_stopping_and_resuming_gives_bitwise_the_run_that_was_never_stopped(case, small):
+    env, options = OPTIONS[case]
+    settings = {**small, **options}
+    if settings.get("algorithm") == "a2c":
+        settings = {k: v for k, v in settings.items() if k not in ("minibatch_size", "num_epochs")}
+    rows = hurtle.make_vec(env, num_envs=1).num_agents * 4
+    total = 10 * 16 * rows
+    whole = hurtle.train(env, total_steps=total, **settings)
+    half = hurtle.train(env, total_steps=total, callbacks=[stop_after(5)], **settings)
+    assert half.stopped_by == "callback"
+    assert half.steps == total // 2 or case == "agents"  # steps of absent agents do not count
+    resumed = hurtle.train(resume=half)
+    assert resumed.path == half.path
+    assert (resumed.steps, resumed.stopped_by) == (whole.steps, "total_steps")
+    expected, found = final_weights(whole), final_weights(resumed)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert metrics_of(whole) == metrics_of(resumed)
+
+
+def test_a_resumed_run_can_be_made_longer(small):
+    run = hurtle.train("cartpole", total_steps=128, **small)
+    longer = hurtle.train(resume=run, total_steps=256)
+    assert (longer.steps, longer.path) == (256, run.path)
+    assert tomllib.loads((run.path / "config.toml").read_text())["total_steps"] == 256
+
+
+def test_python_envs_resume_with_new_episodes(small):
+    run = hurtle.train("CartPole-v1", total_steps=128, backend="serial", **small)
+    assert hurtle.train(resume=run, total_steps=256).steps == 256
+
+
+def test_a_damaged_checkpoint_names_the_older_one(small):
+    run = hurtle.train("cartpole", total_steps=640, checkpoint_every=128, **small)
+    newest = max((run.path / "checkpoints").glob("step-*.pt"))
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"step-000000000512.pt"):
+        hurtle.train(resume=newest)
+    assert hurtle.train(resume=run, total_steps=704).steps == 704  # a folder takes the newest that is whole
+
+
+def test_a_checkpoint_of_another_policy_is_refused(small):
+    run = hurtle.train("cartpole", total_steps=64, **small)
+    with pytest.raises(CheckpointError, match=r"built differently.*\[16, 4\], expected \[32, 4\]"):
+        hurtle.train(resume=run, total_steps=128, hidden_sizes=(32,))
+
+
+def test_fine_tuning_begins_with_the_weights_and_a_new_optimizer(small):
+    run = hurtle.train("cartpole", total_steps=256, **small)
+    tuned = hurtle.train("cartpole", total_steps=64, learning_rate=1e-9, fine_tune=str(run.path), seed=5, **small)
+    assert tuned.path != run.path
+    before, after = final_weights(run), final_weights(tuned)
+    assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
+
+
+def test_stop_at_return_needs_a_full_window(small):
+    run = hurtle.train("bandit", total_steps=100_000, stop_at_return=0.0, **small)
+    assert run.stopped_by == "stop_at_return"
+    assert run.steps < 5_000
+
+
+def test_callbacks_see_the_run_and_all_are_called(small):
+    seen = []
+    hurtle.train(
+        "cartpole",
+        total_steps=10_000,
+        callbacks=[lambda t: False, lambda t: seen.append((t.steps, t.metrics["entropy"]))],
+        **small,
+    )
+    assert len(seen) == 1
+    assert seen[0][0] == 64
+    assert 0.5 < seen[0][1] <= np.log(2) + 1e-6
+
+
+def test_evaluations_keep_the_best_policy(small):
+    run = hurtle.train("cartpole", total_steps=256, eval_every=128, **small)
+    best = load_checkpoint(run.path / "checkpoints" / "best.pt")
+    assert best["progress"]["steps"] in (128, 256)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("env", ["cartpole", "CartPole-v1"])
+def test_signals_save_and_return(env, number, small):
+    def ask():
+        time.sleep(1.0)
+        os.kill(os.getpid(), number)
+
+    handler = signal.getsignal(number)
+    threading.Thread(target=ask).start()
+    run = hurtle.train(env, total_steps=100_000_000, backend="auto" if env == "cartpole" else "serial", **small)
+    assert run.stopped_by == ("Ctrl-C" if number == signal.SIGINT else "SIGTERM")
+    assert run.evaluation is None
+    assert load_checkpoint(max((run.path / "checkpoints").glob("step-*.pt")))["progress"]["steps"] == run.steps
+    assert signal.getsignal(number) is handler
+    assert hurtle.train(resume=run, total_steps=run.steps + 64).steps >= run.steps + 64
+
+
+class Net(nn.Module):
+    def __init__(self, inputs=4, actions=2):
+        super().__init__()
+        self.body, self.actor, self.critic = nn.Linear(inputs, 8), nn.Linear(8, actions), nn.Linear(8, 1)
+
+    def encode(self, obs):
+        return self.body(obs).tanh()
+
+    def decode(self, features):
+        return Categorical(logits=self.actor(features)), self.critic(features)
+
+
+def test_your_own_module_is_trained_in_place_and_must_be_given_again(small):
+    net = Net()
+    before = net.actor.weight.clone()
+    run = hurtle.train("cartpole", policy=net, total_steps=128, **small)
+    assert not torch.equal(net.actor.weight, before)
+    with pytest.raises(HurtleError, match="policy=module"):
+        hurtle.train(resume=run, total_steps=256)
+    assert hurtle.train(resume=run, policy=Net(), total_steps=256).steps == 256
+
+
+def test_a_ready_vector_env_is_used_as_it_is(small):
+    vec = gymnasium.make_vec("CartPole-v1", num_envs=4, vectorization_mode="sync")
+    run = hurtle.train(vec, total_steps=128, **small)
+    assert run.steps <= 128 + 64
+    assert run.evaluation is None
+
+
+def test_the_global_random_state_and_thread_count_are_left_alone(small):
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    threads = torch.get_num_threads()
+    hurtle.train("cartpole", total_steps=64, **small)
+    assert torch.equal(torch.rand(1), expected)
+    assert torch.get_num_threads() == threads
+
+
+# Bad input.
+
+
+def test_minibatches_must_divide_the_batch(small):
+    with pytest.raises(HurtleError, match=r"minibatch_size=48.*64 steps.*32 or 64"):
+        hurtle.train("cartpole", total_steps=64, **{**small, "minibatch_size": 48})
+
+
+def test_recurrent_minibatches_are_whole_segments(small):
+    with pytest.raises(HurtleError, match="multiple of num_steps=16"):
+        hurtle.train("cartpole", total_steps=64, recurrent="gru", **{**small, "minibatch_size": 8})
+
+
+def test_unknown_words_and_envs_are_refused_with_a_suggestion(small):
+    with pytest.raises(UnknownNameError, match="clip_range"):
+        hurtle.train("cartpole", clip_rang=0.1, **small)
+    with pytest.raises(UnknownNameError, match="cartpole"):
+        hurtle.train("cartpol", **small)
+    assert not list(os.scandir(small["runs"])), "nothing is left behind"
+
+
+def test_a_gpu_that_is_not_there(small):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(DeviceError, match=r"no GPU.*device='cpu'"):
+        hurtle.train("cartpole", device="cuda", **small)
+
+
+@pytest.mark.parametrize(("env", "distribution"), [("cartpole", "gaussian"), ("cartpole", "beta")])
+def test_continuous_distributions_for_discrete_actions_are_refused(env, distribution, small):
+    with pytest.raises(HurtleError, match="Discrete"):
+        hurtle.train(env, distribution=distribution, **small)
+
+
+class PoisonedPython(gymnasium.Env):
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, what="reward"):
+        self.what = what
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        bad = self.count == 100
+        obs = np.full(1, np.nan if bad and self.what == "obs" else 0.0, np.float32)
+        return obs, (np.nan if bad and self.what == "reward" else 1.0), False, False, {}
+
+
+@pytest.mark.parametrize("what", ["reward", "obs"])
+def test_nan_stops_the_run_and_names_env_step_and_checkpoint(what, small):
+    with pytest.raises(NonFiniteError, match=r"env 0 at its step 100.*Last checkpoint: .*step-0000000003\d\d.pt") as caught:
+        hurtle.train(lambda: PoisonedPython(what), total_steps=100_000, backend="serial", checkpoint_every=64, **small)
+    assert ("reward" if what == "reward" else "observation") in str(caught.value)
+    (run,) = os.scandir(small["runs"])
+    newest = max(p.path for p in os.scandir(f"{run.path}/checkpoints"))
+    assert all(torch.isfinite(value).all() for value in load_checkpoint(newest)["policy"].values())
+
+
+def test_a_disk_that_is_full_for_a_while_does_not_end_the_run(small, monkeypatch, capsys):
+    from hurtle.tracking import checkpoints
+
+    real, calls = checkpoints.save_checkpoint, []
+
+    def sometimes(path, state):
+        calls.append(path)
+        if len(calls) == 2:
+            raise CheckpointError(f"The checkpoint {path} could not be written: No space left on device.")
+        real(path, state)
+
+    monkeypatch.setattr(checkpoints, "save_checkpoint", sometimes)
+    run = hurtle.train("cartpole", total_steps=256, checkpoint_every=64, **small)
+    assert run.steps == 256
+    assert len(list((run.path / "checkpoints").glob("step-*.pt"))) == 3
+    assert "No space left" in capsys.readouterr().err
+
+
+def test_memory_stays_under_a_gigabyte(small):
+    import subprocess
+    import sys
+
+    code = (
+        "import hurtle, resource, sys\n"
+        f"hurtle.train('cartpole', total_steps=20_000, progress='quiet', trackers=(), runs={small['runs']!r})\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 if sys.platform == 'linux' else 1024))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout.split()[-1]) < 1_000_000  # KB

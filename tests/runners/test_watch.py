@@ -1,0 +1,197 @@
+"""Watching draws in the terminal or writes videos, and what it plays is what an evaluation plays."""
+
+import io
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hand_made_runs import Fixed, policy_for, write_run
+from rich.console import Console
+
+from hurtle.errors import HurtleError
+from hurtle.native import Box, Discrete, Env, int32
+from hurtle.runners.evaluate import evaluate_policy
+from hurtle.runners.watch import watch_run
+
+imageio = pytest.importorskip("imageio.v2")
+
+
+class Told(Env):
+    """Renders as text."""
+
+    observation_space = Box(0.0, 1.0, (1,))
+    action_space = Discrete(2)
+    max_steps = 3
+
+    class State:
+        time: int32
+
+    def reset(self, state, rng):
+        state.time = 0
+
+    def step(self, state, action, rng):
+        state.time += 1
+        return 2.0, False
+
+    def observe(self, state, obs):
+        obs[0] = 1.0
+
+    def render(self, state):
+        return f"time is {state.time}"
+
+
+class Painted(gymnasium.Env):
+    """A grey picture that gets brighter; three steps."""
+
+    metadata = {"render_modes": ["human", "rgb_array"]}
+    observation_space = spaces.Box(0, 1, (1,))
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return np.ones(1, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        return np.ones(1, np.float32), 1.5, self.time == 3, False, {}
+
+    def render(self):
+        return np.full((30, 41), 60 * self.time, np.uint8)
+
+
+class Unseen(Painted):
+    metadata = {"render_modes": ["human"]}
+
+
+def terminal(width=80, height=24):
+    return Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=width, height=height)
+
+
+def shown(console):
+    return console.file.getvalue()
+
+
+def test_draws_in_the_terminal(tmp_path):
+    path, _ = write_run(tmp_path, "cartpole", parameters={"max_steps": 5})
+    console = terminal(60, 20)
+    results = watch_run(path, episodes=2, fps=1000, console=console)
+    assert results == [(5.0, 5), (5.0, 5)]
+    text = shown(console)
+    assert "▀" in text
+    assert "\x1b[38;2;" in text  # 24-bit colours
+    assert "episode 2  step 5  return 5" in text
+    assert "episode 2: return 5 in 5 steps" in text
+    assert text.count("▀\x1b[0m\n") > 10
+
+
+def test_pictures_fit_into_the_terminal(tmp_path):
+    path, _ = write_run(tmp_path, "cartpole", parameters={"max_steps": 1})
+    console = terminal(30, 10)
+    watch_run(path, fps=1000, console=console)
+    lines = [line.count("▀") for line in shown(console).splitlines()]
+    assert 15 <= max(lines) <= 30
+    assert shown(console).count("…") == 0
+
+
+def test_plays_what_an_evaluation_plays(tmp_path):
+    path, policy = write_run(tmp_path, "cartpole")
+    seen = watch_run(path, seed=3, console=Console(file=io.StringIO()))
+    found = evaluate_policy(policy, "cartpole", episodes=1, seed=3)
+    assert seen == [(found.returns[0], found.lengths[0])]
+    sampled = watch_run(path, seed=3, sampled=True, console=Console(file=io.StringIO()))
+    found = evaluate_policy(policy, "cartpole", episodes=1, seed=3, deterministic=False)
+    assert sampled == [(found.returns[0], found.lengths[0])]
+
+
+def test_without_a_terminal_only_results_are_printed(tmp_path):
+    path, _ = write_run(tmp_path, "cartpole", parameters={"max_steps": 4})
+    console = Console(file=io.StringIO())
+    watch_run(path, episodes=2, fps=1, console=console)  # and nobody waits for a frame
+    assert shown(console) == "episode 1: return 4 in 4 steps\nepisode 2: return 4 in 4 steps\n"
+
+
+def test_text(tmp_path):
+    path, _ = write_run(tmp_path, Told)
+    console = terminal()
+    assert watch_run(path, fps=1000, env=Told, console=console) == [(6.0, 3)]
+    for time in range(4):  # the last picture of the episode, too
+        assert f"time is {time}" in shown(console)
+    with pytest.raises(HurtleError, match="returns text"):
+        watch_run(path, video=tmp_path / "told.gif", env=Told, console=console)
+
+
+def test_gymnasium_envs(tmp_path):
+    path, _ = write_run(tmp_path, Painted)
+    console = terminal()
+    assert watch_run(path, fps=1000, env=Painted, console=console) == [(4.5, 3)]
+    for grey in (0, 60, 120, 180):
+        assert f"38;2;{grey};{grey};{grey}" in shown(console)
+    with pytest.raises(HurtleError, match=r"offers the render modes \['human'\], and ansi or rgb_array is needed"):
+        watch_run(path, env=Unseen, console=console)
+    path, _ = write_run(tmp_path, "FrozenLake-v1")
+    console = terminal()
+    assert watch_run(path, fps=1000, console=console)[0][1] > 0
+    assert "FHFH" in shown(console)  # ansi, where it is offered
+
+
+def test_several_agents(tmp_path):
+    path, _ = write_run(tmp_path, "snake", parameters={"max_steps": 8})
+    console = terminal()
+    results = watch_run(path, episodes=2, fps=1000, console=console)
+    assert [steps for _, steps in results] == [8, 8]
+    assert "▀" in shown(console)
+
+
+@pytest.mark.parametrize("ending", ["gif", "mp4"])
+def test_video(tmp_path, ending):
+    path, _ = write_run(tmp_path, Painted)
+    file = tmp_path / f"painted.{ending}"
+    console = terminal()
+    assert watch_run(path, episodes=2, video=file, fps=10, env=Painted, console=console) == [(4.5, 3)] * 2
+    frames = imageio.mimread(file)
+    assert len(frames) == 8
+    assert frames[0].shape[:2] == (180, 246)  # enlarged six times
+    for frame, grey in zip(frames, [0, 60, 120, 180] * 2, strict=True):
+        assert abs(float(frame[..., :3].mean()) - grey) < 3
+    assert f"wrote {file}" in shown(console).replace("\n", "")
+
+
+def test_bad_videos(tmp_path):
+    path, _ = write_run(tmp_path, "cartpole")
+    with pytest.raises(HurtleError, match=r"'out.avi' must end in .mp4 or .gif"):
+        watch_run(path, video="out.avi")
+    with pytest.raises(HurtleError, match="there is no folder"):
+        watch_run(path, video=tmp_path / "nowhere" / "out.gif")
+    with pytest.raises(HurtleError, match="fps must be an int of at least 1"):
+        watch_run(path, fps=0)
+
+
+def test_an_interrupt_ends_it_cleanly(tmp_path):
+    path, _ = write_run(tmp_path, Painted)
+    calls = []
+
+    class Interrupted(Painted):
+        def step(self, action):
+            calls.append(action)
+            if len(calls) == 15:  # the start-up check takes ten steps
+                raise KeyboardInterrupt
+            return super().step(action)
+
+    console, file = Console(file=io.StringIO()), tmp_path / "cut.gif"
+    results = watch_run(path, episodes=5, video=file, fps=10, env=Interrupted, console=console)
+    assert len(results) < 5
+    assert "Stopped." in shown(console)
+    assert 1 <= len(imageio.mimread(file)) < 20
+
+
+def test_policy_is_the_runs(tmp_path):
+    weights = policy_for("bandit", Fixed([0.0, 9.0, 0.0, 0.0]))[0]
+    path, _ = write_run(tmp_path, "cartpole")
+    with pytest.raises(HurtleError, match="trained on another env"):
+        watch_run(path, env="bandit")
+    assert weights.action_space.n == 4
