@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ Job = Callable[[], int]
 
 _PACKAGES = (
     *("numpy", "numba", "numba-cuda", "torch", "gymnasium", "envpool", "rlox", "minatar"),
-    *("stable-baselines3", "ale-py", "ray", "pufferlib", "cloudpickle"),
+    *("stable-baselines3", "ale-py", "ray", "pufferlib", "pettingzoo", "mpe2", "cloudpickle"),
 )
 
 
@@ -55,6 +56,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": _cpu_name(),
         "cores": free_cores(),
+        **_gpu(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "versions": versions,
@@ -90,6 +92,12 @@ def short(rate: float) -> str:
         if rate >= size:
             return f"{rate / size:.3g}{unit}"
     return f"{rate:.3g}"
+
+
+def _gpu() -> dict[str, str]:
+    """The GPU, if torch was imported and sees one."""
+    torch = sys.modules.get("torch")
+    return {"gpu": torch.cuda.get_device_name()} if torch is not None and torch.cuda.is_available() else {}
 
 
 def _cpu_name() -> str:

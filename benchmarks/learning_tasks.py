@@ -1,0 +1,213 @@
+"""What `learning.py` trains on: tasks, the returns they must reach, and what other libraries report for them.
+
+A task names an env and what differs from the env's preset; nothing here runs anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hurtle.envs.cartpole import BOUNDS, CartPole
+from hurtle.native import Box
+from hurtle.runners.config import Settings, make_settings
+from hurtle.runners.presets import preset_for
+
+Numbers = dict[str, Any]
+"""An evaluation as a result file has it: mean, std, iqm, low, high, episodes."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a task asks for."""
+
+    kind: Literal["at least", "below", "times random", "above random", "none"] = "none"
+    number: float = 0.0
+
+    @property
+    def needs_random(self) -> bool:
+        """Whether a random policy must be measured too."""
+        return "random" in self.kind
+
+    def threshold(self, random: Numbers | None = None) -> float | None:
+        """The return that decides; None where there is none, or while the random policy is not measured."""
+        if not self.needs_random:
+            return None if self.kind == "none" else self.number
+        if random is None:
+            return None
+        return self.number * random["mean"] if self.kind == "times random" else random["high"]
+
+    def is_met(self, value: float, low: float, random: Numbers | None = None) -> bool | None:
+        """Whether a return, whose 95 % interval begins at `low`, meets the goal; None if that cannot be said."""
+        threshold = self.threshold(random)
+        if threshold is None:
+            return None
+        if self.kind == "above random":  # the intervals do not overlap
+            return low > threshold
+        return value < threshold if self.kind == "below" else value >= threshold
+
+    def text(self, random: Numbers | None = None) -> str:
+        """For the table."""
+        threshold = self.threshold(random)
+        if self.kind in ("at least", "below"):
+            return f"{'≥' if self.kind == 'at least' else '<'} {self.number:g}"
+        if self.kind == "none":
+            return "–"
+        what = f"≥ {self.number:g} × random" if self.kind == "times random" else "> random"
+        return what if threshold is None else f"{what}: {threshold:.2f}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A cell of the grid's first axis."""
+
+    about: str
+    env: Any
+    """As `hurtle.train` takes it."""
+    goal: Goal
+    words: dict[str, Any] = field(default_factory=dict)
+    """Settings on top of the env's preset."""
+    sampled: bool = False
+    """Evaluate with sampled actions."""
+    episodes: int = 100
+    """Of the final evaluation."""
+    sb3: str = ""
+    """The Gymnasium id that SB3 trains on; empty: SB3 does not run."""
+    zoo: str = "–"
+    """What SB3's zoo reports, tuned."""
+    cleanrl: str = "–"
+    """What CleanRL reports."""
+
+    def settings(self, seed: int = 0, quick: bool = False) -> Settings:
+        """Everything `hurtle.train` is told."""
+        return make_settings(self.env, self.overrides(seed, quick))
+
+    def overrides(self, seed: int = 0, quick: bool = False) -> dict[str, Any]:
+        """The words for `hurtle.train`, without those that say where files go."""
+        words = {"num_workers": 1, **self.words}  # of native envs; the grid runs several trainings side by side
+        words |= {"seed": seed, "eval_episodes": self.episodes, "eval_sampled": self.sampled}
+        if quick:
+            words |= {"total_steps": 2 * self._rollout(), "eval_episodes": 8}
+        return words
+
+    def _rollout(self) -> int:
+        settings = make_settings(self.env, self.words)
+        return settings.train.num_envs * settings.algorithm.num_steps
+
+
+class MaskedCartPole(CartPole):
+    """CartPole that shows where cart and pole are, not how fast they move: one observation is not enough to act well."""
+
+    observation_space = Box(-BOUNDS[::2], BOUNDS[::2])
+
+    def observe(self, state, obs):
+        """Position and angle."""
+        obs[0] = state.x
+        obs[1] = state.theta
+
+
+def _at_least(number: float) -> Goal:
+    return Goal("at least", number)
+
+
+MASKED = {**preset_for("cartpole", "ppo"), "total_steps": 300_000, "normalize_observations": True}
+"""One configuration for both policies, so that only the memory differs."""
+
+OCEAN = {"sampled": True, "episodes": 4_000}
+"""The returns of single episodes are noise on purpose (bandit, stochastic): many are needed, and they are short."""
+
+# MinAtar's published figures are returns while training, hence sampled; that also ends games in which a policy goes in circles.
+TASKS: dict[str, Task] = {
+    "cartpole_100k": Task(
+        "CartPole, 100K steps",
+        "cartpole",
+        _at_least(495),
+        {"total_steps": 100_000},
+        sb3="CartPole-v1",
+        zoo="500 ± 0 (100K)",
+        cleanrl="490 ± 6 (500K)",
+    ),
+    "pendulum_200k": Task(
+        "Pendulum, 200K steps",
+        "pendulum",
+        _at_least(-180),
+        {"total_steps": 200_000},
+        sb3="Pendulum-v1",
+        zoo="-172 ± 104 (100K, gSDE)",
+    ),
+    "bandit": Task("Ocean: bandit", "bandit", _at_least(0.9), **OCEAN),
+    "memory": Task("Ocean: memory (LSTM)", "memory", _at_least(0.9), **OCEAN),
+    "password": Task("Ocean: password", "password", _at_least(0.9), **OCEAN),
+    "squared": Task("Ocean: squared", "squared", _at_least(0.9), **OCEAN),
+    "stochastic": Task("Ocean: stochastic", "stochastic", _at_least(0.9), **OCEAN),
+    "cartpole_masked_lstm": Task(
+        "CartPole without velocities, LSTM",
+        MaskedCartPole,
+        _at_least(475),
+        {**MASKED, "recurrent": "lstm"},
+        zoo="500 (100K, PPO-LSTM)",
+    ),
+    "cartpole_masked_mlp": Task("CartPole without velocities, no memory", MaskedCartPole, Goal("below", 475), MASKED),
+    "acrobot_1m": Task(
+        "Acrobot, 1M steps",
+        "acrobot",
+        _at_least(-85),
+        {"total_steps": 1_000_000},
+        sb3="Acrobot-v1",
+        zoo="-73.5 ± 18 (1M)",
+        cleanrl="-86.4 ± 1.3",
+    ),
+    "mountain_car_1m": Task(
+        "MountainCar, 1M steps",
+        "mountain_car",
+        _at_least(-115),
+        {"total_steps": 1_000_000},
+        sb3="MountainCar-v0",
+        zoo="-110 ± 20 (1M)",
+        cleanrl="-200",
+    ),
+    "acrobot_process": Task(
+        "Gymnasium's Acrobot-v1 in worker processes, 1M steps",
+        "Acrobot-v1",
+        _at_least(-85),
+        {"total_steps": 1_000_000, "backend": "process", "num_workers": 2},
+        zoo="-73.5 ± 18 (1M)",
+        cleanrl="-86.4 ± 1.3",
+    ),
+    # Without the penalty for dying a return is the food eaten: a random snake's is below zero with it, and no yardstick.
+    "snake": Task(
+        "Snake, four agents, return = food eaten",
+        "snake",
+        Goal("times random", 5),
+        {"env_parameters": {"reward_death": 0.0}},
+        sampled=True,
+    ),
+    "simple_spread": Task(
+        "PettingZoo's MPE simple_spread, three agents",
+        "pettingzoo/mpe/simple_spread_v3",
+        Goal("above random"),
+        {
+            "total_steps": 600_000,
+            "backend": "serial",  # one training per core; workers would fight for it
+            "num_workers": None,
+            "num_envs": 16,
+            "num_steps": 50,
+            "minibatch_size": 400,
+            "num_epochs": 8,
+            "learning_rate": 1e-3,
+            "gamma": 0.95,
+            "normalize_observations": True,
+            "reward_mode": "normalize",
+        },
+    ),
+    **{
+        name: Task(f"MinAtar: {name}, 10M steps", name, goal, {"total_steps": 10_000_000, "device": "auto"}, sampled=True)
+        for name, goal in {
+            "breakout": _at_least(28),
+            "asterix": _at_least(16),
+            "freeway": _at_least(55),
+            "space_invaders": _at_least(130),
+            "seaquest": Goal(),
+        }.items()
+    },
+}
