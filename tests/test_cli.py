@@ -141,7 +141,7 @@ def test_train_reads_a_file_below_the_flags(calls, tmp_path):
     file.write_text("env = 'cartpole'\nalgorithm = 'a2c'\n[a2c]\ngamma = 0.5\nnum_steps = 9\n")
     words = trained_with(calls, "--config", str(file), "--num-steps", "7")
     assert (words["env"], words["algorithm"], words["gamma"], words["num_steps"]) == ("cartpole", "a2c", 0.5, 7)
-    assert trained_with(calls, "pendulum", "--config", str(file), "--algorithm", "ppo")["gamma"] == 0.9  # the preset's
+    assert trained_with(calls, "pendulum", "--config", str(file), "--algorithm", "ppo")["gamma"] == 0.97  # the preset's
     file.write_text("preset = false")
     assert trained_with(calls, "cartpole", f"--config={file}")["num_epochs"] == 4
     assert trained_with(calls, "cartpole", f"--config={file}", "--preset")["num_epochs"] == 20
