@@ -68,7 +68,7 @@ def run_train(arguments: list[str]) -> None:
     if wants_help:
         _print_help(base if env else first)
         return
-    from hurtle.runners.trainer import train
+    from hurtle.runners.train import train
 
     train(**_words(_parse(asked, base)))
 
@@ -90,7 +90,7 @@ def _resume(arguments: list[str], resume: str, config: str, wants_help: bool) ->
             f"{resume} is a run on {before['env']}: leave out {after['env']!r} to go on with it, "
             f"or take over its weights: hurtle train {after['env']} --fine-tune {resume}"
         )
-    from hurtle.runners.trainer import train
+    from hurtle.runners.train import train
 
     changed = {word: value for word, value in after.items() if value != before[word]}
     train(resume=resume, **changed)

@@ -77,7 +77,7 @@ def calls(monkeypatch):
     """What the command line would have called, instead of training."""
     made = []
     trainer = types.SimpleNamespace(train=lambda *args, **words: made.append((args, words)))
-    monkeypatch.setitem(sys.modules, "hurtle.runners.trainer", trainer)
+    monkeypatch.setitem(sys.modules, "hurtle.runners.train", trainer)
     return made
 
 

@@ -28,19 +28,19 @@ class A2CConfig:
     learning_rate: float = 7e-4
     """Step size of the optimizer."""
     anneal_learning_rate: bool = False
-    """Lower the learning rate linearly to zero over the run."""
+    """Lower the rate linearly to 0 over the run."""
     gamma: float = 0.99
     """Discount of future rewards."""
     gae_lambda: float = 1.0
-    """GAE's trade of bias (0) against variance (1); 1 gives n-step returns."""
+    """Bias (0) against variance (1: n-step returns)."""
     entropy_coef: float = 0.01
-    """Weight of the entropy bonus, which keeps the policy exploring."""
+    """Weight of the entropy bonus (exploration)."""
     value_coef: float = 0.5
     """Weight of the value loss."""
     max_grad_norm: float = 0.5
     """Bound of the global norm of the gradients."""
     normalize_advantages: bool = False
-    """Give the advantages of each rollout mean 0 and standard deviation 1."""
+    """To mean 0 and std 1 in each rollout."""
     optimizer: str = "rmsprop"
     """rmsprop, adam, adamw or muon."""
     adam_eps: float = 1e-5

@@ -29,41 +29,41 @@ class PPOConfig:
     num_steps: int = 128
     """Steps per env and rollout."""
     minibatch_size: int = 256
-    """Steps per gradient step; recurrent policies and priorities take whole segments of num_steps."""
+    """Steps per gradient step; divides the batch."""
     num_epochs: int = 4
     """Passes over each rollout."""
     learning_rate: float = 2.5e-4
     """Step size of the optimizer."""
     anneal_learning_rate: bool = True
-    """Lower the learning rate linearly to zero over the run."""
+    """Lower the rate linearly to 0 over the run."""
     gamma: float = 0.99
     """Discount of future rewards."""
     gae_lambda: float = 0.95
     """GAE's trade of bias (0) against variance (1)."""
     clip_range: float = 0.2
-    """How far the ratio of new to old probability may leave 1 before its gradient ends."""
+    """How far the probability ratio may leave 1."""
     anneal_clip_range: bool = False
-    """Lower the clip range linearly to zero over the run."""
+    """Lower the range linearly to 0 over the run."""
     clip_values: bool = True
-    """Clip the change of the values too, by the same range."""
+    """Clip the values' change by clip_range too."""
     entropy_coef: float = 0.01
-    """Weight of the entropy bonus, which keeps the policy exploring."""
+    """Weight of the entropy bonus (exploration)."""
     value_coef: float = 0.5
     """Weight of the value loss."""
     max_grad_norm: float = 0.5
     """Bound of the global norm of the gradients."""
     normalize_advantages: bool = True
-    """Give the advantages of each minibatch mean 0 and standard deviation 1."""
+    """To mean 0 and std 1 in each minibatch."""
     target_kl: float | None = None
-    """End the epochs of an update early once the policy has moved this far."""
+    """End an update's epochs early beyond this KL."""
     shuffle: bool = True
-    """Draw minibatches at random; otherwise they are consecutive steps."""
+    """Draw minibatches at random, else in order."""
     priority_alpha: float = 0.0
-    """Draw segments with probability ∝ (sum of |advantage|)^alpha; 0 draws all alike."""
+    """Draw segments by (sum |advantage|)^alpha; 0: off."""
     priority_beta: float = 0.2
-    """Exponent of the importance weights that make up for the priorities; rises to 1 over the run."""
+    """Their importance weights' exponent; rises to 1."""
     vtrace: bool = False
-    """Correct advantages by V-trace before each epoch, for steps of older policies (asynchronous pools)."""
+    """V-trace: correct steps of older policies."""
     rho_clip: float = 1.0
     """V-trace: bound of the ratio in the TD errors."""
     c_clip: float = 1.0

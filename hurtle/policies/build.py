@@ -35,19 +35,19 @@ class PolicyConfig:
     """What network a policy has."""
 
     policy: str = "auto"
-    """auto, mlp, grid_cnn, nature_cnn, structured, or your own: my_policy.py:Class."""
+    """auto, mlp, grid_cnn, nature_cnn, structured, or my_policy.py:Class."""
     hidden_sizes: tuple[int, ...] = (64, 64)
-    """Width of each hidden layer (mlp; structured: after its leaves)."""
+    """Widths of the hidden layers (mlp, structured)."""
     activation: str = "tanh"
-    """tanh or relu (mlp, structured; convolutions have relu)."""
+    """tanh or relu (mlp, structured; CNNs have relu)."""
     separate_networks: bool | None = None
-    """Actor and critic share no layer; by default so for an mlp without memory."""
+    """Actor, critic apart; none: mlp without memory."""
     distribution: str = "auto"
-    """Of Box actions: auto (gaussian), gaussian, squashed_gaussian, beta."""
+    """Box: auto, gaussian, squashed_gaussian or beta."""
     log_std_init: float = 0.0
     """Where a Gaussian's log standard deviation begins."""
     orthogonal_init: bool = True
-    """Orthogonal weights: gain sqrt(2), 0.01 for the policy head, 1 for the value head; zero biases."""
+    """PPO's orthogonal weights and zero biases."""
     recurrent: str = "none"
     """Memory: none, lstm, gru, mingru."""
 
@@ -150,7 +150,9 @@ def _zeros(space: spaces.Space, normalizer: ObservationNormalizer | None) -> Ten
     if space.shape is None or space.dtype is None or isinstance(space, spaces.Text):
         raise HurtleError(f"A policy takes flat observations, got {space}; hurtle.emulate(env) flattens them.")
     obs = torch.from_numpy(np.zeros((_TRIAL_ROWS, *space.shape), space.dtype))
-    return obs if normalizer is None else normalizer.normalize(obs)
+    if normalizer is not None:
+        return normalizer.normalize(obs)
+    return obs.float() if obs.is_floating_point() else obs  # rollouts store float32 whatever the space says
 
 
 def _trial(network: nn.Module, obs: Tensor) -> tuple[int, Distribution]:

@@ -46,6 +46,7 @@ class Parts:
     algorithm: PPO | A2C
     spaces: dict[str, Any]  # as a checkpoint holds them
     timer: Timer
+    owns_envs: bool  # a vector that the user made is the user's to close
 
     @property
     def can_resume_exactly(self) -> bool:
@@ -54,7 +55,8 @@ class Parts:
 
     def close(self) -> None:
         """End the envs and their workers."""
-        self.collector.close()
+        if self.owns_envs:
+            self.collector.close()
 
 
 def assemble(settings: Settings, env: EnvLike | gymnasium.vector.VectorEnv, module: nn.Module | None = None) -> Parts:
@@ -90,14 +92,21 @@ def assemble(settings: Settings, env: EnvLike | gymnasium.vector.VectorEnv, modu
             **train.env_parameters,
         )
     try:
-        return _join(settings, vec, module, own_actions, seed, device)
+        return _join(settings, vec, module, own_actions, seed, device, vec is not env)
     except BaseException:
-        vec.close()
+        if vec is not env:
+            vec.close()
         raise
 
 
 def _join(
-    settings: Settings, vec: Any, module: nn.Module | None, own_actions: spaces.Space | None, seed: int, device: torch.device
+    settings: Settings,
+    vec: Any,
+    module: nn.Module | None,
+    own_actions: spaces.Space | None,
+    seed: int,
+    device: torch.device,
+    owns_envs: bool,
 ) -> Parts:
     train, config = settings.train, settings.algorithm
     observation_space = getattr(vec, "agent_observation_space", vec.single_observation_space)
@@ -129,7 +138,7 @@ def _join(
     described["structure"] = (
         None if own_actions is None else {"observation": layout_to_dict(vec.layout), "action": space_to_dict(own_actions)}
     )
-    return Parts(policy, collector, rollout, algorithm, described, timer)
+    return Parts(policy, collector, rollout, algorithm, described, timer, owns_envs)
 
 
 def _check_batches(config: PPOConfig | A2CConfig, num_rows: int, is_recurrent: bool) -> None:

@@ -101,7 +101,7 @@ def run_sanity(envs: Sequence[str] = (), seed: int = 0, device: str = "cpu", con
 
 def _score(name: str, seed: int, device: str, folder: str) -> float:
     """The mean return after training."""
-    from hurtle.runners.trainer import train
+    from hurtle.runners.train import train
 
     quiet: dict[str, Any] = {"progress": "quiet", "trackers": (), "runs": folder}
     run = train(name, total_steps=SUITE[name].total_steps, device=device, seed=seed, eval_sampled=True, **quiet)

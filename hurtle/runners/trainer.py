@@ -1,4 +1,4 @@
-"""`hurtle.train`: the local loop: collect, learn, report, evaluate, save, until the steps are done or someone asks to stop.
+"""`Trainer`: the local loop: collect, learn, report, evaluate, save, until the steps are done or someone asks to stop.
 
 settings → parts (assembly.py) → loop → run folder. Knows nothing of how an update is computed.
 """
@@ -21,7 +21,7 @@ from hurtle.envs.registry import EnvLike
 from hurtle.errors import CheckpointError, HurtleError
 from hurtle.policies.policy import Policy
 from hurtle.runners.assembly import Parts, assemble, run_seed
-from hurtle.runners.config import Settings, make_settings, settings_from_dict, settings_to_dict
+from hurtle.runners.config import Settings, settings_to_dict
 from hurtle.runners.evaluate import Evaluation, evaluate_policy
 from hurtle.runners.restore import load_weights
 from hurtle.runners.signals import StopSignals
@@ -59,88 +59,6 @@ class Run:
     stopped_by: str
 
 
-def train(
-    env: EnvLike | gymnasium.vector.VectorEnv | None = None,
-    algorithm: str | None = None,
-    total_steps: int | None = None,
-    device: str | None = None,
-    seed: int | None = None,
-    *,
-    policy: nn.Module | str | None = None,
-    callbacks: Sequence[Callback] = (),
-    config: str | Path | None = None,
-    resume: str | Path | Run | None = None,
-    **overrides: Any,
-) -> Run:
-    """Train a policy; everything about the run is kept in a folder of its own.
-
-    Args:
-        env: A native env's short name or class, a Gymnasium id, "my_env.py:MyEnv", a callable that makes an env, or a ready
-            vector env.
-        algorithm: "ppo" (default) or "a2c".
-        total_steps: Steps in all, summed over envs and agents.
-        device: Of the networks: "cpu" (default), "cuda", "cuda:1" or "auto".
-        seed: The same seed gives the same run.
-        policy: "auto", "mlp", "grid_cnn", "nature_cnn", "structured", "my_policy.py:MyPolicy", or your own `torch.nn.Module`
-            with `encode` and `decode`, which is trained in place.
-        callbacks: Called with the `Trainer` after every update; one that returns False ends the run.
-        config: A TOML file of settings.
-        resume: A run folder, "latest" or a checkpoint file: go on where it stopped. Overrides apply, such as more total_steps.
-        **overrides: Any setting, flat: `num_envs=16, clip_range=0.1, hidden_sizes=(64, 64)`; `hurtle train --help` lists them.
-
-    Raises:
-        UnknownNameError: A setting or env that does not exist; the message suggests the nearest.
-        HurtleError: Settings that contradict each other, the env or the machine.
-
-    Example:
-        >>> run = train("bandit", total_steps=20_000, progress="quiet", trackers=(), runs=tmp, eval_episodes=20)
-        >>> run.mean_return > 0.9, run.stopped_by
-        (True, 'total_steps')
-    """
-    given: dict[str, Any] = {"algorithm": algorithm, "total_steps": total_steps, "device": device, "seed": seed}
-    module = policy if isinstance(policy, nn.Module) else None
-    if policy is not None and module is None:
-        given["policy"] = policy
-    words = {**{word: value for word, value in given.items() if value is not None}, **overrides}
-    if resume is not None:
-        if config is not None:
-            raise HurtleError(
-                "resume goes on with the run's own settings; leave out config, and give what changes as overrides."
-            )
-        return _resume(resume, env, words, module, callbacks)
-    settings = make_settings(_name_of(env), words, config)
-    return Trainer(settings, settings.train.env if env is None else env, module, callbacks).run()
-
-
-def _name_of(env: Any) -> Any:
-    if isinstance(env, gymnasium.vector.VectorEnv):
-        return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
-    return env
-
-
-def _resume(
-    source: str | Path | Run, env: Any, words: dict[str, Any], policy: nn.Module | None, callbacks: Sequence[Callback]
-) -> Run:
-    path = source.path if isinstance(source, Run) else Path(source)
-    if path.is_file():
-        file: Path | None = path
-        folder = RunFolder(path.parent.parent)
-    else:
-        folder = RunFolder.open(path)
-        file = Checkpoints(folder.checkpoints).latest()
-    if file is None:
-        raise CheckpointError(f"{folder.path} has no checkpoint to resume from.")
-    saved = load_checkpoint(file)
-    settings = settings_from_dict({**saved["settings"], **words})
-    if env is None and not saved["named_env"]:
-        raise HurtleError(
-            f"{folder.path} was trained on {settings.train.env}, which has no name: pass it, train(env, resume=…)."
-        )
-    if policy is None and not saved["named_policy"]:
-        raise HurtleError(f"{folder.path} was trained with your own module: pass it, train(policy=module, resume=…).")
-    return Trainer(settings, settings.train.env if env is None else env, policy, callbacks, folder, saved).run()
-
-
 class Trainer:
     """One run. `train` makes it; callbacks get it.
 
@@ -171,6 +89,7 @@ class Trainer:
         self._seconds_before = 0.0  # of earlier parts of a resumed run
         self._torch_rng: torch.Tensor | None = None
         self._stopped_by = ""
+        self._evaluating = False
         train = settings.train
         self._display = make_display(train.progress, f"{train.env} · {train.algorithm}", train.total_steps)
         self._parts: Parts = assemble(settings, env, module)
@@ -242,10 +161,10 @@ class Trainer:
             if self._stopped_by:
                 break
             if train.eval_every and self.steps >= self._next_evaluation:
-                self._next_evaluation += train.eval_every
+                self._next_evaluation = self.steps + train.eval_every
                 self._evaluate()
             if self.steps >= self._next_checkpoint:
-                self._next_checkpoint += self._every
+                self._next_checkpoint = self.steps + self._every
                 self._save_if_possible()
             target = train.stop_at_return
             full = self.episodes.count >= self.episodes.size
@@ -293,23 +212,30 @@ class Trainer:
     def _report(self, metrics: dict[str, float]) -> None:
         for tracker in self._trackers:
             tracker.log(metrics, self.steps)
-        self._display.update(metrics)
+        self._display.update({**self.metrics, **metrics})
 
     def _evaluate(self) -> Evaluation | None:
+        """Play fresh episodes; None if that is not possible, or was interrupted."""
         train = self.settings.train
         if isinstance(self._env, gymnasium.vector.VectorEnv):
             return None  # there is no way to make another one
-        evaluation = evaluate_policy(
-            self.policy,
-            self._env,
-            episodes=train.eval_episodes,
-            deterministic=not train.eval_sampled,
-            seed=train.seed,
-            backend=train.backend,
-            env_parameters=train.env_parameters,
-            device=train.device,
-            emulate=self._parts.spaces["structure"] is not None,
-        )
+        self._evaluating = True
+        try:
+            evaluation = evaluate_policy(
+                self.policy,
+                self._env,
+                episodes=train.eval_episodes,
+                deterministic=not train.eval_sampled,
+                seed=train.seed,
+                backend=train.backend,
+                env_parameters=train.env_parameters,
+                device=train.device,
+                emulate=self._parts.spaces["structure"] is not None,
+            )
+        except KeyboardInterrupt:
+            return None
+        finally:
+            self._evaluating = False
         self._report(
             {
                 "steps": self.steps,
@@ -420,6 +346,8 @@ class Trainer:
 
     def _ask_to_stop(self, why: str) -> None:
         self._stopped_by = why
+        if self._evaluating:  # nothing is lost by leaving off in the middle
+            raise KeyboardInterrupt
         self._display.message(f"{why}: saving …")
         if (
             not self._parts.can_resume_exactly
