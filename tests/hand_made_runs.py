@@ -5,8 +5,7 @@ from torch import nn
 from torch.distributions import Categorical
 
 from hurtle.policies.build import build_policy
-from hurtle.policies.spaces import space_to_dict
-from hurtle.runners.assembly import env_structure
+from hurtle.runners.assembly import describe_spaces, structured_actions
 from hurtle.runners.config import make_settings, settings_to_dict
 from hurtle.tracking.checkpoints import Checkpoints
 from hurtle.tracking.run_folder import RunFolder
@@ -40,8 +39,7 @@ def policy_for(env, module=None, emulate=False, parameters=None, **overrides):
             normalize_observations=settings.train.normalize_observations,
             module=module,
         )
-    structure = env_structure(env, parameters) if emulate else None
-    described = {"observation": space_to_dict(spaces[0]), "action": space_to_dict(spaces[1]), "structure": structure}
+        described = describe_spaces(vec, structured_actions(env, parameters) if emulate else None)
     return policy, settings, described
 
 

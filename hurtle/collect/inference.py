@@ -42,11 +42,8 @@ class Actor:
         self.state = policy.initial_state(num_rows, self.device)
 
     def see(self, obs: np.ndarray) -> Tensor:
-        """Observations as the policy sees them, on its device: normalized, if it normalizes, else as rollouts store them."""
-        seen = torch.from_numpy(obs).to(self.device)
-        if self.policy.normalizer is not None:
-            return self.policy.normalizer.normalize(seen)
-        return seen.to(torch_dtype(self.policy.observation_space.dtype))
+        """Observations as the policy sees them, on its device."""
+        return see(self.policy, obs, self.device)
 
     @torch.no_grad()
     def act(
@@ -106,3 +103,11 @@ class Actor:
             self._steps[:] = int(saved["steps"].max())
         if with_state:
             self.state = tuple(part.to(self.device) for part in saved["state"])
+
+
+def see(policy: Policy, obs: np.ndarray, device: torch.device) -> Tensor:
+    """Observations `[batch, …]` as the policy sees them: normalized if it normalizes, else in the dtype rollouts store."""
+    seen = torch.as_tensor(obs, device=device)
+    if policy.normalizer is not None:
+        return policy.normalizer.normalize(seen)
+    return seen.to(torch_dtype(policy.observation_space.dtype))

@@ -13,13 +13,14 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from hurtle.collect.inference import see
 from hurtle.emulation.leaves import tree_leaves
 from hurtle.errors import EmulationError, HurtleError, NonFiniteError
 from hurtle.native.rng import seed_range, stream_states
 from hurtle.native.uniforms import uniforms
 from hurtle.policies.policy import Policy
 from hurtle.runners.config import settings_to_dict
-from hurtle.runners.playing import choose, nan_rows, see
+from hurtle.runners.playing import choose, nan_rows
 from hurtle.runners.restore import Restored, find_checkpoint, restore
 
 LOADED_STREAM = 0x6C6F61  # sampled actions of a loaded policy: a stream that nothing else draws from

@@ -109,8 +109,7 @@ def _join(
     owns_envs: bool,
 ) -> Parts:
     train, config = settings.train, settings.algorithm
-    observation_space = getattr(vec, "agent_observation_space", vec.single_observation_space)
-    action_space = getattr(vec, "agent_action_space", vec.single_action_space)
+    observation_space, action_space = row_spaces(vec)
     num_rows = int(vec.num_envs) * int(getattr(vec, "num_agents", 1))
     policy = build_policy(
         settings.policy,
@@ -134,11 +133,22 @@ def _join(
         algorithm = PPO(policy, config, train.seed, train.compile, autocast)
     else:
         algorithm = A2C(policy, config, train.seed, train.compile, autocast)
-    described: dict[str, Any] = {"observation": space_to_dict(observation_space), "action": space_to_dict(action_space)}
-    described["structure"] = (
-        None if own_actions is None else {"observation": layout_to_dict(vec.layout), "action": space_to_dict(own_actions)}
-    )
-    return Parts(policy, collector, rollout, algorithm, described, timer, owns_envs)
+    return Parts(policy, collector, rollout, algorithm, describe_spaces(vec, own_actions), timer, owns_envs)
+
+
+def row_spaces(vec: Any) -> tuple[spaces.Space, spaces.Space]:
+    """The spaces of one row: of one agent, where a vector has several."""
+    observation = getattr(vec, "agent_observation_space", vec.single_observation_space)
+    return observation, getattr(vec, "agent_action_space", vec.single_action_space)
+
+
+def describe_spaces(vec: Any, own_actions: spaces.Space | None) -> dict[str, Any]:
+    """What a checkpoint tells about spaces: a row's, and how the env's own, if it is emulated, lie in them."""
+    observation, action = row_spaces(vec)
+    structure: dict[str, Any] | None = None
+    if own_actions is not None:
+        structure = {"observation": layout_to_dict(vec.layout), "action": space_to_dict(own_actions)}
+    return {"observation": space_to_dict(observation), "action": space_to_dict(action), "structure": structure}
 
 
 def _check_batches(config: PPOConfig | A2CConfig, num_rows: int, is_recurrent: bool) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hurtle.buffers.rollout import torch_dtype
+from hurtle.collect.inference import see
 from hurtle.emulation.layout import SpaceLayout
 from hurtle.emulation.leaves import tree_leaves
 from hurtle.errors import DeviceError, HurtleError, NonFiniteError
@@ -60,7 +60,6 @@ class Player:
         self._steps = np.zeros(self._rows, np.int64)
         self._state = policy.initial_state(self._rows, device=self._device)
         self._starts = np.ones(self._rows, np.bool_)
-        self._present = np.ones(self._rows, np.bool_)
 
     def act(self, obs: Any, infos: dict[str, Any]) -> np.ndarray:
         """Actions for what `vec.reset` or `vec.step` returned."""
@@ -69,8 +68,8 @@ class Player:
         rows = obs.reshape(self._rows, *shape)
         present = np.asarray(infos["agent_mask"]).reshape(-1) if "agent_mask" in infos else np.ones(self._rows, np.bool_)
         self._check_numbers(rows, present)
-        starts = self._starts | (present & ~self._present)  # also who comes back in the middle of an episode
-        self._starts, self._present = np.zeros(self._rows, np.bool_), present.copy()
+        starts = self._starts
+        self._starts = starts & ~present  # an absent agent's first step is yet to come
         mask = np.asarray(infos["action_mask"], np.bool_).reshape(self._rows, -1) if "action_mask" in infos else None
         drawn = None if self._deterministic else uniforms(self._streams, self._steps, self.policy.num_uniforms)
         self._steps += 1
@@ -86,7 +85,7 @@ class Player:
             over: bool [envs]: which envs are over as a whole.
         """
         ended = (terminated | truncated).reshape(len(over), -1) | over[:, None]
-        self._starts = ended.reshape(-1)
+        self._starts |= ended.reshape(-1)
 
     def _check_numbers(self, rows: np.ndarray, present: np.ndarray) -> None:
         bad = nan_rows(rows, self._layout) & present
@@ -128,14 +127,6 @@ def choose(
     distribution, _, state = policy(see(policy, rows, device), state, tensor(mask), tensor(starts))
     raw = distribution.mode() if drawn is None else distribution.sample(tensor(drawn))
     return policy.head.env_actions(raw.cpu().numpy()), state
-
-
-def see(policy: Policy, rows: np.ndarray, device: torch.device) -> Tensor:
-    """Observations [B, …] as the policy sees them: normalized if it normalizes, else in the dtype it was trained with."""
-    tensor = torch.as_tensor(rows, device=device)
-    if policy.normalizer is not None:
-        return policy.normalizer.normalize(tensor)
-    return tensor.to(torch_dtype(policy.observation_space.dtype))
 
 
 def nan_rows(rows: np.ndarray, layout: SpaceLayout | None) -> np.ndarray:
