@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.bench-ready
+JOBS ?= 2
 
-.PHONY: help setup demo test test-slow test-gpu check bench clean
+.PHONY: help setup demo test test-slow test-gpu check bench bench-learning clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
@@ -24,7 +25,7 @@ $(BENCH_READY): $(READY)
 
 setup: $(READY)  ## Create .venv with everything in it
 
-demo: setup  ## See it work: native CartPole beside Gymnasium
+demo: setup  ## See it work: train CartPole until it is solved
 	@$(BIN)/python examples/demo.py
 
 test: setup  ## Run the tests (under 12 minutes on two cores)
@@ -44,6 +45,10 @@ check: setup  ## Lint, format check, types
 bench: $(BENCH_READY)  ## Benchmarks beside the peers; results go to benchmarks/results/
 	@$(BIN)/python benchmarks/envs.py
 	@$(BIN)/python benchmarks/vector.py
+	@$(BIN)/python benchmarks/compile.py
+
+bench-learning: setup  ## The learning grid, hours: what is not finished yet, JOBS=2 at a time, then docs/learning.md
+	@$(BIN)/python benchmarks/learning.py --jobs $(JOBS)
 
 clean:  ## Remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist
