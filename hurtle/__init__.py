@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hurtle.emulation.wrap import emulate
     from hurtle.envs.registry import make, register
     from hurtle.errors import HurtleError
-    from hurtle.runners.train import train
+    from hurtle.runners.training import train
     from hurtle.vector.factory import make_vec
 
 __version__ = "0.1.0"
@@ -24,7 +24,7 @@ _HOMES = {
     "make": "hurtle.envs.registry",
     "make_vec": "hurtle.vector.factory",
     "register": "hurtle.envs.registry",
-    "train": "hurtle.runners.train",
+    "train": "hurtle.runners.training",
 }
 
 

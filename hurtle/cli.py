@@ -9,13 +9,21 @@ import inspect
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from hurtle import __version__
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
+from hurtle.runners.values import fit
 
+Runs = Annotated[str, tyro.conf.arg(metavar="DIR")]
+EnvName = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: the run's)")]
+EnvParameters = Annotated[
+    tuple[str, ...], tyro.conf.arg(metavar="[NAME=VALUE ...]", help_behavior_hint="(default: the run's, on its env)")
+]
 RunArgument = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
 
@@ -31,10 +39,12 @@ def evaluate(
     run: RunArgument,
     episodes: int = 100,
     sampled: Switch = False,
-    env: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: the run's)")] = None,
+    env: EnvName = None,
+    env_parameters: EnvParameters = (),
     seed: int = 0,
     num_envs: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: what is fast)")] = None,
     device: str = "cpu",
+    runs: Runs = "runs",
 ) -> None:
     """Score a trained policy over many episodes, with confidence.
 
@@ -43,13 +53,25 @@ def evaluate(
         episodes: How many.
         sampled: Sample actions; otherwise the most likely one is taken.
         env: Another env with the same spaces.
+        env_parameters: The env's own, such as gravity=1.6.
         seed: Of the episodes; the same for every policy that is compared.
         num_envs: Envs side by side.
         device: cpu, cuda, cuda:1 or auto.
+        runs: Folder of the runs, for latest and for names.
     """
     from hurtle.runners.evaluate import evaluate_run
 
-    print(evaluate_run(run, episodes=episodes, sampled=sampled, env=env, seed=seed, num_envs=num_envs, device=device))
+    found = evaluate_run(
+        _find(run, runs),
+        episodes=episodes,
+        sampled=sampled,
+        env=env,
+        env_parameters=_pairs(env_parameters),
+        seed=seed,
+        num_envs=num_envs,
+        device=device,
+    )
+    print(found)
 
 
 def watch(
@@ -59,6 +81,10 @@ def watch(
     fps: int = 30,
     seed: int = 0,
     sampled: Switch = False,
+    env: EnvName = None,
+    env_parameters: EnvParameters = (),
+    device: str = "cpu",
+    runs: Runs = "runs",
 ) -> None:
     """Watch a trained policy play, in the terminal or as a video.
 
@@ -69,10 +95,38 @@ def watch(
         fps: Pictures per second.
         seed: Of the episodes.
         sampled: Sample actions; otherwise the most likely one is taken.
+        env: Another env with the same spaces.
+        env_parameters: The env's own, such as gravity=1.6.
+        device: cpu, cuda, cuda:1 or auto.
+        runs: Folder of the runs, for latest and for names.
     """
     from hurtle.runners.watch import watch_run
 
-    watch_run(run, episodes=episodes, video=video, fps=fps, seed=seed, sampled=sampled)
+    watch_run(
+        _find(run, runs),
+        episodes=episodes,
+        video=video,
+        fps=fps,
+        seed=seed,
+        sampled=sampled,
+        env=env,
+        env_parameters=_pairs(env_parameters),
+        device=device,
+    )
+
+
+def _find(run: str, runs: str) -> str:
+    """The run's folder, or the checkpoint file itself."""
+    from hurtle.tracking.run_folder import RunFolder
+
+    return run if Path(run).is_file() else str(RunFolder.open(run, runs).path)
+
+
+def _pairs(texts: tuple[str, ...]) -> dict[str, Any]:
+    try:
+        return fit(list(texts), dict[str, Any])
+    except ValueError as error:
+        raise HurtleError(f"--env-parameters {error}") from None
 
 
 def sanity(
@@ -257,6 +311,45 @@ VERBS: dict[str, Callable[..., int | None]] = {
 }
 
 
+def _numbers(arguments: list[str]) -> ConstructorRegistry:
+    """Numbers are read as everywhere in Hurtle, and a mistake is an error like all others."""
+    registry = ConstructorRegistry()
+
+    @registry.primitive_rule
+    def rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+        if info.type not in (int, float, int | None):
+            return None
+
+        def read(texts: list[str]) -> Any:
+            try:
+                return fit(texts[0], info.type)
+            except ValueError as error:
+                raise HurtleError(f"{_flag_of(texts[0], arguments)} {error}") from None
+
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="FLOAT" if info.type is float else "INT",
+            instance_from_str=read,
+            is_instance=lambda value: isinstance(value, int | float | None),
+            str_from_instance=lambda value: [str(value)],
+        )
+
+    return registry
+
+
+def _flag_of(text: str, arguments: list[str]) -> str:
+    """The flag that was given this value."""
+    flag = ""
+    for argument in arguments:
+        if argument.startswith("--"):
+            flag, _, value = argument.partition("=")
+        else:
+            value = argument
+        if value == text:
+            break
+    return flag
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -275,6 +368,7 @@ def main(arguments: list[str] | None = None) -> int:
             description=f"Hurtle {__version__}: reinforcement learning in Python at the speed of the hardware.",
             args=arguments or ["--help"],
             config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+            registry=_numbers(arguments),
         )
     except HurtleError as error:
         print(f"hurtle: error: {error}", file=sys.stderr)

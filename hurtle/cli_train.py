@@ -21,13 +21,16 @@ from hurtle.errors import HurtleError
 from hurtle.runners.config import (
     Settings,
     TrainConfig,
+    checked_words,
     make_settings,
     read_settings_file,
+    setting_types,
     settings_from_dict,
     settings_to_dict,
     unknown_setting,
 )
-from hurtle.runners.values import fit, shown
+from hurtle.runners.presets import preset_for
+from hurtle.runners.values import shown
 
 _EXAMPLES = """\
   hurtle train cartpole
@@ -38,7 +41,8 @@ _EXAMPLES = """\
 # The help shows the words of TrainConfig in these groups; those of the policy and the algorithm are groups of their own.
 _GROUPS = {
     "Run": "algorithm total_steps seed device stop_at_return fine_tune preset compile precision threads",
-    "Envs": "num_envs backend num_workers pool_batch_size env_parameters normalize_observations observation_clip "
+    "Envs": "num_envs backend num_workers pool_batch_size step_timeout restart_workers env_parameters "
+    "normalize_observations observation_clip "
     "reward_mode reward_clip",
     "Results": "eval_every eval_episodes eval_sampled checkpoint_every keep_checkpoints runs name progress trackers",
 }
@@ -57,7 +61,8 @@ def run_train(arguments: list[str]) -> None:
     algorithm = _given(asked, "--algorithm")
     words: dict[str, Any] = read_settings_file(config, algorithm) if config else {}
     algorithm = algorithm or words.get("algorithm", "ppo")
-    first = _parse(asked, settings_from_dict(words | {"algorithm": algorithm}))  # to learn ENV; then again on its preset
+    base = settings_from_dict(words | {"algorithm": algorithm})
+    first = _parse(asked, base)  # to learn ENV; then again on its preset
     env = first.train.env
     if not env and not wants_help:
         raise HurtleError(
@@ -66,34 +71,38 @@ def run_train(arguments: list[str]) -> None:
     if env:
         base = make_settings(env, {"algorithm": algorithm, "preset": first.train.preset}, config or None)
     if wants_help:
-        _print_help(base if env else first)
+        _print_help(base)
         return
-    from hurtle.runners.train import train
+    from hurtle.runners.training import train
 
-    train(**_words(_parse(asked, base)))
+    train(**settings_to_dict(_settings(asked, base)))
 
 
 def _resume(arguments: list[str], resume: str, config: str, wants_help: bool) -> None:
     from hurtle.tracking.run_folder import RunFolder
 
     file = Path(resume)
-    folder = RunFolder.open(file.parent.parent if file.is_file() else resume)  # a checkpoint is RUN/checkpoints/step-….pt
+    runs = _given(arguments, "--runs") or "runs"
+    folder = RunFolder.open(file.parent.parent if file.is_file() else resume, runs)  # a checkpoint is RUN/checkpoints/step-….pt
     base = settings_from_dict(folder.read_config())
     if wants_help:
         _print_help(base)
         return
     if config:
         raise HurtleError("--resume goes on with the settings of the run: leave out --config.")
-    before, after = _words(base), _words(_parse(arguments, base))
-    if after["env"] != before["env"]:
+    settings = _settings(arguments, base)
+    before, after = base.train.env, settings.train.env
+    if after != before:
         raise HurtleError(
-            f"{resume} is a run on {before['env']}: leave out {after['env']!r} to go on with it, "
-            f"or take over its weights: hurtle train {after['env']} --fine-tune {resume}"
+            f"{resume} is a run on {before}: leave out {after!r} to go on with it, "
+            f"or take over its weights: hurtle train {after} --fine-tune {resume}"
         )
-    from hurtle.runners.train import train
+    from hurtle.runners.training import train
 
-    changed = {word: value for word, value in after.items() if value != before[word]}
-    train(resume=resume, **changed)
+    # The flags as given, not what differs from config.toml: that already has those of a resume that crashed before it saved.
+    words = settings_to_dict(settings)
+    source = resume if file.is_file() else str(folder.path)
+    train(resume=source, **{word: words[word] for word in _flags(arguments) if word in words})
 
 
 def _given(arguments: list[str], flag: str) -> str:
@@ -103,16 +112,59 @@ def _given(arguments: list[str], flag: str) -> str:
         name, equals, rest = argument.partition("=")
         if name == flag:
             value = rest if equals else following
+            if not value or (not equals and value.startswith("--")):
+                raise HurtleError(f"{flag} needs a value.")
     return value
 
 
-def _words(settings: Settings) -> dict[str, Any]:
-    """The flat words of settings that were parsed but not checked yet, checked."""
-    return settings_to_dict(settings_from_dict(settings_to_dict(settings)))
+def _flags(arguments: list[str]) -> dict[str, tuple[str | None, str]]:
+    """The flags that are given, by their words: what each has after its =, and the argument that follows it."""
+    found = {}
+    for argument, following in zip_longest(arguments, arguments[1:], fillvalue=""):
+        if argument.startswith("--"):
+            name, equals, rest = argument.partition("=")
+            found[name[2:].replace("-", "_").removeprefix("no_")] = (rest if equals else None, following)
+    return found
+
+
+def _settings(arguments: list[str], base: Settings) -> Settings:
+    """The settings of `base` with the flags that were given on top, checked."""
+    parsed, algorithm = _parse(arguments, base), base.train.algorithm
+    raw = vars(parsed.train) | vars(parsed.policy) | vars(parsed.algorithm)
+    words: dict[str, Any] = {}
+    for word in filter(raw.__contains__, _flags(arguments)):  # not --config and --resume
+        try:
+            words |= checked_words({word: raw[word]}, algorithm, spelling=_spelled)
+        except HurtleError as error:
+            raise HurtleError(f"{error}{_default_of(word, base)}") from None
+    if words.get("hidden_sizes") == ():
+        raise HurtleError(f"--hidden-sizes: give at least one width, such as 64 64.{_default_of('hidden_sizes', base)}")
+    return settings_from_dict(settings_to_dict(base) | {"env": parsed.train.env} | words)
+
+
+def _default_of(word: str, base: Settings) -> str:
+    """A sentence on the value that a word has by the preset of the env; empty where no preset names it."""
+    train = base.train
+    preset = preset_for(train.env, train.algorithm) if train.preset else {}
+    return f" The preset of {train.env} has {shown(checked_words(preset, train.algorithm)[word])}." if word in preset else ""
+
+
+def _check_form(arguments: list[str], types: dict[str, Any]) -> None:
+    """Refuse switches with a value, and others without one."""
+    for word, (attached, following) in _flags(arguments).items():
+        kind, flag = types.get(word), _spelled(word)
+        if kind is bool and (
+            attached is not None or following.lower() in ("true", "false", "yes", "no", "on", "off", "1", "0")
+        ):
+            raise HurtleError(f"{flag} is a switch: {flag} or {flag.replace('--', '--no-', 1)}, without a value.")
+        needs_one = kind not in (None, bool) and get_origin(kind) not in (tuple, dict)
+        if needs_one and (attached == "" or (attached is None and (not following or following.startswith("--")))):
+            raise HurtleError(f"{flag} needs a value.")
 
 
 def _parse(arguments: list[str], base: Settings) -> Settings:
-    """The settings of `base` with the flags that were given on top."""
+    """The settings of `base` with the flags that were given on top, as text."""
+    _check_form(arguments, setting_types(base.train.algorithm))
     parts = [("train", TrainConfig), ("policy", type(base.policy)), ("algorithm", type(base.algorithm))]
     command = make_dataclass("Train", [*parts, ("config", str), ("resume", str)], frozen=True)
     parsed: Any
@@ -135,7 +187,7 @@ def _parse(arguments: list[str], base: Settings) -> Settings:
 
 
 def _registry() -> ConstructorRegistry:
-    """Values are read as they are in TOML and Python, so that 1e6 is a whole number and mistakes get the same message."""
+    """Values stay text: they are read later, as in TOML and Python, so that 1e6 is a whole number and mistakes read alike."""
     registry = ConstructorRegistry()
 
     @registry.primitive_rule
@@ -146,7 +198,7 @@ def _registry() -> ConstructorRegistry:
         return PrimitiveConstructorSpec(
             nargs="*" if several else 1,
             metavar="VALUE ..." if several else "VALUE",
-            instance_from_str=lambda texts: fit(texts if several else texts[0], info.type),
+            instance_from_str=lambda texts: texts if several else texts[0],
             is_instance=lambda value: True,
             str_from_instance=lambda value: shown(value).split() if several else [shown(value)],
         )

@@ -38,3 +38,11 @@ def load_reference(reference: str) -> Any:
         public = [n for n, value in makers if value.__module__ == module_name and not n.startswith("_")]
         raise UnknownNameError(f"{file!r} has no {name!r}. {did_you_mean(name, public)}")
     return getattr(module, name)
+
+
+def absolute_reference(value: Any) -> Any:
+    """`value`; if it is such a reference, with the file's absolute path, so that it works from another folder too."""
+    if not isinstance(value, str) or ".py:" not in value:
+        return value
+    file, _, name = value.rpartition(":")
+    return f"{Path(file).resolve()}:{name}"

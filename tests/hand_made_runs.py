@@ -31,15 +31,15 @@ def policy_for(env, module=None, emulate=False, parameters=None, **overrides):
     parameters = parameters or {}
     settings = make_settings(env if isinstance(env, str) else None, {"env": "object", "preset": False, **overrides})
     with make_vec(env, 1, backend="auto" if isinstance(env, str) else "serial", emulate=emulate, **parameters) as vec:
-        spaces = (vec.agent_observation_space, vec.agent_action_space)
+        described = describe_spaces(vec, structured_actions(env, parameters) if emulate else None)
         policy = build_policy(
             settings.policy,
-            *spaces,
+            vec.agent_observation_space,
+            vec.agent_action_space,
             layout=vec.layout if emulate else None,
             normalize_observations=settings.train.normalize_observations,
             module=module,
         )
-        described = describe_spaces(vec, structured_actions(env, parameters) if emulate else None)
     return policy, settings, described
 
 

@@ -1,5 +1,6 @@
 """The command line: what a user reads."""
 
+import json
 import subprocess
 import sys
 import types
@@ -77,7 +78,7 @@ def calls(monkeypatch):
     """What the command line would have called, instead of training."""
     made = []
     trainer = types.SimpleNamespace(train=lambda *args, **words: made.append((args, words)))
-    monkeypatch.setitem(sys.modules, "hurtle.runners.train", trainer)
+    monkeypatch.setitem(sys.modules, "hurtle.runners.training", trainer)
     return made
 
 
@@ -151,14 +152,45 @@ def test_train_mistakes(calls, capsys):
     assert "No setting --clip-rang. Did you mean --clip-range?" in refused(capsys, "train", "cartpole", "--clip-rang", "0.1")
     assert "Did you mean --shuffle?" in refused(capsys, "train", "cartpole", "--no-shufle")
     assert "--clip-range is a setting of ppo" in refused(capsys, "train", "cartpole", "--algorithm=a2c", "--clip-range", "0.1")
-    assert "--num-envs: must be a whole number, got 'eight'" in refused(capsys, "train", "cartpole", "--num-envs", "eight")
-    assert "gamma must be from 0 to 1, got 1.5" in refused(capsys, "train", "cartpole", "--gamma", "1.5")
+    assert "--gamma must be from 0 to 1, got 1.5. The preset of cartpole has 0.98." in refused(
+        capsys, "train", "cartpole", "--gamma", "1.5"
+    )
     assert "No algorithm 'poo'. Did you mean ppo?" in refused(capsys, "train", "cartpole", "--algorithm", "poo")
     assert "One env at a time: cartpole, and then snake?" in refused(capsys, "train", "cartpole", "snake")
     nothing = refused(capsys, "train")
     assert "Which env? For example:\n  hurtle train cartpole\n" in nothing
     assert "--resume" in nothing
     assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--learning-rate fast", "--learning-rate must be a number, got 'fast'. The preset of cartpole has 0.001."),
+        ("--learning-rate=inf", "--learning-rate must be finite, got inf. The preset of cartpole has 0.001."),
+        ("--seed 99999999999999999999999", "--seed must be from 0 to 2**63 - 1, got 99999999999999999999999."),
+        ("--eval-episodes many", "--eval-episodes must be a whole number, got 'many'."),
+        ("--hidden-sizes 64 wide", "--hidden-sizes must be a whole number, got 'wide'."),
+        ("--hidden-sizes", "--hidden-sizes: give at least one width, such as 64 64."),
+        ("--learning-rate", "--learning-rate needs a value."),
+        ("--learning-rate --seed 3", "--learning-rate needs a value."),
+        ("--resume", "--resume needs a value."),
+        ("--shuffle=maybe", "--shuffle is a switch: --shuffle or --no-shuffle, without a value."),
+        ("--shuffle true", "--shuffle is a switch: --shuffle or --no-shuffle, without a value."),
+    ],
+)
+def test_values_that_do_not_fit_their_flags(calls, capsys, flags, message):
+    assert refused(capsys, "train", "cartpole", *flags.split()) == f"hurtle: error: {message}\n"
+    assert calls == []
+
+
+def test_numbers_of_the_other_verbs(capsys):
+    assert (
+        refused(capsys, "eval", "x", "--episodes", "many") == "hurtle: error: --episodes must be a whole number, got 'many'.\n"
+    )
+    assert refused(capsys, "eval", "x", "--num-envs=2.5") == "hurtle: error: --num-envs must be a whole number, got '2.5'.\n"
+    expected = "hurtle: error: --num-envs must be a whole number, got 'x'.\n"
+    assert refused(capsys, "bench", "vector", "cartpole", "--num-envs", "8", "x") == expected
 
 
 def test_train_help_has_one_line_per_setting_with_the_presets_defaults(monkeypatch, capsys):
@@ -184,12 +216,15 @@ def test_train_help_has_one_line_per_setting_with_the_presets_defaults(monkeypat
     assert "--clip-range 0.2" not in out
 
 
-def test_resume_passes_only_what_changes(calls, tmp_path, capsys):
+def test_resume_passes_only_what_was_given(calls, tmp_path, capsys):
     run = RunFolder.create(tmp_path, env="cartpole", algorithm="ppo")
     run.write_config(settings_to_dict(make_settings("cartpole", {"gamma": 0.5})))
     assert trained_with(calls, "--resume", str(run.path)) == {"resume": str(run.path)}
     words = trained_with(calls, "--resume", str(run.path), "--total-steps", "200_000", "--gamma", "0.5")
-    assert words == {"resume": str(run.path), "total_steps": 200_000}
+    assert words == {"resume": str(run.path), "total_steps": 200_000, "gamma": 0.5}  # as in config.toml, but perhaps not saved
+    assert trained_with(calls, "--resume", str(run.path), "--no-shuffle") == {"resume": str(run.path), "shuffle": False}
+    words = trained_with(calls, "--resume", "latest", "--runs", str(tmp_path))
+    assert words == {"resume": str(run.path), "runs": str(tmp_path)}
     assert trained_with(calls, "cartpole", "--resume", str(run.path)) == {"resume": str(run.path)}
     assert f"hurtle train snake --fine-tune {run.path}" in refused(capsys, "train", "snake", "--resume", str(run.path))
     assert "leave out --config" in refused(capsys, "train", "--resume", str(run.path), "--config", "a.toml")
@@ -199,7 +234,25 @@ def test_resume_passes_only_what_changes(calls, tmp_path, capsys):
     assert trained_with(calls, "--resume", str(checkpoint), "--seed", "1") == {"resume": str(checkpoint), "seed": 1}
 
 
-def test_eval_watch_and_sanity_pass_their_words_on(monkeypatch, capsys):
+def test_an_override_survives_a_resume_that_crashed(tmp_path):
+    quick = ("--progress", "quiet", "--trackers", "--eval-episodes", "2", "--runs", str(tmp_path))
+    assert main(["train", "bandit", "--total-steps", "1024", "--num-steps", "32", *quick]) == 0
+    run = RunFolder.open("latest", tmp_path)
+    run.write_config(run.read_config() | {"total_steps": 2048})  # what a resume writes before its first checkpoint
+    assert main(["train", "--resume", str(run.path), "--total-steps", "2048"]) == 0
+    assert json.loads((run.path / "summary.json").read_text())["steps"] == 2048
+
+
+def test_training_goes_on_when_the_reader_of_its_output_is_gone(tmp_path):
+    command = [sys.executable, "-m", "hurtle", "train", "bandit", "--total-steps", "2000", "--runs", str(tmp_path)]
+    with subprocess.Popen([*command, "--trackers"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 0
+    assert json.loads(next(tmp_path.glob("*/summary.json")).read_text())["steps"] >= 2000
+
+
+def test_eval_watch_and_sanity_pass_their_words_on(monkeypatch, capsys, tmp_path):
     def module(name, **functions):
         monkeypatch.setitem(sys.modules, f"hurtle.runners.{name}", types.SimpleNamespace(**functions))
 
@@ -207,12 +260,20 @@ def test_eval_watch_and_sanity_pass_their_words_on(monkeypatch, capsys):
     module("evaluate", evaluate_run=lambda run, **words: seen.append((run, words)) or "mean 1.0")
     module("watch", watch_run=lambda run, **words: seen.append((run, words)))
     module("sanity", run_sanity=lambda envs, **words: seen.append((envs, words)) or envs != ("bandit",))
-    assert main(["eval", "latest", "--episodes", "7", "--sampled", "--env", "CartPole-v1"]) == 0
+    path = RunFolder.create(tmp_path, name="a").path
+    (path / "config.toml").touch()
+    flags = ["--runs", str(tmp_path), "--env", "CartPole-v1", "--env-parameters", "gravity=1.6"]
+    assert main(["eval", "latest", "--episodes", "7", "--sampled", *flags]) == 0
     assert capsys.readouterr().out == "mean 1.0\n"
-    expected = {"episodes": 7, "sampled": True, "env": "CartPole-v1", "seed": 0, "num_envs": None, "device": "cpu"}
-    assert seen.pop() == ("latest", expected)
-    assert main(["watch", "runs/a", "--video", "out.gif"]) == 0
-    assert seen.pop() == ("runs/a", {"episodes": 1, "video": "out.gif", "fps": 30, "seed": 0, "sampled": False})
+    played = {"env": "CartPole-v1", "env_parameters": {"gravity": 1.6}}
+    expected = {"episodes": 7, "sampled": True, "seed": 0, "num_envs": None, "device": "cpu", **played}
+    assert seen.pop() == (str(path), expected)
+    assert main(["watch", "a", "--video", "out.gif", "--device", "cuda", *flags]) == 0
+    expected = {"episodes": 1, "video": "out.gif", "fps": 30, "seed": 0, "sampled": False, "device": "cuda", **played}
+    assert seen.pop() == (str(path), expected)
+    assert main(["watch", str(path)]) == 0
+    assert seen.pop()[1]["env_parameters"] == {}
+    assert "--env-parameters must be NAME=VALUE pairs" in refused(capsys, "eval", str(path), "--env-parameters", "gravity")
     assert main(["sanity"]) == 0
     assert seen.pop() == ((), {"seed": 0, "device": "cpu"})
     assert main(["sanity", "bandit", "--seed", "1"]) == 1

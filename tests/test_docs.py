@@ -143,3 +143,13 @@ def test_zoo_page_shows_each_env(name):
     assert f"(images/{name}.png)" in section
     assert f'"{name}"' in section
     assert (ROOT / "docs" / "images" / f"{name}.png").stat().st_size <= MAX_IMAGE_BYTES
+
+
+def test_the_tests_that_the_algorithms_page_names_exist():
+    file, named, missing = "", 0, []
+    for found in re.finditer(r"`(tests/[\w/]+\.py)?::(test_\w+)`", (ROOT / "docs" / "algorithms.md").read_text()):
+        file, named = found[1] or file, named + 1
+        functions = {node.name for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)}
+        missing += [f"{file}::{found[2]}"] * (found[2] not in functions)
+    assert named > 50
+    assert not missing

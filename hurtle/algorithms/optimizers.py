@@ -26,6 +26,7 @@ class Optimizers:
     def __init__(self, name: str, policy: nn.Module, learning_rate: float, eps: float = 1e-5, weight_decay: float = 0.0):
         if name not in OPTIMIZERS:
             raise UnknownNameError(f"No optimizer {name!r}. {did_you_mean(name, OPTIMIZERS)}")
+        self.name = name
         parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
         if not parameters:
             raise HurtleError("The policy has no parameters to train.")
@@ -70,12 +71,14 @@ class Optimizers:
 
     def state_dict(self) -> dict[str, Any]:
         """Of every optimizer."""
-        return {"parts": [part.state_dict() for part in self.parts]}
+        return {"name": self.name, "parts": [part.state_dict() for part in self.parts]}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on with saved moments."""
-        if len(saved["parts"]) != len(self.parts):
-            raise HurtleError("The checkpoint was written with another optimizer; resume with the same `optimizer`.")
+        if saved["name"] != self.name:
+            raise HurtleError(
+                f"The checkpoint was written with optimizer={saved['name']!r}, and this is {self.name!r}: use that."
+            )
         for part, state in zip(self.parts, saved["parts"], strict=True):
             part.load_state_dict(state)
 

@@ -104,9 +104,9 @@ def evaluate_actions(policy: Policy, batch: Minibatch) -> tuple[Tensor, Tensor, 
 
 
 def ppo_loss(
-    log_probs: Tensor, entropies: Tensor, values: Tensor, batch: Minibatch, clip_range: float, config: PPOConfig
+    log_probs: Tensor, entropies: Tensor, values: Tensor, batch: Minibatch, clip_range: Any, config: PPOConfig
 ) -> Losses:
-    """PPO's loss of one minibatch, from the policy's view of it now and when it acted."""
+    """PPO's loss of one minibatch, from the policy's view of it now and when it acted; clip_range may be a tensor."""
     advantages = batch.advantages
     if config.normalize_advantages and len(advantages) > 1:
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
@@ -156,6 +156,7 @@ class PPO:
         self._generator = torch.Generator().manual_seed(stream_state(seed, SHUFFLE_STREAM) >> 1)
         self._autocast = autocast
         self._minibatch_loss = torch.compile(self._loss) if compiled else self._loss
+        self._compiled = compiled
 
     def update(self, rollout: Rollout, remaining: float = 1.0) -> dict[str, float]:
         """Learn from one rollout.
@@ -177,6 +178,8 @@ class PPO:
         rollout.compute_advantages(config.gamma, config.gae_lambda)
         explained = explained_variance(rollout)
 
+        # Compiled code would be compiled again for every new number, but not for a tensor.
+        limit: Any = torch.tensor(clip_range, device=rollout.device) if self._compiled else clip_range
         seen: list[Tensor] = []
         for _ in range(config.num_epochs):
             if config.vtrace:
@@ -185,7 +188,7 @@ class PPO:
             for batch in self._minibatches(rollout, remaining):
                 if not len(batch.actions):  # steps of absent agents alone
                     continue
-                losses = self._minibatch_loss(batch, clip_range)
+                losses = self._minibatch_loss(batch, limit)
                 grad_norm = self.optimizer.step(losses.total, config.max_grad_norm)
                 seen.append(torch.stack([*losses[1:], grad_norm]))
             if config.target_kl is not None and seen[first:] and torch.stack(seen[first:])[:, 3].mean() > config.target_kl:
@@ -195,13 +198,18 @@ class PPO:
         names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
         metrics = dict(zip(names, means, strict=True))
         if seen and not torch.stack(seen).isfinite().all():
-            raise NonFiniteError(f"The loss or its gradient is not finite: {metrics}. Try a lower learning_rate.")
+            raise NonFiniteError(
+                f"The loss or its gradient is not finite: {metrics}. Go on from a checkpoint, with a lower learning_rate."
+            )
         return {**metrics, "explained_variance": explained, "learning_rate": learning_rate, "clip_range": clip_range}
 
-    def _loss(self, batch: Minibatch, clip_range: float) -> Losses:
-        with torch.autocast(batch.advantages.device.type, self._autocast, enabled=self._autocast is not None):
+    def _loss(self, batch: Minibatch, clip_range: Any) -> Losses:
+        with self._mixed_precision(batch.advantages.device):
             log_probs, entropies, values = evaluate_actions(self.policy, batch)
         return ppo_loss(log_probs.float(), entropies.float(), values.float(), batch, clip_range, self.config)
+
+    def _mixed_precision(self, device: torch.device) -> torch.autocast:
+        return torch.autocast(device.type, self._autocast, enabled=self._autocast is not None)
 
     def _minibatches(self, rollout: Rollout, remaining: float) -> Iterator[Minibatch]:
         """One epoch. Whole segments where the policy remembers or priorities are asked for, single steps otherwise."""
@@ -210,7 +218,8 @@ class PPO:
             steps = rollout.valid_steps()
             if config.shuffle:
                 steps = steps[torch.randperm(len(steps), generator=self._generator).to(rollout.device)]
-            for chosen in steps.split(config.minibatch_size):
+            count = max(1, -(-len(steps) // config.minibatch_size))
+            for chosen in steps.tensor_split(count):  # absent agents leave odd numbers: parts as equal as can be
                 yield rollout.steps(chosen)
             return
         size = segments_per_minibatch(config.minibatch_size, rollout.num_steps)
@@ -221,9 +230,9 @@ class PPO:
                 yield rollout.segments(chosen.to(rollout.device))
             return
         beta = config.priority_beta + (1 - config.priority_beta) * (1 - remaining)
+        magnitude = (rollout.advantages.abs() * rollout.valid).sum(0).cpu()
+        probability = segment_probabilities(magnitude, config.priority_alpha)
         for _ in range(rollout.num_rows // size):
-            magnitude = (rollout.advantages.abs() * rollout.valid).sum(0).cpu()
-            probability = segment_probabilities(magnitude, config.priority_alpha)
             chosen = torch.multinomial(probability, size, replacement=True, generator=self._generator)
             weights = (rollout.num_rows * probability[chosen]) ** -beta
             yield rollout.segments(chosen.to(rollout.device), weights.to(rollout.device))
@@ -234,7 +243,8 @@ class PPO:
         config = self.config
         batch = rollout.segments(torch.arange(rollout.num_rows, device=rollout.device))._replace(kept=None)
         batch = batch._replace(actions=rollout.actions.flatten(0, 1))
-        log_probs, _, _ = evaluate_actions(self.policy, batch)
+        with self._mixed_precision(rollout.device):
+            log_probs, _, _ = evaluate_actions(self.policy, batch)
         log_ratios = log_probs.float().view_as(rollout.log_probs) - rollout.log_probs
         settings = (config.gamma, config.gae_lambda, config.rho_clip, config.c_clip)
         compute, arrays = rollout.kernel(vtrace, vtrace_cuda)

@@ -34,7 +34,7 @@ class Actor:
         self, policy: Policy, num_rows: int, seed: int, *, compiled: bool = False, autocast: torch.dtype | None = None
     ):
         self.policy, self.num_rows = policy, num_rows
-        self.device = next(policy.parameters()).device
+        self.device = next((parameter.device for parameter in policy.parameters()), torch.device("cpu"))
         self._forward = torch.compile(policy) if compiled else policy
         self._autocast = autocast
         self._streams = stream_states(seed_range(seed, num_rows), ACTION_STREAM)
@@ -66,11 +66,11 @@ class Actor:
         state = self.state if rows is None else self.state_of(rows)
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
             distribution, value, state = self._forward(seen, state, mask, starts)
-        if rows is None:
-            self.state = state
+        if rows is None:  # under autocast an LSTM's may come in half precision; rollouts store float32
+            self.state = tuple(new.to(part.dtype) for part, new in zip(self.state, state, strict=True))
         else:
             for part, new in zip(self.state, state, strict=True):
-                part[torch.from_numpy(rows).to(self.device)] = new
+                part[torch.from_numpy(rows).to(self.device)] = new.to(part.dtype)
         actions = distribution.sample(torch.from_numpy(drawn).to(self.device))
         return actions, distribution.log_prob(actions).float(), value.float()
 

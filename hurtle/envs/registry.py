@@ -100,7 +100,8 @@ def resolve(env: EnvLike, parameters: dict[str, Any]) -> Env | Callable[..., Any
         )
     if callable(env):
         return partial(env, **parameters)
-    raise HurtleError(f"An environment is a name, a native env class or a callable that makes one, got {env!r}.")
+    made = " This one is made already, and many are needed: pass its name, or lambda: …" if hasattr(env, "step") else ""
+    raise HurtleError(f"An environment is a name, a class or a callable that makes one, got {env!r}.{made}")
 
 
 def make(env: EnvLike, *, render_mode: str | None = None, debug: bool = False, **parameters: Any) -> Any:

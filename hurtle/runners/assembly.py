@@ -21,13 +21,15 @@ from hurtle.collect.inference import Actor
 from hurtle.collect.pool import PoolCollector
 from hurtle.collect.rewards import RewardRule
 from hurtle.envs.registry import EnvLike, make, resolve
-from hurtle.errors import DeviceError, HurtleError
+from hurtle.errors import HurtleError
+from hurtle.native.cuda_support import import_cuda
 from hurtle.native.env import Env
 from hurtle.native.rng import stream_state
 from hurtle.policies.build import build_policy
 from hurtle.policies.policy import Policy
 from hurtle.policies.spaces import layout_to_dict, space_to_dict
 from hurtle.runners.config import Settings, check_divides
+from hurtle.runners.devices import find_device
 from hurtle.tracking.timing import Timer
 from hurtle.vector.factory import make_vec
 
@@ -59,13 +61,16 @@ class Parts:
             self.collector.close()
 
 
-def assemble(settings: Settings, env: EnvLike | gymnasium.vector.VectorEnv, module: nn.Module | None = None) -> Parts:
+Module = nn.Module | type[nn.Module] | None
+
+
+def assemble(settings: Settings, env: EnvLike | gymnasium.vector.VectorEnv, module: Module = None) -> Parts:
     """Build all parts of a run.
 
     Args:
         settings: Of the run.
         env: What to train on; a ready vector env is used as it is.
-        module: The user's own policy.
+        module: The user's own policy, or its class.
 
     Raises:
         HurtleError: Settings that contradict each other, the env or the machine.
@@ -74,11 +79,14 @@ def assemble(settings: Settings, env: EnvLike | gymnasium.vector.VectorEnv, modu
     device = find_device(train.device)
     if train.precision != "float32" and device.type != "cuda":
         raise HurtleError(f"precision={train.precision!r} is for GPUs; on {device.type} use float32.")
-    torch.set_float32_matmul_precision("high" if train.precision == "tf32" else "highest")
     seed = run_seed(train.seed)
+    if device.type == "cuda":
+        import_cuda()  # the advantage kernels need it: better to hear so now than after the first rollout
     own_actions: spaces.Space | None = None
     if isinstance(env, gymnasium.vector.VectorEnv):
         vec: Any = env
+        if (layout := getattr(vec, "layout", None)) is not None and not layout.is_plain:
+            own_actions = row_spaces(vec)[1]
     else:
         own_actions = structured_actions(env, train.env_parameters)
         vec = make_vec(
@@ -89,6 +97,8 @@ def assemble(settings: Settings, env: EnvLike | gymnasium.vector.VectorEnv, modu
             batch_size=train.pool_batch_size,
             seed=seed,
             emulate=own_actions is not None,
+            step_timeout=train.step_timeout,
+            restart_workers=train.restart_workers,
             **train.env_parameters,
         )
     try:
@@ -102,7 +112,7 @@ def assemble(settings: Settings, env: EnvLike | gymnasium.vector.VectorEnv, modu
 def _join(
     settings: Settings,
     vec: Any,
-    module: nn.Module | None,
+    module: Module,
     own_actions: spaces.Space | None,
     seed: int,
     device: torch.device,
@@ -118,7 +128,7 @@ def _join(
         layout=vec.layout if own_actions is not None else None,
         normalize_observations=train.normalize_observations,
         observation_clip=train.observation_clip,
-        module=module,
+        module=module(observation_space, action_space) if isinstance(module, type) else module,
         seed=train.seed,
     ).to(device)
     _check_batches(config, num_rows, policy.is_recurrent)
@@ -161,7 +171,7 @@ def _check_batches(config: PPOConfig | A2CConfig, num_rows: int, is_recurrent: b
 
 def run_seed(seed: int) -> int:
     """The base seed of a run's envs: a hash of the run's seed, so that runs 0 … 4 share no env."""
-    return stream_state(seed, RUN_STREAM) >> 33
+    return stream_state(seed, RUN_STREAM) >> 34  # 30 bits; the seeds of evaluations have the next higher one set
 
 
 def structured_actions(env: EnvLike, parameters: dict[str, Any]) -> spaces.Space | None:
@@ -177,24 +187,8 @@ def structured_actions(env: EnvLike, parameters: dict[str, Any]) -> spaces.Space
             observation, action = made.observation_space, made.action_space
     finally:
         made.close()
+    if hasattr(made, "action_layout") and not made.layout.is_plain:  # emulated already, by the user
+        return made.action_layout.space
     if isinstance(observation, PLAIN_SPACES) and isinstance(action, PLAIN_SPACES):
         return None
     return action
-
-
-def find_device(device: str) -> torch.device:
-    """The torch device that was asked for.
-
-    Raises:
-        DeviceError: There is no such GPU.
-    """
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = torch.device(device)
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise DeviceError(
-            f"device={device!r}: torch {torch.__version__} sees {count or 'no'} GPU{'' if count == 1 else 's'} here. "
-            "Use device='cpu', or device='auto' to take a GPU only where there is one."
-        )
-    return found

@@ -7,6 +7,7 @@ Knows nothing of how a run is carried out. Algorithms and policies own their con
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -59,6 +60,10 @@ class TrainConfig:
     """Threads or processes that step the envs."""
     pool_batch_size: int | None = None
     """Act on the first so many envs that are ready."""
+    step_timeout: float | None = None
+    """Seconds a step may take (process and ray)."""
+    restart_workers: bool = False
+    """Replace dead or stuck workers (process and ray)."""
     env_parameters: dict[str, Any] = field(default_factory=dict)
     """The env's own, such as gravity=1.6."""
     normalize_observations: bool = False
@@ -120,7 +125,7 @@ def make_settings(env: Any, overrides: Mapping[str, Any], config_file: str | Pat
     """
     algorithm = overrides.get("algorithm")
     words = read_settings_file(config_file, algorithm) if config_file is not None else {}
-    words |= _checked(overrides, algorithm or words.get("algorithm", "ppo"))
+    words |= checked_words(overrides, algorithm or words.get("algorithm", "ppo"))
     if env is not None:
         words["env"] = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
     if not words.get("env"):
@@ -133,7 +138,7 @@ def make_settings(env: Any, overrides: Mapping[str, Any], config_file: str | Pat
 def settings_from_dict(words: Mapping[str, Any]) -> Settings:
     """Settings from flat words; those left out have their defaults, and no preset is used. Undoes `settings_to_dict`."""
     algorithm = words.get("algorithm", "ppo")
-    values = _checked(words, algorithm)
+    values = checked_words(words, algorithm)
     parts = [cls(**{word: values[word] for word in _types(cls) if word in values}) for cls in _parts(algorithm).values()]
     pool = values.get("pool_batch_size")
     if pool is not None and pool > parts[0].num_envs:
@@ -160,14 +165,14 @@ def read_settings_file(path: str | Path, algorithm: str | None = None) -> dict[s
         raise HurtleError(f"{path} is not a TOML file: {error}.") from None
     tables = {name: content.pop(name) for name in ("train", "policy", *ALGORITHMS) if isinstance(content.get(name), dict)}
     algorithm = algorithm or content.get("algorithm") or tables.get("train", {}).get("algorithm", "ppo")
-    words = _checked(content, algorithm, where)
+    words = checked_words(content, algorithm, where)
     for name, table in tables.items():
         if name in ALGORITHMS and name != algorithm:
-            _checked(table, name, where)  # a typo is an error even where it has no effect
+            checked_words(table, name, where)  # a typo is an error even where it has no effect
             continue
         if twice := sorted(words.keys() & table):
             raise HurtleError(f"{', '.join(twice)}{where}: set twice, the second time in [{name}].")
-        words |= _checked(table, algorithm, where)
+        words |= checked_words(table, algorithm, where)
     return words
 
 
@@ -220,18 +225,20 @@ def _types(cls: type) -> dict[str, Any]:
     return get_type_hints(cls)
 
 
-def _checked(words: Mapping[str, Any], algorithm: str, where: str = "") -> dict[str, Any]:
-    """The same words, each value of its field's type and in range."""
+def checked_words(
+    words: Mapping[str, Any], algorithm: str, where: str = "", spelling: Callable[[str], str] = str
+) -> dict[str, Any]:
+    """The same words, each value of its field's type and in range; `spelling` is how the user writes words."""
     types = setting_types(algorithm)
     values = {}
     for word, value in words.items():
         if word not in types:
-            raise unknown_setting(word, algorithm, where)
+            raise unknown_setting(word, algorithm, where, spelling)
         try:
             values[word] = fit(value, types[word])
             _check_range(word, values[word])
         except ValueError as error:
-            raise HurtleError(f"{word}{where} {error}") from None
+            raise HurtleError(f"{spelling(word)}{where} {error}") from None
     return values
 
 
@@ -240,18 +247,22 @@ _LIMITS: dict[str, Callable[[Any], bool]] = {
     "0 or more": lambda value: value >= 0,
     "more than 0": lambda value: value > 0,
     "from 0 to 1": lambda value: 0 <= value <= 1,
+    "from 0 to 2**63 - 1": lambda value: 0 <= value < 2**63,
 }
 _RANGES = {
     word: limit
     for limit, words in {
         "1 or more": "total_steps num_envs num_workers pool_batch_size eval_episodes keep_checkpoints threads "
         "num_steps minibatch_size num_epochs hidden_sizes",
-        "0 or more": "seed eval_every checkpoint_every entropy_coef value_coef weight_decay priority_alpha",
-        "more than 0": "observation_clip reward_clip learning_rate clip_range max_grad_norm target_kl rho_clip c_clip adam_eps",
+        "0 or more": "eval_every checkpoint_every entropy_coef value_coef weight_decay priority_alpha",
+        "more than 0": "observation_clip reward_clip learning_rate clip_range max_grad_norm target_kl rho_clip c_clip "
+        "adam_eps step_timeout",
         "from 0 to 1": "gamma gae_lambda priority_beta",
+        "from 0 to 2**63 - 1": "seed",
     }.items()
     for word in words.split()
 }
+_MAY_BE_INFINITE = ("observation_clip", "reward_clip", "max_grad_norm", "rho_clip", "c_clip")  # bounds: infinity is none
 _CHOICES = {
     "activation": ("tanh", "relu"),
     "distribution": ("auto", "gaussian", "squashed_gaussian", "beta"),
@@ -265,6 +276,8 @@ def _check_range(word: str, value: Any) -> None:
         for item in value if isinstance(value, tuple) else [value]:
             if item is not None and not _LIMITS[_RANGES[word]](item):
                 raise ValueError(f"must be {_RANGES[word]}, got {value!r}.")
+    if isinstance(value, float) and math.isinf(value) and word not in _MAY_BE_INFINITE:
+        raise ValueError(f"must be finite, got {value!r}.")
     if value not in _CHOICES.get(word, [value]):
         raise ValueError(f"must be one of {', '.join(_CHOICES[word])}, got {value!r}.")
     if word == "device" and not (value in ("cpu", "cuda", "auto") or (value.startswith("cuda:") and value[5:].isdecimal())):

@@ -5,10 +5,9 @@ policy × vector env → every env plays its quota of episodes → returns, leng
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,8 @@ from hurtle.errors import HurtleError, NonFiniteError
 from hurtle.native.env import Env
 from hurtle.policies.policy import Policy
 from hurtle.runners.playing import Player, eval_seed
-from hurtle.runners.restore import find_checkpoint, restore
+from hurtle.runners.restore import Restored, find_checkpoint, restore
+from hurtle.tracking.json_text import to_json
 from hurtle.tracking.statistics import summarize
 from hurtle.vector.factory import make_vec
 from hurtle.vector.options import check_count, check_seed
@@ -43,8 +43,8 @@ class Evaluation:
         deterministic: Whether the most likely actions were taken, or sampled ones.
     """
 
-    returns: np.ndarray
-    lengths: np.ndarray
+    returns: np.ndarray = field(repr=False)
+    lengths: np.ndarray = field(repr=False)
     mean: float
     std: float
     iqm: float
@@ -63,8 +63,8 @@ class Evaluation:
     def __str__(self) -> str:
         how = "deterministic" if self.deterministic else "sampled"
         return (
-            f"return {self.mean:.2f} (95 % CI {self.low:.2f} to {self.high:.2f})  IQM {self.iqm:.2f}  std {self.std:.2f}  "
-            f"length {self.lengths.mean():.1f}  {self.episodes} episodes, {how}"
+            f"return {self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]  IQM {self.iqm:.2f}  std {self.std:.2f}  "
+            f"({self.episodes} {how} episodes)"
         )
 
     def summary(self) -> dict[str, Any]:
@@ -225,6 +225,13 @@ def _progress(episodes: int, wanted: bool) -> Iterator[Callable[[int], None]]:
         yield lambda count: bar.advance(task, count)
 
 
+def env_to_play(found: Restored, env: EnvLike | None, parameters: dict[str, Any] | None) -> tuple[EnvLike, dict[str, Any]]:
+    """The env on which a restored policy is shown, and its parameters: the run's own, where it is the run's env, then these."""
+    trained = found.settings.train
+    own = trained.env_parameters if env is None or env == trained.env else {}
+    return found.named_env() if env is None else env, {**own, **(parameters or {})}
+
+
 def evaluate_run(
     path: Any,
     episodes: int = 100,
@@ -233,6 +240,7 @@ def evaluate_run(
     seed: int = 0,
     num_envs: int | None = None,
     device: str = "cpu",
+    env_parameters: dict[str, Any] | None = None,
 ) -> Evaluation:
     """Evaluate what a run has learned, and write `evaluation.json` into its folder.
 
@@ -244,11 +252,11 @@ def evaluate_run(
         seed: Of the envs and of sampling.
         num_envs: Envs at a time; None takes up to 128 native ones, or 16.
         device: Where the policy runs.
+        env_parameters: The env's own; those not named are the run's, if the env is.
     """
     folder, file = find_checkpoint(path)
     found = restore(file, device=device)
-    trained = found.settings.train
-    played = found.named_env() if env is None else env
+    played, parameters = env_to_play(found, env, env_parameters)
     evaluation = evaluate_policy(
         found.policy,
         played,
@@ -256,13 +264,13 @@ def evaluate_run(
         not sampled,
         seed,
         num_envs,
-        env_parameters=trained.env_parameters if env is None else None,
+        env_parameters=parameters,
         device=device,
         emulate=found.emulated,
         progress=True,
     )
     if folder is not None:
-        about = {"env": str(played), "checkpoint": file.name, "steps": found.steps, "seed": seed}
+        about = {"env": str(played), "env_parameters": parameters, "checkpoint": file.name, "steps": found.steps, "seed": seed}
         single = {"returns": evaluation.returns.tolist(), "lengths": evaluation.lengths.tolist()}
-        (folder / "evaluation.json").write_text(json.dumps({**about, **evaluation.summary(), **single}) + "\n")
+        (folder / "evaluation.json").write_text(to_json({**about, **evaluation.summary(), **single}))
     return evaluation

@@ -18,7 +18,7 @@ from hurtle.errors import DeviceError, HurtleError, NonFiniteError
 from hurtle.native.rng import seed_range, stream_state, stream_states
 from hurtle.native.uniforms import uniforms
 from hurtle.policies.policy import Policy
-from hurtle.runners.assembly import find_device
+from hurtle.runners.devices import find_device
 from hurtle.vector.vec_env import VecEnv
 
 EVAL_STREAM = 0x65766C  # streams that training never draws from

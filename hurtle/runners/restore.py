@@ -17,8 +17,8 @@ from hurtle.errors import CheckpointError, HurtleError
 from hurtle.policies.build import build_policy
 from hurtle.policies.policy import Policy
 from hurtle.policies.spaces import layout_from_dict, space_from_dict
-from hurtle.runners.assembly import find_device
 from hurtle.runners.config import Settings, settings_from_dict
+from hurtle.runners.devices import find_device
 from hurtle.tracking.checkpoints import Checkpoints, load_checkpoint
 from hurtle.tracking.run_folder import RunFolder
 

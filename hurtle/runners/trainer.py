@@ -15,13 +15,13 @@ from typing import Any
 
 import gymnasium
 import torch
-from torch import nn
 
 from hurtle.envs.registry import EnvLike
 from hurtle.errors import CheckpointError, HurtleError
 from hurtle.policies.policy import Policy
-from hurtle.runners.assembly import Parts, assemble, run_seed
+from hurtle.runners.assembly import Module, Parts, assemble, run_seed
 from hurtle.runners.config import Settings, settings_to_dict
+from hurtle.runners.devices import own_random_streams, torch_settings
 from hurtle.runners.evaluate import Evaluation, evaluate_policy
 from hurtle.runners.restore import load_weights
 from hurtle.runners.signals import StopSignals
@@ -76,7 +76,7 @@ class Trainer:
         self,
         settings: Settings,
         env: EnvLike | gymnasium.vector.VectorEnv,
-        module: nn.Module | None = None,
+        module: Module = None,
         callbacks: Sequence[Callback] = (),
         folder: RunFolder | None = None,
         saved: dict[str, Any] | None = None,
@@ -90,14 +90,16 @@ class Trainer:
         self._torch_rng: torch.Tensor | None = None
         self._stopped_by = ""
         self._evaluating = False
+        self._summary: dict[str, Any] = {}
         train = settings.train
         self._display = make_display(train.progress, f"{train.env} · {train.algorithm}", train.total_steps)
         self._parts: Parts = assemble(settings, env, module)
+        self._device = self._parts.rollout.device
         try:
-            if train.fine_tune:
-                self._load_weights(train.fine_tune)
             if saved is not None and folder is not None:
                 self._load(saved, folder)
+            elif train.fine_tune:
+                self._load_weights(train.fine_tune)
             self.folder = folder or RunFolder.create(train.runs, train.env, train.algorithm, train.seed, train.name or None)
             self._checkpoints = Checkpoints(self.folder.checkpoints, train.keep_checkpoints)
             words = settings_to_dict(settings)
@@ -110,7 +112,7 @@ class Trainer:
             self._parts.close()
             raise
         self._every = train.checkpoint_every or max(1, train.total_steps // 10)
-        self._next_checkpoint, self._next_evaluation = self.steps + self._every, self.steps + train.eval_every
+        self._next_checkpoint, self._next_evaluation = _after(self.steps, self._every), _after(self.steps, train.eval_every)
 
     @property
     def policy(self) -> Policy:
@@ -127,10 +129,8 @@ class Trainer:
         train = self.settings.train
         self._began, self._first_step = time.perf_counter(), self.steps
         self._recent: deque[tuple[float, int]] = deque([(self._began, self.steps)])
-        threads = torch.get_num_threads()
-        torch.set_num_threads(train.threads)
         try:
-            with torch.random.fork_rng(devices=[]), StopSignals(self._ask_to_stop), self._display:
+            with torch_settings(train.threads, train.precision, self._device), StopSignals(self._ask_to_stop), self._display:
                 self._seed_torch()
                 self._display.start(str(self.folder.path))
                 self._loop()
@@ -144,7 +144,8 @@ class Trainer:
             self._name_last_checkpoint(error)
             raise
         finally:
-            torch.set_num_threads(threads)
+            for tracker in self._trackers:
+                tracker.finish(self._summary)
             self._parts.close()
 
     def _seed_torch(self) -> None:
@@ -159,28 +160,36 @@ class Trainer:
         while self.steps < train.total_steps and not self._stopped_by:
             self._update()
             if self._stopped_by:
+                self._display.message(f"{self._stopped_by}: saving …")
                 break
             if train.eval_every and self.steps >= self._next_evaluation:
-                self._next_evaluation = self.steps + train.eval_every
+                self._next_evaluation = _after(self.steps, train.eval_every)
                 self._evaluate()
             if self.steps >= self._next_checkpoint:
-                self._next_checkpoint = self.steps + self._every
+                self._next_checkpoint = _after(self.steps, self._every)
                 self._save_if_possible()
             target = train.stop_at_return
             full = self.episodes.count >= self.episodes.size
             if target is not None and full and self.episodes.mean_return >= target:
                 self._stopped_by = "stop_at_return"
-            if any([callback(self) is False for callback in self._callbacks]):  # noqa: C419 (every callback is called)
+            if self._callbacks_end_it():
                 self._stopped_by = self._stopped_by or "callback"
         self._stopped_by = self._stopped_by or "total_steps"
+
+    def _callbacks_end_it(self) -> bool:
+        try:
+            return False in [callback(self) for callback in self._callbacks]  # a list: every one is called
+        except Exception:
+            self._save_if_possible()
+            raise
 
     def _update(self) -> None:
         """One rollout and what is learned from it."""
         parts, total = self._parts, self.settings.train.total_steps
         try:
             stats = parts.collector.collect(parts.rollout)
-        except HurtleError:
-            self._save_if_possible(with_envs=False)  # the policy is that of the last update, whatever happened to an env
+        except Exception:
+            self._save_policy()  # it is that of the last update, whatever happened to an env
             raise
         if stats is None:
             return
@@ -203,6 +212,7 @@ class Trainer:
             "episode_return": self.episodes.mean_return,
             "episode_return_best": self.episodes.best_return,
             "episode_length": self.episodes.mean_length,
+            "episode_length_best": self.episodes.best_length,
             **learned,
             **{f"episode/{name}": value for name, value in self.episodes.mean_metrics.items()},
             **{f"time/{stage}": share for stage, share in parts.timer.shares().items()},
@@ -221,18 +231,22 @@ class Trainer:
             return None  # there is no way to make another one
         self._evaluating = True
         try:
-            evaluation = evaluate_policy(
-                self.policy,
-                self._env,
-                episodes=train.eval_episodes,
-                deterministic=not train.eval_sampled,
-                seed=train.seed,
-                backend=train.backend,
-                env_parameters=train.env_parameters,
-                device=train.device,
-                emulate=self._parts.spaces["structure"] is not None,
-            )
+            with own_random_streams(self._device):  # else a policy that draws from them would train on with other numbers
+                evaluation = evaluate_policy(
+                    self.policy,
+                    self._env,
+                    episodes=train.eval_episodes,
+                    deterministic=not train.eval_sampled,
+                    seed=train.seed,
+                    backend=train.backend,
+                    env_parameters=train.env_parameters,
+                    device=train.device,
+                    emulate=self._parts.spaces["structure"] is not None,
+                )
         except KeyboardInterrupt:
+            return None
+        except HurtleError as error:  # what was learned is saved; that it cannot be scored is no reason to fail
+            self._display.message(f"warning: no evaluation: {error}")
             return None
         finally:
             self._evaluating = False
@@ -245,15 +259,14 @@ class Trainer:
                 "eval_length": float(evaluation.lengths.mean()),
             }
         )
-        if train.eval_every and evaluation.mean > self._best_evaluation:
+        if train.eval_every and evaluation.mean > self._best_evaluation and self._save_if_possible(best=True):
             self._best_evaluation = evaluation.mean
-            self._checkpoints.save(self.steps, self._state(), best=True)
         return evaluation
 
     def _finish(self, seconds: float, evaluation: Evaluation | None) -> Run:
         path = self.folder.path
         run = Run(path, self.steps, seconds, self.episodes.mean_return, evaluation, self._stopped_by)
-        summary = {
+        self._summary = {
             "steps": run.steps,
             "seconds": run.seconds,
             "steps_per_second": (self.steps - self._first_step) / max(seconds - self._seconds_before, 1e-9),
@@ -262,9 +275,7 @@ class Trainer:
             "stopped_by": run.stopped_by,
             "evaluation": None if evaluation is None else evaluation.summary(),
         }
-        self.folder.write_summary(summary)
-        for tracker in self._trackers:
-            tracker.finish(summary)
+        self.folder.write_summary(self._summary)
         self._display.stop()
         curve = self._plot()
         if self.settings.train.progress != "quiet":
@@ -288,7 +299,8 @@ class Trainer:
         lines.append(f"run folder  {run.path}")
         if curve is not None:
             lines.append(f"curve       {curve}")
-        verbs = ["train --resume"] if run.evaluation is None else ["watch", "eval"]
+        by_name = isinstance(self._env, str) and self._module is None  # else only Python can make them again
+        verbs = [] if not by_name else ["train --resume"] if run.evaluation is None else ["watch", "eval"]
         lines += [f"{'' if k else 'next':<12}hurtle {verb} {run.path}" for k, verb in enumerate(verbs)]
         return "\n".join(lines)
 
@@ -320,12 +332,19 @@ class Trainer:
         """Write a checkpoint now; callbacks may call it."""
         return self._checkpoints.save(self.steps, self._state())
 
-    def _save_if_possible(self, with_envs: bool = True) -> None:
+    def _save_if_possible(self, best: bool = False, with_envs: bool = True) -> bool:
         """A full disk is no reason to lose what is in memory: say so, and try again at the next checkpoint."""
         try:
-            self._checkpoints.save(self.steps, self._state(with_envs))
+            self._checkpoints.save(self.steps, self._state(with_envs), best=best)
         except CheckpointError as error:
             self._display.message(f"warning: {error}")
+            return False
+        return True
+
+    def _save_policy(self) -> None:
+        """After an error in the envs: all but their states, unless this step was saved with them."""
+        if not any(path.name == f"step-{self.steps:012}.pt" for path in self._checkpoints.all()):
+            self._save_if_possible(with_envs=False)
 
     def _load(self, saved: dict[str, Any], folder: RunFolder) -> None:
         progress = saved["progress"]
@@ -348,7 +367,6 @@ class Trainer:
         self._stopped_by = why
         if self._evaluating:  # nothing is lost by leaving off in the middle
             raise KeyboardInterrupt
-        self._display.message(f"{why}: saving …")
         if (
             not self._parts.can_resume_exactly
         ):  # such rollouts may be long; native ones are short, and end where a save is exact
@@ -359,3 +377,8 @@ class Trainer:
         last = self._checkpoints.latest()
         said = f"Last checkpoint: {last}" if last is not None else "No checkpoint was written yet."
         error.args = (f"{error} {said}", *error.args[1:])
+
+
+def _after(steps: int, every: int) -> int:
+    """The next multiple of `every`, the same however often a run was stopped and resumed."""
+    return (steps // every + 1) * every if every else 0

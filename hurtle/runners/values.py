@@ -76,7 +76,7 @@ def _whole(value: Any) -> int:
 def _number(value: Any, expected: str = "a number") -> float:
     try:
         number = math.nan if isinstance(value, bool) or not isinstance(value, Real | str) else float(value)
-    except ValueError:
+    except (ValueError, OverflowError):  # no number, or an int of more than 308 digits
         number = math.nan
     if math.isnan(number):
         raise ValueError(f"must be {expected}, got {value!r}.")

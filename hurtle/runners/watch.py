@@ -20,8 +20,10 @@ from hurtle.errors import HurtleError
 from hurtle.native.env import Env, EnvSpec
 from hurtle.native.render import to_ansi
 from hurtle.native.single import NativeEnv
+from hurtle.runners.evaluate import env_to_play
 from hurtle.runners.playing import Player, eval_seed
 from hurtle.runners.restore import find_checkpoint, restore
+from hurtle.runners.signals import StopSignals
 from hurtle.vector.factory import make_vec
 from hurtle.vector.options import check_count, check_seed
 from hurtle.vector.vec_env import VecEnv
@@ -40,6 +42,8 @@ def watch_run(
     sampled: bool = False,
     env: EnvLike | None = None,
     console: Console | None = None,
+    device: str = "cpu",
+    env_parameters: dict[str, Any] | None = None,
 ) -> list[tuple[float, int]]:
     """Show what a run has learned. Ctrl-C ends it, and leaves a video that can be played.
 
@@ -52,6 +56,8 @@ def watch_run(
         sampled: Sample actions instead of taking the most likely ones.
         env: Another env than the run's; needed where that was an object of the caller's.
         console: Where to draw; None: standard output.
+        device: Where the policy runs.
+        env_parameters: The env's own; those not named are the run's, if the env is.
 
     Returns:
         Return and length of each episode that ended; with several agents the sum of their rewards divided by their number.
@@ -61,38 +67,36 @@ def watch_run(
     check_seed(seed)
     console = console or Console()
     screen = _Video(Path(video), fps, console) if video is not None else _Terminal(fps, console)
-    found = restore(find_checkpoint(path)[1])
-    played, parameters = (env, {}) if env is not None else (found.named_env(), found.settings.train.env_parameters)
+    found = restore(find_checkpoint(path)[1], device=device)
+    played, parameters = env_to_play(found, env, env_parameters)
     results: list[tuple[float, int]] = []
     with _make(played, parameters, screen, found.emulated) as vec:
-        player = Player(found.policy, vec, deterministic=not sampled, seed=eval_seed(seed))
-        try:
-            with screen:
-                for result in _play(vec, player, screen, eval_seed(seed), episodes):
-                    results.append(result)
-                    console.print(f"episode {len(results)}: return {result[0]:g} in {result[1]} steps", highlight=False)
-        except KeyboardInterrupt:
-            console.print("Stopped.")
+        player = Player(found.policy, vec, deterministic=not sampled, seed=eval_seed(seed), device=device)
+        # Ctrl-C asks to stop, and is heard between two steps: in the midst of writing a frame it would spoil the video.
+        with screen, StopSignals(screen.ask_to_stop):
+            for result in _play(vec, player, screen, eval_seed(seed), episodes):
+                results.append(result)
+                console.print(f"episode {len(results)}: return {result[0]:g} in {result[1]} steps", highlight=False)
+    if screen.asked_to_stop:
+        console.print("Stopped.")
     return results
 
 
 def _play(vec: VecEnv, player: Player, screen: _Screen, seed: int, episodes: int) -> Iterator[tuple[float, int]]:
-    """Play and show so many episodes; yields the return and length of each."""
+    """Play and show so many episodes, or until asked to stop; yields the return and length of each."""
     obs, infos = vec.reset(seed=seed)
     for episode in range(1, episodes + 1):
         total, steps, over = 0.0, 0, False
         screen.show(vec, episode, steps, total)
         while not over:
-            acting = np.asarray(infos.get("agent_mask", True))
+            if screen.asked_to_stop:
+                return
+            acting = np.array(infos.get("agent_mask", True))  # a copy: the step overwrites it
             actions = player.act(obs, infos)
             obs, rewards, terminated, truncated, infos = vec.step(actions)
             total += float((rewards * acting).mean())
             steps += 1
-            over = (
-                bool(infos["_final_obs"][0])
-                if "_final_obs" in infos
-                else not _several(vec) and bool(terminated[0] | truncated[0])
-            )
+            over = "_final_obs" in infos if _several(vec) else bool(terminated[0] | truncated[0])
             player.end(terminated, truncated, np.array([over]))
             if not (over and _several(vec)):  # the next episode has begun already
                 screen.show(vec, episode, steps, total)
@@ -157,13 +161,14 @@ class _Screen:
     Attributes:
         draws: Whether pictures are wanted at all.
         needs_pixels: Whether text is no picture.
+        asked_to_stop: Whether the user has seen enough.
     """
 
-    draws, needs_pixels = True, False
+    draws, needs_pixels, asked_to_stop = True, False, False
 
     def __init__(self, fps: int, console: Console):
         self._fps, self._console = fps, console
-        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._live = Live(console=console, auto_refresh=False, transient=self.needs_pixels)  # the last picture stays
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -172,6 +177,10 @@ class _Screen:
 
     def __exit__(self, *error: object) -> None:
         self._live.stop()
+
+    def ask_to_stop(self, why: str) -> None:
+        """A signal came."""
+        self.asked_to_stop = True
 
     def show(self, vec: VecEnv, episode: int, steps: int, total: float) -> None:
         """Show the env as it is."""

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -136,8 +137,12 @@ class Checkpoints:
         return _by_step(self.folder)
 
     def latest(self) -> Path | None:
-        """The newest checkpoint that is whole, or None."""
-        return next((path for path in reversed(self.all()) if is_whole(path)), None)
+        """The newest checkpoint that is whole, or None; says so on standard error where a newer one is damaged."""
+        for path in reversed(self.all()):
+            if is_whole(path):
+                return path
+            print(f"hurtle: {path} is damaged; looking for an older one.", file=sys.stderr)
+        return None
 
     def _remove_superseded(self, step: int) -> None:
         until_now = [path for path in self.all() if _step(path) <= step]

@@ -5,10 +5,12 @@ trainer → display.update(metrics) after every update (only stores) → drawn a
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from time import monotonic
-from typing import Any, Protocol, Self
+from typing import IO, Any, Protocol, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -65,6 +67,24 @@ def _can_redraw(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal and console.width >= MIN_WIDTH and unicode
 
 
+@contextmanager
+def _nobody_reading(console: Console) -> Iterator[None]:
+    """Goes quiet when the reader of a pipe is gone (`hurtle train … | head`): that is no reason to end a training run."""
+    try:
+        yield
+    except (BrokenPipeError, SystemExit):  # rich's console turns the one into the other
+        console.quiet = True
+        _discard(console.file)
+
+
+def _discard(file: IO[str]) -> None:
+    """Send what is written from now on, and what is still buffered, nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    with suppress(OSError):  # not a real file
+        os.dup2(nowhere, file.fileno())
+    os.close(nowhere)
+
+
 class QuietDisplay:
     """Shows nothing; messages go to standard error."""
 
@@ -79,7 +99,10 @@ class QuietDisplay:
 
     def message(self, text: str) -> None:
         """Print to standard error."""
-        print(f"hurtle: {text}", file=sys.stderr)
+        try:
+            print(f"hurtle: {text}", file=sys.stderr, flush=True)
+        except BrokenPipeError:
+            _discard(sys.stderr)
 
     def stop(self) -> None:
         """Nothing to end."""
@@ -151,7 +174,8 @@ class PlainDisplay(QuietDisplay):
     def _print(self, text: str) -> None:
         encoding = self._console.encoding  # a log that takes only ASCII must not end a run
         text = text.encode(encoding, "replace").decode(encoding)
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        with _nobody_reading(self._console):
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class LiveDisplay(QuietDisplay):
@@ -177,7 +201,8 @@ class LiveDisplay(QuietDisplay):
         self._report.about = about
         self._started = self._updated = monotonic()
         self._running = True
-        self._live.start(refresh=True)
+        with _nobody_reading(self._console):
+            self._live.start(refresh=True)
 
     def update(self, metrics: Mapping[str, float]) -> None:
         """Store the metrics; the next frame shows them."""
@@ -191,13 +216,15 @@ class LiveDisplay(QuietDisplay):
 
     def message(self, text: str) -> None:
         """Print above the dashboard."""
-        self._console.print(text, markup=False, highlight=False)
+        with _nobody_reading(self._console):
+            self._console.print(text, markup=False, highlight=False)
 
     def stop(self) -> None:
         """Leave the last frame on the screen."""
         if self._running:
             self._running = False
-            self._live.stop()
+            with _nobody_reading(self._console):
+                self._live.stop()
 
     def _frame(self) -> Panel:
         report = self._report

@@ -21,6 +21,7 @@ class EpisodeWindow:
     Attributes:
         count: How many episodes were added in all.
         best_return: The highest return of a single episode.
+        best_length: The length of the longest episode.
         best_mean_return: The highest `mean_return` of a full window that an `add` left.
 
     Example:
@@ -34,6 +35,7 @@ class EpisodeWindow:
         self.size = size
         self.count = 0
         self.best_return = NAN
+        self.best_length = NAN
         self.best_mean_return = NAN
         self._returns: deque[float] = deque(maxlen=size)
         self._lengths: deque[float] = deque(maxlen=size)
@@ -44,10 +46,12 @@ class EpisodeWindow:
         new = _floats(returns)
         if not new:
             return
+        new_lengths = _floats(lengths)
         self._returns.extend(new)
-        self._lengths.extend(_floats(lengths))
+        self._lengths.extend(new_lengths)
         self.count += len(new)
         self.best_return = float(np.fmax(self.best_return, max(new)))
+        self.best_length = float(np.fmax(self.best_length, max(new_lengths)))
         if self.count >= self.size:
             self.best_mean_return = float(np.fmax(self.best_mean_return, self.mean_return))
         for name, values in (metrics or {}).items():
@@ -73,6 +77,7 @@ class EpisodeWindow:
         return {
             "count": self.count,
             "best_return": self.best_return,
+            "best_length": self.best_length,
             "best_mean_return": self.best_mean_return,
             "returns": list(self._returns),
             "lengths": list(self._lengths),
@@ -82,6 +87,7 @@ class EpisodeWindow:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`."""
         self.count, self.best_return = state["count"], state["best_return"]
+        self.best_length = state.get("best_length", NAN)  # older checkpoints do not have it
         self.best_mean_return = state["best_mean_return"]
         self._returns = deque(state["returns"], maxlen=self.size)
         self._lengths = deque(state["lengths"], maxlen=self.size)

@@ -31,7 +31,7 @@ LABELS = {
 
 SHOWN_ELSEWHERE = {
     *("steps", "seconds", "steps_per_second", "episodes", "updates"),
-    *("episode_return", "episode_return_best", "episode_length"),
+    *("episode_return", "episode_return_best", "episode_length", "episode_length_best"),
     *("eval_return", "eval_return_low", "eval_return_high", "eval_length"),
 }
 STAGES = {"env": ("green", "█"), "inference": ("blue", "▓"), "learn": ("magenta", "▒"), "copy": ("yellow", "░")}
@@ -127,9 +127,10 @@ def _episodes(report: Report, width: int) -> list[Text]:
         ("return", figure(report.value("episode_return")), ""),
         ("best", figure(report.value("episode_return_best")), ""),
         ("length", figure(report.value("episode_length")), ""),
+        ("best", figure(report.value("episode_length_best")), ""),
         ("episodes", quantity(episodes) if episodes >= 1e6 else count(episodes), ""),
     ]
-    lines = [_placed(facts, width, "bold cyan")]
+    lines = [_placed(facts, width, "bold cyan", starts=(0.0, 0.18, 0.36, 0.58, 0.8))]
     if not math.isnan(report.value("eval_return")):
         low, high = figure(report.value("eval_return_low")), figure(report.value("eval_return_high"))
         facts = [
@@ -141,10 +142,15 @@ def _episodes(report: Report, width: int) -> list[Text]:
     return lines
 
 
-def _placed(facts: list[tuple[str, str, str]], width: int, first: str = "bold") -> Text:
-    """(word before, value, word after) at the same columns in every line."""
+def _placed(
+    facts: list[tuple[str, str, str]],
+    width: int,
+    first: str = "bold",
+    starts: tuple[float, ...] = (0.0, 0.36, 0.58, 0.8),
+) -> Text:
+    """(word before, value, word after) at the same columns in every line; `starts` are shares of the width."""
     line = Text()
-    for (before, value, after), start in zip(facts, (0.0, 0.36, 0.58, 0.8), strict=False):
+    for (before, value, after), start in zip(facts, starts, strict=False):
         if line:
             line.append(" " * max(round(start * width) - len(line), 2))
         line.append(f"{before} " if before else "", "dim")

@@ -6,6 +6,7 @@ Knows the names of the files; who fills them is elsewhere.
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import shlex
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hurtle.errors import HurtleError, did_you_mean
+from hurtle.errors import HurtleError
 from hurtle.tracking.json_text import to_json
 from hurtle.tracking.provenance import provenance
 from hurtle.tracking.toml_text import to_toml
@@ -31,6 +32,7 @@ A training run of Hurtle on {env}.
 | `about.json` | where it comes from: command, git commit, versions, machine, seed |
 | `metrics.jsonl` | one JSON line per update; `step` is steps so far, null is "not known" |
 | `summary.json` | the result, with the final evaluation (written at the end) |
+| `evaluation.json` | the last `hurtle eval` of it, if there was one |
 | `curve.png` | the learning curve |
 | `checkpoints/` | `step-….pt`, the newest few, and `best.pt` |
 | `tensorboard/` | the same metrics: `tensorboard --logdir {path}` |
@@ -80,13 +82,16 @@ class RunFolder:
         if str(path) == "latest":
             if not runs:
                 raise HurtleError(f"There is no run in {Path(parent)} yet: make one with `hurtle train cartpole`.")
-            return cls(max(runs, key=lambda run: (run / "config.toml").stat().st_mtime_ns))
+            return cls(max(runs, key=_last_started))
         for folder in (Path(path), Path(parent) / path):
             if (folder / "config.toml").is_file():
                 return cls(folder)
         if Path(path).is_dir():
             raise HurtleError(f"{path} is not a run folder: it has no config.toml.")
-        raise HurtleError(f"There is no run {path}. {did_you_mean(Path(path).name, [run.name for run in runs])}")
+        near = difflib.get_close_matches(Path(path).name, [run.name for run in runs])
+        newest = [run.name for run in sorted(runs, key=_last_started, reverse=True)[:5]]
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"The newest in {parent}: {', '.join(newest) or 'none yet'}."
+        raise HurtleError(f"There is no run {path}. {hint}")
 
     @property
     def checkpoints(self) -> Path:
@@ -129,6 +134,11 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the run's result as summary.json."""
         _write(self.path / "summary.json", to_json(summary, indent=2))
+
+
+def _last_started(run: Path) -> int:
+    """When it was started or resumed last, in nanoseconds."""
+    return (run / "config.toml").stat().st_mtime_ns
 
 
 def _new_folder(parent: Path, stem: str) -> Path:

@@ -52,9 +52,14 @@ def _gpu() -> dict[str, float]:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return {}
-    found = {"gpu_memory": float(torch.cuda.memory_reserved()), "gpu_memory_total": float(torch.cuda.mem_get_info()[1])}
+    # Not the current device: each thread has its own, and this one only draws. Where the memory is, there is the training.
+    device = max(range(torch.cuda.device_count()), key=torch.cuda.memory_reserved)
+    found = {
+        "gpu_memory": float(torch.cuda.memory_reserved(device)),
+        "gpu_memory_total": float(torch.cuda.mem_get_info(device)[1]),
+    }
     try:
-        found["gpu_percent"] = float(torch.cuda.utilization())
+        found["gpu_percent"] = float(torch.cuda.utilization(device))
     except Exception:  # needs pynvml, and a driver that answers: not worth an error
         return found
     return found

@@ -71,8 +71,8 @@ def reference_update(start, rollout, config, orders, remaining=1.0):
     clip_range = config.clip_range * (remaining if config.anneal_clip_range else 1)
     steps, adam, norms = np.flatnonzero(rollout.valid.numpy().reshape(-1)), plain.Adam(config.adam_eps), []
     for order in orders:
-        for first in range(0, len(steps), config.minibatch_size):
-            chosen = steps[order[first : first + config.minibatch_size]]
+        for part in np.array_split(order, -(-len(steps) // config.minibatch_size)):
+            chosen = steps[part]
             gradients = plain.ppo_gradients(start, {k: v[chosen] for k, v in flat.items()}, clip_range, options)
             gradients, norm = plain.clip_norm(gradients, config.max_grad_norm)
             norms.append(norm)

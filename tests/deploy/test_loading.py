@@ -13,6 +13,7 @@ from hand_made_runs import Fixed, policy_for, write_run
 import hurtle
 from hurtle.deploy.loading import load
 from hurtle.errors import CheckpointError, HurtleError, NonFiniteError
+from hurtle.runners.evaluate import evaluate_run
 from hurtle.tracking.checkpoints import load_checkpoint, save_checkpoint
 from hurtle.vector.factory import make_vec
 
@@ -317,3 +318,15 @@ def test_pickled_code_is_not_run(tmp_path):
     torch.save({"format": 1, "policy": Bomb()}, file)
     with pytest.raises(CheckpointError):
         load(file)
+
+
+def test_what_training_leaves_behind(tmp_path):
+    quick = {"num_envs": 2, "num_steps": 8, "minibatch_size": 8, "num_epochs": 1, "eval_episodes": 2}
+    quiet = {"progress": "quiet", "trackers": (), "runs": str(tmp_path), "backend": "serial"}
+    run = hurtle.train(Quest, total_steps=32, **quick, **quiet)
+    policy = load(run)
+    env = Quest()
+    obs, _ = env.reset(seed=0)
+    assert env.action_space.contains(policy.act(obs))
+    assert policy.steps == 32
+    assert run.evaluation.mean == evaluate_run(run, episodes=2, env=Quest).mean == 15.0

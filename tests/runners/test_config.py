@@ -101,6 +101,15 @@ def test_an_unknown_word_gets_a_suggestion():
         ("target_kl", 0.0, "target_kl must be more than 0, got 0.0"),
         ("device", "gpu", "device must be cpu, cuda, cuda:N"),
         ("optimizer", "sgd", "optimizer must be one of adam, adamw, rmsprop, muon, got 'sgd'"),
+        ("seed", 2**63, r"seed must be from 0 to 2\*\*63 - 1, got 9223372036854775808"),
+        ("seed", -1, r"seed must be from 0 to 2\*\*63 - 1, got -1"),
+        ("learning_rate", float("inf"), "learning_rate must be finite, got inf"),
+        ("learning_rate", 10**400, "learning_rate must be a number"),
+        ("clip_range", "inf", "clip_range must be finite, got inf"),
+        ("entropy_coef", float("inf"), "entropy_coef must be finite, got inf"),
+        ("value_coef", float("inf"), "value_coef must be finite, got inf"),
+        ("gamma", float("inf"), "gamma must be from 0 to 1, got inf"),
+        ("stop_at_return", -float("inf"), "stop_at_return must be finite, got -inf"),
         ("pool_batch_size", 9, "pool_batch_size must be at most num_envs=8, got 9"),
     ],
 )
@@ -133,6 +142,12 @@ def test_values_that_mean_the_same_are_taken():
     assert settings.train.stop_at_return == -110.0
     assert settings.train.trackers == ("wandb",)
     assert settings.train.env_parameters == {"gravity": 0.5, "sizes": [1, 2]}
+
+
+def test_bounds_may_be_infinite():
+    settings = make_settings(PLAIN, {"max_grad_norm": "inf", "observation_clip": float("inf"), "seed": 2**63 - 1})
+    assert settings.algorithm.max_grad_norm == settings.train.observation_clip == float("inf")
+    assert settings.train.seed == 2**63 - 1
 
 
 def test_whole_numbers_keep_all_digits():
@@ -220,7 +235,8 @@ def test_settings_load_no_torch():
 def test_the_words_that_the_api_promises():
     promised = (
         "env algorithm total_steps seed device num_envs backend num_workers pool_batch_size env_parameters "
-        "normalize_observations observation_clip reward_mode reward_clip stop_at_return eval_every eval_episodes eval_sampled "
+        "step_timeout restart_workers normalize_observations observation_clip reward_mode reward_clip "
+        "stop_at_return eval_every eval_episodes eval_sampled "
         "checkpoint_every keep_checkpoints runs name progress trackers compile precision threads fine_tune preset"
     )
     assert {field.name for field in fields(TrainConfig)} == set(promised.split())

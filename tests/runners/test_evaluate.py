@@ -170,7 +170,7 @@ def test_statistics():
     assert (found.mean, found.iqm, found.episodes) == (21.2, 2.0, 5)
     assert found.low < found.mean < found.high
     assert "21.20" in str(found)
-    assert "5 episodes, deterministic" in str(found)
+    assert "5 deterministic episodes" in str(found)
     assert json.loads(json.dumps(found.summary()))["mean_length"] == 3.0
 
 
@@ -309,13 +309,13 @@ def test_seeds_are_none_of_training():
 
 def test_evaluate_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    path, _ = write_run("runs", "cartpole", parameters={"max_steps": 20}, seed=5)
+    path, _ = write_run("runs", "cartpole", parameters={"max_steps": 5}, seed=5)
     found = evaluate_run(path, episodes=10)
     saved = json.loads((path / "evaluation.json").read_text())
     assert saved["returns"] == found.returns.tolist()
     assert (saved["env"], saved["checkpoint"], saved["steps"]) == ("cartpole", "step-000000000100.pt", 100)
     assert (saved["deterministic"], saved["mean"]) == (True, found.mean)
-    assert found.lengths.max() <= 20  # the run's own parameters
+    assert found.lengths.max() <= 5  # the run's own parameters
     np.testing.assert_array_equal(evaluate_run("latest", episodes=10).returns, found.returns)
     file = path / "checkpoints" / "step-000000000100.pt"
     np.testing.assert_array_equal(evaluate_run(file, episodes=10).returns, found.returns)

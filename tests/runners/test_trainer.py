@@ -2,9 +2,9 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
-import time
 import tomllib
 
 import gymnasium
@@ -107,7 +107,7 @@ def test_python_envs_resume_with_new_episodes(small):
     assert hurtle.train(resume=run, total_steps=256).steps == 256
 
 
-def test_a_damaged_checkpoint_names_the_older_one(small):
+def test_a_damaged_checkpoint_names_the_older_one(small, capsys):
     run = hurtle.train("cartpole", total_steps=640, checkpoint_every=128, **small)
     newest = max((run.path / "checkpoints").glob("step-*.pt"))
     data = bytearray(newest.read_bytes())
@@ -115,7 +115,9 @@ def test_a_damaged_checkpoint_names_the_older_one(small):
     newest.write_bytes(data)
     with pytest.raises(CheckpointError, match=r"step-000000000512.pt"):
         hurtle.train(resume=newest)
+    capsys.readouterr()
     assert hurtle.train(resume=run, total_steps=704).steps == 704  # a folder takes the newest that is whole
+    assert f"{newest} is damaged" in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_another_policy_is_refused(small):
@@ -160,13 +162,13 @@ def test_evaluations_keep_the_best_policy(small):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("env", ["cartpole", "CartPole-v1"])
 def test_signals_save_and_return(env, number, small):
-    def ask():
-        time.sleep(1.0)
-        os.kill(os.getpid(), number)
+    def ask(trainer):
+        if trainer.updates == 3:
+            os.kill(os.getpid(), number)
 
     handler = signal.getsignal(number)
-    threading.Thread(target=ask).start()
-    run = hurtle.train(env, total_steps=100_000_000, backend="auto" if env == "cartpole" else "serial", **small)
+    backend = "auto" if env == "cartpole" else "serial"
+    run = hurtle.train(env, total_steps=100_000_000, backend=backend, callbacks=[ask], **small)
     assert run.stopped_by == ("Ctrl-C" if number == signal.SIGINT else "SIGTERM")
     assert run.evaluation is None
     assert load_checkpoint(max((run.path / "checkpoints").glob("step-*.pt")))["progress"]["steps"] == run.steps
@@ -194,6 +196,16 @@ def test_your_own_module_is_trained_in_place_and_must_be_given_again(small):
     with pytest.raises(HurtleError, match="policy=module"):
         hurtle.train(resume=run, total_steps=256)
     assert hurtle.train(resume=run, policy=Net(), total_steps=256).steps == 256
+
+
+def test_a_class_of_your_own_is_called_with_the_spaces(small):
+    class Made(Net):
+        def __init__(self, observation_space, action_space):
+            super().__init__(observation_space.shape[0], int(action_space.n))
+
+    seen = []
+    hurtle.train("cartpole", policy=Made, total_steps=64, callbacks=lambda t: seen.append(type(t.policy.network)), **small)
+    assert seen == [Made]
 
 
 def test_a_ready_vector_env_is_used_as_it_is(small):
@@ -305,3 +317,143 @@ def test_memory_stays_under_a_gigabyte(small):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(done.stdout.split()[-1]) < 1_000_000  # KB
+
+
+class Chat(gymnasium.Env):
+    """Structured on both sides: the reward is for answering with the number that is shown."""
+
+    observation_space = spaces.Dict({"shown": spaces.Discrete(3), "noise": spaces.Box(-1, 1, (2,), np.float32)})
+    action_space = spaces.Dict({"answer": spaces.Discrete(3), "tone": spaces.Discrete(2)})
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        reward = float(action["answer"] == self.shown)
+        self.steps += 1
+        return self._observe(), reward, False, self.steps == 8, {}
+
+    def _observe(self):
+        self.shown = int(self.np_random.integers(3))
+        return {"shown": self.shown, "noise": self.np_random.uniform(-1, 1, 2).astype(np.float32)}
+
+
+@pytest.mark.parametrize("emulated", [False, True])
+def test_structured_envs_are_emulated_and_learn(emulated, small):
+    make = (lambda: hurtle.emulate(Chat())) if emulated else Chat
+    settings = {**small, "num_envs": 8, "num_steps": 32, "minibatch_size": 64, "learning_rate": 3e-3}
+    run = hurtle.train(make, total_steps=6_000, backend="serial", **settings)
+    assert run.evaluation.mean > 7  # a random policy gets 8/3
+    policy = hurtle.load(run)
+    for shown in range(3):
+        assert policy.act({"shown": shown, "noise": np.zeros(2, np.float32)})["answer"] == shown
+
+
+def test_a_pool_trains_through_the_same_words_and_resumes(small):
+    settings = {**small, "pool_batch_size": 2, "backend": "serial"}
+    run = hurtle.train("CartPole-v1", total_steps=256, **settings)
+    assert run.steps == 256
+    assert hurtle.train(resume=run, total_steps=512).steps == 512
+
+
+def test_a_dead_worker_is_replaced_if_asked(small):
+    class Mortal(Chat):
+        def step(self, action):
+            if self.steps == 5 and self.np_random.random() < 0.02:
+                os._exit(1)
+            return super().step(action)
+
+    settings = {**small, "backend": "process", "num_workers": 2, "restart_workers": True}
+    assert hurtle.train(Mortal, total_steps=2_000, **{**settings, "eval_episodes": 1}).steps >= 2_000
+
+
+# What goes wrong on the way.
+
+
+def test_a_finished_run_asks_for_more_steps(small):
+    run = hurtle.train("cartpole", total_steps=64, **small)
+    with pytest.raises(HurtleError, match="is done: it has trained for 64 steps"):
+        hurtle.train(resume=run)
+
+
+def test_resuming_a_fine_tuned_run_needs_its_source_no_more(small):
+    source = hurtle.train("cartpole", total_steps=64, **small)
+    tuned = hurtle.train("cartpole", total_steps=64, fine_tune=str(source.path), **small)
+    shutil.rmtree(source.path)
+    assert hurtle.train(resume=tuned, total_steps=128).steps == 128
+
+
+def test_resuming_with_another_optimizer_is_refused(small):
+    run = hurtle.train("cartpole", total_steps=64, **small)
+    with pytest.raises(HurtleError, match=r"optimizer='adam', .*'rmsprop'"):
+        hurtle.train(resume=run, total_steps=128, optimizer="rmsprop")
+
+
+def test_a_checkpoint_outside_a_run_folder_is_not_resumed(small, tmp_path):
+    run = hurtle.train("cartpole", total_steps=64, **small)
+    elsewhere = tmp_path / "some" / "folder" / "my.pt"
+    elsewhere.parent.mkdir(parents=True)
+    shutil.copy(max((run.path / "checkpoints").glob("step-*.pt")), elsewhere)
+    with pytest.raises(HurtleError, match="in no run folder"):
+        hurtle.train(resume=elsewhere, total_steps=128)
+    assert sorted(path.name for path in (tmp_path / "some").iterdir()) == ["folder"]
+
+
+def test_a_run_whose_policy_cannot_be_evaluated_is_kept(small, monkeypatch, capsys):
+    def fails(*args, **kwargs):
+        raise HurtleError("an episode took more than 100,000 steps")
+
+    monkeypatch.setattr("hurtle.runners.trainer.evaluate_policy", fails)
+    run = hurtle.train("cartpole", total_steps=64, **small)
+    assert run.evaluation is None
+    assert (run.path / "summary.json").exists()
+    assert "no evaluation: an episode took more" in capsys.readouterr().err
+
+
+def test_a_best_checkpoint_that_cannot_be_written_is_a_warning(small, monkeypatch, capsys):
+    from hurtle.tracking import checkpoints
+
+    real = checkpoints.save_checkpoint
+
+    def full(path, state):
+        if path.name == "best.pt":
+            raise CheckpointError("No space left on device.")
+        real(path, state)
+
+    monkeypatch.setattr(checkpoints, "save_checkpoint", full)
+    assert hurtle.train("cartpole", total_steps=128, eval_every=64, **small).steps == 128
+    assert "No space left" in capsys.readouterr().err
+
+
+def test_what_was_learned_is_saved_when_a_callback_raises_and_nothing_stays_open(small):
+    def breaks(trainer):
+        if trainer.updates == 3:
+            raise RuntimeError("mine")
+
+    threads = threading.active_count()
+    with pytest.raises(RuntimeError, match="mine"):
+        hurtle.train("cartpole", total_steps=640, callbacks=[breaks], **{**small, "trackers": ("tensorboard",)})
+    (run,) = os.scandir(small["runs"])
+    assert load_checkpoint(f"{run.path}/checkpoints/step-000000000192.pt")["progress"]["updates"] == 3
+    assert threading.active_count() == threads
+
+
+def test_files_of_envs_and_policies_are_found_from_another_folder(small, tmp_path, monkeypatch):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "my_env.py").write_text("from hurtle.envs.cartpole import CartPole\n\n\nclass MyEnv(CartPole):\n    pass\n")
+    monkeypatch.chdir(folder)
+    run = hurtle.train("my_env.py:MyEnv", total_steps=64, **small)
+    monkeypatch.chdir(tmp_path)
+    assert hurtle.train(resume=run, total_steps=128).steps == 128
+
+
+def test_a_vector_that_was_emulated_already_gets_a_structured_policy(small):
+    vec = hurtle.make_vec(Chat, 4, backend="serial", emulate=True)
+    seen = []
+    hurtle.train(vec, total_steps=64, callbacks=[lambda trainer: seen.append(type(trainer.policy.network).__name__)], **small)
+    assert seen == ["Structured"]
+    vec.reset()  # still open
+    vec.close()

@@ -1,17 +1,23 @@
 """Watching draws in the terminal or writes videos, and what it plays is what an evaluation plays."""
 
 import io
+import json
+import os
+import signal
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hand_made_runs import Fixed, policy_for, write_run
+from hand_made_runs import write_run
 from rich.console import Console
 
-from hurtle.errors import HurtleError
+import hurtle
+from hurtle.deploy.loading import load
+from hurtle.errors import DeviceError, HurtleError
 from hurtle.native import Box, Discrete, Env, int32
-from hurtle.runners.evaluate import evaluate_policy
+from hurtle.runners.evaluate import evaluate_policy, evaluate_run
+from hurtle.runners.playing import eval_seed
 from hurtle.runners.watch import watch_run
 
 imageio = pytest.importorskip("imageio.v2")
@@ -90,7 +96,7 @@ def test_draws_in_the_terminal(tmp_path):
 
 
 def test_pictures_fit_into_the_terminal(tmp_path):
-    path, _ = write_run(tmp_path, "cartpole", parameters={"max_steps": 1})
+    path, _ = write_run(tmp_path, "cartpole", parameters={"max_steps": 5})
     console = terminal(30, 10)
     watch_run(path, fps=1000, console=console)
     lines = [line.count("▀") for line in shown(console).splitlines()]
@@ -108,11 +114,34 @@ def test_plays_what_an_evaluation_plays(tmp_path):
     assert sampled == [(found.returns[0], found.lengths[0])]
 
 
+def test_parameters_of_the_run_stay_on_its_own_env(tmp_path):
+    path, _ = write_run(tmp_path, "cartpole", parameters={"max_steps": 5})
+
+    def length(**words):
+        ((_, steps),) = watch_run(path, console=Console(file=io.StringIO()), **words)
+        return steps
+
+    assert length() == length(env="cartpole") == 5
+    assert length(env_parameters={"max_steps": 3}) == 3
+    assert length(env="CartPole-v1") > 5  # has no such parameter
+    with pytest.raises(DeviceError):
+        length(device="cuda:99")
+
+
+def test_evaluations_take_the_same_parameters(tmp_path):
+    path, _ = write_run(tmp_path, "cartpole", parameters={"max_steps": 5, "gravity": 1.6})
+    assert evaluate_run(path, episodes=4, env="cartpole").lengths.max() == 5
+    assert evaluate_run(path, episodes=4, env_parameters={"max_steps": 3}).lengths.max() == 3
+    saved = json.loads((path / "evaluation.json").read_text())
+    assert saved["env_parameters"] == {"max_steps": 3, "gravity": 1.6}
+    assert evaluate_run(path, episodes=4, env="CartPole-v1").lengths.max() > 5
+
+
 def test_without_a_terminal_only_results_are_printed(tmp_path):
-    path, _ = write_run(tmp_path, "cartpole", parameters={"max_steps": 4})
+    path, _ = write_run(tmp_path, "cartpole", parameters={"max_steps": 5})
     console = Console(file=io.StringIO())
     watch_run(path, episodes=2, fps=1, console=console)  # and nobody waits for a frame
-    assert shown(console) == "episode 1: return 4 in 4 steps\nepisode 2: return 4 in 4 steps\n"
+    assert shown(console) == "episode 1: return 5 in 5 steps\nepisode 2: return 5 in 5 steps\n"
 
 
 def test_text(tmp_path):
@@ -140,11 +169,16 @@ def test_gymnasium_envs(tmp_path):
 
 
 def test_several_agents(tmp_path):
-    path, _ = write_run(tmp_path, "snake", parameters={"max_steps": 8})
-    console = terminal()
-    results = watch_run(path, episodes=2, fps=1000, console=console)
-    assert [steps for _, steps in results] == [8, 8]
-    assert "▀" in shown(console)
+    path, _ = write_run(tmp_path, "snake", parameters={"max_steps": 60})
+    (total, steps), (_, again) = watch_run(path, episodes=2, console=Console(file=io.StringIO()))
+    assert (steps, again) == (60, 60)
+    policy, env, expected = load(path), hurtle.make("snake", max_steps=60), 0.0
+    obs, info = env.reset(seed=eval_seed(0))
+    for _ in range(60):
+        acting = info["agent_mask"]
+        obs, rewards, _, _, info = env.step(policy.act(obs))
+        expected += rewards[acting].sum() / 4
+    assert total == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("ending", ["gif", "mp4"])
@@ -171,27 +205,26 @@ def test_bad_videos(tmp_path):
         watch_run(path, fps=0)
 
 
-def test_an_interrupt_ends_it_cleanly(tmp_path):
+@pytest.mark.parametrize("ending", ["gif", "mp4"])
+def test_an_interrupt_ends_it_cleanly(tmp_path, ending):
     path, _ = write_run(tmp_path, Painted)
-    calls = []
+    drawn = []
 
     class Interrupted(Painted):
-        def step(self, action):
-            calls.append(action)
-            if len(calls) == 15:  # the start-up check takes ten steps
-                raise KeyboardInterrupt
-            return super().step(action)
+        def render(self):
+            drawn.append(self.time)
+            if len(drawn) == 6:  # in the second episode
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().render()
 
-    console, file = Console(file=io.StringIO()), tmp_path / "cut.gif"
-    results = watch_run(path, episodes=5, video=file, fps=10, env=Interrupted, console=console)
-    assert len(results) < 5
+    console, file = Console(file=io.StringIO()), tmp_path / f"cut.{ending}"
+    assert watch_run(path, episodes=50, video=file, fps=10, env=Interrupted, console=console) == [(4.5, 3)]
     assert "Stopped." in shown(console)
-    assert 1 <= len(imageio.mimread(file)) < 20
+    assert drawn == [0, 1, 2, 3, 0, 1]
+    assert len(imageio.mimread(file)) == 6
 
 
-def test_policy_is_the_runs(tmp_path):
-    weights = policy_for("bandit", Fixed([0.0, 9.0, 0.0, 0.0]))[0]
+def test_another_env(tmp_path):
     path, _ = write_run(tmp_path, "cartpole")
     with pytest.raises(HurtleError, match="trained on another env"):
         watch_run(path, env="bandit")
-    assert weights.action_space.n == 4

@@ -31,6 +31,7 @@ METRICS = {
     "episode_return": 187.31,
     "episode_return_best": 500.0,
     "episode_length": 187.3,
+    "episode_length_best": 432.0,
     "episodes": 1204.0,
     "policy_loss": -0.01234,
     "value_loss": 12.345,
@@ -84,7 +85,7 @@ def test_a_frame_says_everything():
     flat = re.sub(r"[\s│]+", " ", text)
     for part in (
         "steps 214,016 of 500,000 12.3K steps/s elapsed 0:17 ETA 0:23",
-        "return 187.3 best 500.0 length 187.3 episodes 1,204",
+        "return 187.3 best 500.0 length 187.3 best 432.0 episodes 1,204",
         "evaluation 495.2 95 % 490.1…499.3 length 495.2",
         "policy loss -0.0123 entropy 0.5123 learning rate 2.5e-4",
         "value loss 12.35 KL divergence 0.0081 clip range 0.2000",
@@ -100,7 +101,7 @@ def test_a_frame_says_everything():
 def test_a_first_frame_shows_dashes():
     flat = re.sub(r"[\s│]+", " ", text_of(Report("cartpole · ppo", 1000, elapsed=0.0)))
     assert "steps 0 of 1,000 - steps/s elapsed 0:00 ETA -" in flat
-    assert "return - best - length - episodes -" in flat
+    assert "return - best - length - best - episodes -" in flat
     assert "policy loss - entropy - " in flat
     assert "no episode has ended yet" in flat
 
@@ -254,6 +255,34 @@ def test_a_log_that_takes_only_ascii():
     display.start()
     display.message("größer [bold]")
     assert raw.getvalue().decode().splitlines() == ["cartpole ? ppo  100 steps", "gr??er [bold]"]
+
+
+CLOSED = """
+import sys, time
+from hurtle.tracking.dashboard import make_display
+with make_display({mode!r}, "cartpole", 1000) as display:
+    display.every = 0.0
+    display.start("runs/x")
+    for step in range(20):
+        display.update({{"steps": 50.0 * step}})
+        display.message("step")
+        time.sleep(0.05)
+open({file!r}, "w").write("trained")
+"""
+
+
+@pytest.mark.parametrize("mode", ["plain", "live", "quiet"])
+def test_a_reader_that_goes_away_does_not_end_training(tmp_path, mode):
+    file = tmp_path / "result"
+    code = CLOSED.format(mode=mode, file=str(file))
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT if mode == "quiet" else subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "FORCE_COLOR": "1"}, **both) as process:
+        process.stdout.readline()
+        process.stdout.close()  # as head does
+        errors = process.stderr.read() if process.stderr else b""
+        assert process.wait(30) == 0
+    assert errors == b""
+    assert file.read_text() == "trained"
 
 
 # Choosing

@@ -11,7 +11,8 @@ def test_empty_window_knows_nothing():
     window = EpisodeWindow()
     window.add(np.empty(0), np.empty(0, int), {"score": np.empty(0)})
     assert window.count == 0
-    assert all(math.isnan(x) for x in (window.mean_return, window.best_return, window.best_mean_return, window.mean_length))
+    assert all(math.isnan(x) for x in (window.mean_return, window.best_return, window.best_length, window.mean_length))
+    assert math.isnan(window.best_mean_return)
     assert window.mean_metrics == {}
 
 
@@ -28,6 +29,7 @@ def test_only_the_last_episodes_count_but_the_best_stays():
     assert window.mean_return == 2
     assert window.best_mean_return == 5
     assert window.best_return == 10
+    assert window.best_length == 9
     assert window.mean_metrics == {"score": 2.5}
     assert window.count == 5
 

@@ -127,6 +127,14 @@ def test_open_finds_by_path_by_name_and_latest(tmp_path):
     assert RunFolder.open(tmp_path / "alpha").read_config() == {"env": "alpha"}
     with pytest.raises(HurtleError, match=r"There is no run zebar. Did you mean zebra"):
         RunFolder.open("zebar", tmp_path)
+    for age in range(7):
+        (tmp_path / f"run{age}").mkdir()
+        (tmp_path / f"run{age}" / "config.toml").touch()
+        os.utime(tmp_path / f"run{age}" / "config.toml", (1e10 - age, 1e10 - age))
+    with pytest.raises(HurtleError, match=r"There is no run xyz. The newest in .*: run0, run1, run2, run3, run4\.$"):
+        RunFolder.open("xyz", tmp_path)
+    with pytest.raises(HurtleError, match=r"There is no run xyz. The newest in .*: none yet\."):
+        RunFolder.open("xyz", tmp_path / "alpha")
     with pytest.raises(HurtleError, match=r"not a run folder: it has no config.toml"):
         RunFolder.open(tmp_path / "not-a-run")
 

@@ -42,14 +42,15 @@ def test_samples_at_most_once_a_second(monkeypatch):
 
 
 def test_gpu_only_where_it_is_in_use(monkeypatch):
-    def no_pynvml():
+    def no_pynvml(device):
         raise ModuleNotFoundError("pynvml")
 
     cuda = types.SimpleNamespace(
         is_initialized=lambda: True,
-        memory_reserved=lambda: 3 << 30,
-        mem_get_info=lambda: (1 << 30, 8 << 30),
-        utilization=lambda: 87,
+        device_count=lambda: 3,
+        memory_reserved=[0, 3 << 30, 1 << 30].__getitem__,
+        mem_get_info=[(0, 0), (1 << 30, 8 << 30), (0, 0)].__getitem__,
+        utilization=[0, 87, 0].__getitem__,  # training is on cuda:1
     )
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
     sample = Usage().sample()

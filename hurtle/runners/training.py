@@ -14,6 +14,7 @@ from torch import nn
 
 from hurtle.envs.registry import EnvLike
 from hurtle.errors import CheckpointError, HurtleError
+from hurtle.references import absolute_reference
 from hurtle.runners.config import make_settings, settings_from_dict
 from hurtle.runners.trainer import Callback, Run, Trainer
 from hurtle.tracking.checkpoints import Checkpoints, load_checkpoint
@@ -27,8 +28,8 @@ def train(
     device: str | None = None,
     seed: int | None = None,
     *,
-    policy: nn.Module | str | None = None,
-    callbacks: Sequence[Callback] = (),
+    policy: nn.Module | type[nn.Module] | str | None = None,
+    callbacks: Callback | Sequence[Callback] = (),
     config: str | Path | None = None,
     resume: str | Path | Run | None = None,
     **overrides: Any,
@@ -43,8 +44,8 @@ def train(
         device: Of the networks: "cpu" (default), "cuda", "cuda:1" or "auto".
         seed: The same seed gives the same run.
         policy: "auto", "mlp", "grid_cnn", "nature_cnn", "structured", "my_policy.py:MyPolicy", or your own `torch.nn.Module`
-            with `encode` and `decode`, which is trained in place.
-        callbacks: Called with the `Trainer` after every update; one that returns False ends the run.
+            with `encode` and `decode`: a module, which is trained in place, or a class, which is called with the two spaces.
+        callbacks: One or several, called with the `Trainer` after every update; one that returns False ends the run.
         config: A TOML file of settings.
         resume: A run folder, "latest" or a checkpoint file: go on where it stopped. Overrides apply, such as more total_steps.
         **overrides: Any setting, flat: `num_envs=16, clip_range=0.1, hidden_sizes=(64, 64)`; `hurtle train --help` lists them.
@@ -58,9 +59,11 @@ def train(
         >>> run.mean_return > 0.9, run.stopped_by
         (True, 'total_steps')
     """
+    env, policy = absolute_reference(env), absolute_reference(policy)
     given: dict[str, Any] = {"algorithm": algorithm, "total_steps": total_steps, "device": device, "seed": seed}
-    module = policy if isinstance(policy, nn.Module) else None
-    if policy is not None and module is None:
+    callbacks = [callbacks] if callable(callbacks) else callbacks
+    module = None if policy is None or isinstance(policy, str) else policy
+    if module is None and policy is not None:
         given["policy"] = policy
     words = {**{word: value for word, value in given.items() if value is not None}, **overrides}
     if resume is not None:
@@ -79,24 +82,23 @@ def _name_of(env: Any) -> Any:
     return env
 
 
-def _resume(
-    source: str | Path | Run, env: Any, words: dict[str, Any], policy: nn.Module | None, callbacks: Sequence[Callback]
-) -> Run:
+def _resume(source: str | Path | Run, env: Any, words: dict[str, Any], policy: Any, callbacks: Sequence[Callback]) -> Run:
     path = source.path if isinstance(source, Run) else Path(source)
-    if path.is_file():
-        file: Path | None = path
-        folder = RunFolder(path.parent.parent)
-    else:
-        folder = RunFolder.open(path)
-        file = Checkpoints(folder.checkpoints).latest()
+    if path.is_file() and not (path.parent.parent / "config.toml").is_file():
+        raise HurtleError(f"{path} is in no run folder: a run's checkpoints are RUN/checkpoints/step-….pt.")
+    folder = RunFolder.open(path.parent.parent if path.is_file() else path)
+    file = path if path.is_file() else Checkpoints(folder.checkpoints).latest()
     if file is None:
         raise CheckpointError(f"{folder.path} has no checkpoint to resume from.")
     saved = load_checkpoint(file)
     settings = settings_from_dict({**saved["settings"], **words})
+    if saved["progress"]["steps"] >= settings.train.total_steps:
+        done = saved["progress"]["steps"]
+        raise HurtleError(f"{folder.path} is done: it has trained for {done:,} steps. To go on, ask for more: --total-steps.")
     if env is None and not saved["named_env"]:
         raise HurtleError(
             f"{folder.path} was trained on {settings.train.env}, which has no name: pass it, train(env, resume=…)."
         )
     if policy is None and not saved["named_policy"]:
-        raise HurtleError(f"{folder.path} was trained with your own module: pass it, train(policy=module, resume=…).")
+        raise HurtleError(f"{folder.path} was trained with your own module: pass it in Python, train(policy=module, resume=…).")
     return Trainer(settings, settings.train.env if env is None else env, policy, callbacks, folder, saved).run()
