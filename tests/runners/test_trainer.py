@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import tomllib
 
@@ -306,17 +308,15 @@ def test_a_disk_that_is_full_for_a_while_does_not_end_the_run(small, monkeypatch
     assert "No space left" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_stays_under_a_gigabyte(small):
-    import subprocess
-    import sys
-
     code = (
-        "import hurtle, resource, sys\n"
+        "import hurtle, pathlib\n"
         f"hurtle.train('cartpole', total_steps=20_000, progress='quiet', trackers=(), runs={small['runs']!r})\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 if sys.platform == 'linux' else 1024))"
+        "print(pathlib.Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert float(done.stdout.split()[-1]) < 1_000_000  # KB
+    assert float(done.stdout.split()[-1]) < 1_000_000  # KB; the highest so far, of this process alone
 
 
 class Chat(gymnasium.Env):
