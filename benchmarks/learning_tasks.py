@@ -11,7 +11,6 @@ from typing import Any, Literal
 from hurtle.envs.cartpole import BOUNDS, CartPole
 from hurtle.native import Box
 from hurtle.runners.config import Settings, make_settings
-from hurtle.runners.presets import preset_for
 
 Numbers = dict[str, Any]
 """An evaluation as a result file has it: mean, std, iqm, low, high, episodes."""
@@ -110,7 +109,20 @@ def _at_least(number: float) -> Goal:
     return Goal("at least", number)
 
 
-MASKED = {**preset_for("cartpole", "ppo"), "total_steps": 300_000, "normalize_observations": True}
+MASKED = {
+    "total_steps": 300_000,
+    "num_envs": 16,
+    "num_steps": 64,
+    "minibatch_size": 256,
+    "num_epochs": 10,
+    "learning_rate": 4e-3,
+    "anneal_clip_range": True,
+    "clip_values": False,
+    "gamma": 0.98,
+    "gae_lambda": 0.8,
+    "entropy_coef": 0.0,
+    "normalize_observations": True,
+}
 """One configuration for both policies, so that only the memory differs."""
 
 OCEAN = {"sampled": True, "episodes": 4_000}
