@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from hurtle.buffers.rollout import EpisodeStats
+from hurtle.emulation.leaves import tree_leaves
 from hurtle.errors import HurtleError, NonFiniteError
 
 
@@ -138,7 +139,7 @@ class VecRows:
             NonFiniteError: Names the env, the agent and the step.
         """
         structured = self._layout is not None and array.dtype == np.uint8
-        for leaf in _leaves(self._layout.unflatten(array)) if structured else [array]:  # type: ignore[union-attr]
+        for leaf in tree_leaves(self._layout.unflatten(array)) if structured else [array]:  # type: ignore[union-attr]
             if leaf.dtype.kind != "f" or np.isfinite(leaf).all():
                 continue
             bad = int(np.argwhere(~np.isfinite(leaf))[0][0])
@@ -149,13 +150,6 @@ class VecRows:
                 f"{np.array2string(leaf[bad], threshold=12)}. "
                 "Nothing was learned from it. Look for a division by zero, a log or an overflow in the env."
             )
-
-
-def _leaves(tree: Any) -> list[np.ndarray]:
-    """The arrays of a structured observation."""
-    if isinstance(tree, dict):
-        return [leaf for branch in tree.values() for leaf in _leaves(branch)]
-    return [leaf for branch in tree for leaf in _leaves(branch)] if isinstance(tree, tuple) else [tree]
 
 
 def merge_stats(found: list[EpisodeStats]) -> EpisodeStats:

@@ -6,6 +6,7 @@ settings → parts (assembly.py) → loop → run folder. Knows nothing of how a
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from hurtle.runners.assembly import Module, Parts, assemble, run_seed
 from hurtle.runners.config import Settings, settings_to_dict
 from hurtle.runners.devices import own_random_streams, torch_settings
 from hurtle.runners.evaluate import Evaluation, evaluate_policy
-from hurtle.runners.restore import load_weights
+from hurtle.runners.restore import find_checkpoint, load_weights
 from hurtle.runners.signals import StopSignals
 from hurtle.tracking.checkpoints import Checkpoints, load_checkpoint
 from hurtle.tracking.curves import plot_run
@@ -110,6 +111,8 @@ class Trainer:
             )
         except BaseException:
             self._parts.close()
+            if folder is None and hasattr(self, "folder"):  # made just now, and nothing was trained in it
+                shutil.rmtree(self.folder.path)
             raise
         self._every = train.checkpoint_every or max(1, train.total_steps // 10)
         self._next_checkpoint, self._next_evaluation = _after(self.steps, self._every), _after(self.steps, train.eval_every)
@@ -357,19 +360,14 @@ class Trainer:
         self._parts.collector.load_state_dict(saved["collector"])
 
     def _load_weights(self, source: str) -> None:
-        path = Path(source)
-        file = path if path.is_file() else Checkpoints(RunFolder.open(path).checkpoints).latest()
-        if file is None:
-            raise CheckpointError(f"fine_tune: {source} has no checkpoint.")
+        _, file = find_checkpoint(source)
         load_weights(self.policy, load_checkpoint(file)["policy"], file)
 
     def _ask_to_stop(self, why: str) -> None:
         self._stopped_by = why
         if self._evaluating:  # nothing is lost by leaving off in the middle
             raise KeyboardInterrupt
-        if (
-            not self._parts.can_resume_exactly
-        ):  # such rollouts may be long; native ones are short, and end where a save is exact
+        if not self._parts.can_resume_exactly:  # others' rollouts are short, and at their end a save is exact
             self._parts.collector.stop_requested = True
 
     def _name_last_checkpoint(self, error: HurtleError) -> None:

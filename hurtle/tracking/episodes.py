@@ -87,7 +87,7 @@ class EpisodeWindow:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`."""
         self.count, self.best_return = state["count"], state["best_return"]
-        self.best_length = state.get("best_length", NAN)  # older checkpoints do not have it
+        self.best_length = state["best_length"]
         self.best_mean_return = state["best_mean_return"]
         self._returns = deque(state["returns"], maxlen=self.size)
         self._lengths = deque(state["lengths"], maxlen=self.size)

@@ -457,3 +457,10 @@ def test_a_vector_that_was_emulated_already_gets_a_structured_policy(small):
     assert seen == ["Structured"]
     vec.reset()  # still open
     vec.close()
+
+
+def test_a_tracker_that_is_not_installed_leaves_no_folder(small, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(HurtleError, match="wandb"):
+        hurtle.train("cartpole", total_steps=64, **{**small, "trackers": ("wandb",)})
+    assert not list(os.scandir(small["runs"]))
