@@ -110,12 +110,12 @@ def _at_least(number: float) -> Goal:
 
 
 MASKED = {
-    "total_steps": 300_000,
-    "num_envs": 16,
+    "total_steps": 700_000,
+    "num_envs": 32,
     "num_steps": 64,
-    "minibatch_size": 256,
+    "minibatch_size": 512,
     "num_epochs": 10,
-    "learning_rate": 4e-3,
+    "learning_rate": 3e-3,
     "anneal_clip_range": True,
     "clip_values": False,
     "gamma": 0.98,
