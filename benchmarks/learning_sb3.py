@@ -71,7 +71,8 @@ def make_envs(name: str, settings: Settings, num_envs: int, seed: int, trained: 
     if trained is None:
         return VecNormalize(vec, **normalizes, **clips, gamma=settings.algorithm.gamma)
     normalized = VecNormalize(vec, training=False, norm_obs=train.normalize_observations, norm_reward=False, **clips)
-    normalized.obs_rms = trained.obs_rms
+    if train.normalize_observations:
+        normalized.obs_rms = trained.obs_rms
     return normalized
 
 
