@@ -1,0 +1,224 @@
+"""Forward and backward of an MLP actor–critic for a tile of rows, over one buffer of packed weights; pack and unpack.
+
+observations [rows, inputs] → layer by layer → outputs; their gradients → gradients of the weights. A table says what each
+layer is, so that one compiled function serves every depth, width and activation. Knows nothing of actions or losses.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from .gemm import RELU, TANH, add_transposed, linear, linear_relu, linear_tanh, times_relu_slope, times_tanh_slope
+from .host import CHECKED, TILE, WIDTH, address_of_function, entry, f4, jit
+from .memory import ANY, address_of, call, floats_at, table_at
+
+# Columns of the table of layers, int64 [L, COLUMNS].
+SOURCE = 0  # the layer whose outputs it takes; -1: the observations
+INPUTS = 1
+OUTPUTS = 2
+STRIDE = 3  # outputs in whole panels: the distance of rows in the workspace
+PANEL_WIDTH = 4  # columns of a panel of its weights
+WEIGHT = 5  # where its weights begin, [panel][inputs][PANEL_WIDTH]
+BIAS = 6
+TRANSPOSED = 7  # where its weights lie once more, transposed, for the gradient of its inputs; -1: not needed
+ACTIVATION = 8
+WORK = 9  # where its outputs lie in the workspace, [TILE, STRIDE]
+FLAT_WEIGHT = 10  # where its weights begin in the flat buffer, in torch's order [outputs, inputs]
+FLAT_BIAS = 11
+COLUMNS = 12
+
+TRANSPOSED_ROWS = WIDTH
+"""Inputs that are transposed at a time: they must begin at a multiple of it."""
+
+
+@jit
+def forward(weights, layers, first, last, x, x_at, x_stride, rows, work):
+    """Run layers [first, last) on at most TILE rows; row q of the observations begins at x_at + q * x_stride."""
+    for n in range(first, last):
+        source, inputs, stride, width = layers[n, SOURCE], layers[n, INPUTS], layers[n, STRIDE], layers[n, PANEL_WIDTH]
+        out, weight, bias, activation = layers[n, WORK], layers[n, WEIGHT], layers[n, BIAS], layers[n, ACTIVATION]
+        panels = stride // width
+        a = (work, layers[source, WORK], layers[source, STRIDE]) if source >= 0 else (x, x_at, x_stride)
+        c, b, biases = (work, out, stride, width), (weights, weight, width, inputs * width), (weights, bias, 0)
+        if activation == TANH:
+            linear_tanh(c, a, b, biases, rows, inputs, panels, width)
+        elif activation == RELU:
+            linear_relu(c, a, b, biases, rows, inputs, panels, width)
+        else:
+            linear(c, a, b, biases, rows, inputs, panels, width)
+
+
+@jit
+def backward(weights, layers, first, last, x, x_at, x_stride, rows, work, slopes, gradient, at):
+    """Add the gradient of layers [first, last) to `gradient`, where the weights' begin at `at`.
+
+    `work` is what `forward` left; `slopes`, laid out like it, holds the gradients of the last layers' outputs. Of two layers
+    with the same source, the second one has one output (the value): its part is added to what the first one wrote.
+    """
+    for n in range(last - 1, first - 1, -1):
+        source, inputs, stride = layers[n, SOURCE], layers[n, INPUTS], layers[n, STRIDE]
+        width, own = layers[n, PANEL_WIDTH], layers[n, WORK]
+        _add_column_sums(slopes, own, stride, rows, gradient, at + layers[n, BIAS])
+        a = (work, layers[source, WORK], layers[source, STRIDE]) if source >= 0 else (x, x_at, x_stride)
+        c, b = (gradient, at + layers[n, WEIGHT], width, inputs * width), (slopes, own, stride, width)
+        add_transposed(c, a, b, (slopes, 0, 0), inputs, rows, stride // width, width)
+        if source < 0 or (n + 1 < last and layers[n + 1, SOURCE] == source):
+            continue
+        if n > first and layers[n - 1, SOURCE] == source:  # two heads on one body: first the policy's part, then the value's
+            _backward_inputs(weights, layers, n - 1, rows, work, slopes)
+            _add_value_slopes(weights, layers, n, rows, work, slopes)
+        else:
+            _backward_inputs(weights, layers, n, rows, work, slopes)
+
+
+@jit
+def _backward_inputs(weights, layers, n, rows, work, slopes):
+    """The gradient of what layer n's source computed, before its activation."""
+    source, outputs, stride, own = layers[n, SOURCE], layers[n, OUTPUTS], layers[n, STRIDE], layers[n, WORK]
+    into, into_stride, width = layers[source, WORK], layers[source, STRIDE], layers[source, PANEL_WIDTH]
+    c, a = (slopes, into, into_stride, width), (slopes, own, stride)
+    b, h = (weights, layers[n, TRANSPOSED], width, outputs * width), (work, into, into_stride)
+    if layers[source, ACTIVATION] == TANH:
+        times_tanh_slope(c, a, b, h, rows, outputs, into_stride // width, width)
+    else:
+        times_relu_slope(c, a, b, h, rows, outputs, into_stride // width, width)
+
+
+@jit
+def _add_value_slopes(weights, layers, n, rows, work, slopes):
+    """The value head's part of the gradient of a body that it shares: its slope times its row of weights."""
+    source, own, stride = layers[n, SOURCE], layers[n, WORK], layers[n, STRIDE]
+    into, into_stride = layers[source, WORK], layers[source, STRIDE]
+    is_tanh = layers[source, ACTIVATION] == TANH
+    transposed = layers[n, TRANSPOSED]
+    for q in range(rows):
+        slope = slopes[own + q * stride]
+        h = work[into + q * into_stride : into + (q + 1) * into_stride]
+        d = slopes[into + q * into_stride : into + (q + 1) * into_stride]
+        w = weights[transposed : transposed + into_stride]  # one row: panels follow each other without a gap
+        if is_tanh:
+            for k in range(into_stride):
+                d[k] += slope * w[k] * (f4(1.0) - h[k] * h[k])
+        else:
+            for k in range(into_stride):
+                d[k] += f4(0.0) if h[k] <= f4(0.0) else slope * w[k]
+
+
+@jit
+def _add_column_sums(slopes, first, stride, rows, gradient, at):
+    sums = gradient[at : at + stride]
+    for q in range(rows):
+        row = slopes[first + q * stride : first + (q + 1) * stride]
+        for j in range(stride):
+            sums[j] += row[j]
+
+
+@jit
+def transpose_rows(weights, layers, n, panel, first, last):
+    """Copy rows (inputs) [first, last) of one panel of layer n's weights to the transposed ones."""
+    inputs, outputs, width = layers[n, INPUTS], layers[n, OUTPUTS], layers[n, PANEL_WIDTH]
+    columns = min(width, outputs - panel * width)
+    weight, other = layers[n, WEIGHT] + panel * inputs * width, layers[layers[n, SOURCE], PANEL_WIDTH]
+    for start in range(first, last, TRANSPOSED_ROWS):  # few enough to lie in one panel of the other matrix
+        count = min(TRANSPOSED_ROWS, last - start)
+        into = layers[n, TRANSPOSED] + (start // other) * outputs * other + panel * width * other + start % other
+        rows = weights[weight + start * width : weight + (start + count) * width]
+        for j in range(columns):
+            row = weights[into + j * other : into + j * other + count]
+            for k in range(count):
+                row[k] = rows[np.uint64(k * width + j)]
+
+
+# The same by address, for callers that are compiled apart.
+
+
+def _forward_by_address(weights, layers, count, first, last, x, x_stride, rows, work):
+    table = table_at(layers, count, COLUMNS)
+    forward(floats_at(weights, ANY), table, first, last, floats_at(x, ANY), 0, x_stride, rows, floats_at(work, ANY))
+
+
+def _backward_by_address(weights, layers, count, first, last, x, x_stride, rows, work, slopes, gradient):
+    table, w, s = table_at(layers, count, COLUMNS), floats_at(work, ANY), floats_at(slopes, ANY)
+    observations, g = floats_at(x, ANY), floats_at(gradient, ANY)
+    backward(floats_at(weights, ANY), table, first, last, observations, 0, x_stride, rows, w, s, g, 0)
+
+
+@cache
+def addresses() -> tuple[int, int]:
+    """Of `forward` and `backward`, for `call_forward` and `call_backward`."""
+    return address_of_function(_forward_by_address, 9), address_of_function(_backward_by_address, 11)
+
+
+if CHECKED:
+
+    @jit
+    def call_forward(address, weights, layers, first, last, x, x_at, x_stride, rows, work):
+        """`forward`, whose address is given."""
+        forward(weights, layers, first, last, x, x_at, x_stride, rows, work)
+
+    @jit
+    def call_backward(address, weights, layers, first, last, x, x_at, x_stride, rows, work, slopes, gradient, at):
+        """`backward`, whose address is given."""
+        backward(weights, layers, first, last, x, x_at, x_stride, rows, work, slopes, gradient, at)
+
+else:
+
+    @jit
+    def call_forward(address, weights, layers, first, last, x, x_at, x_stride, rows, work):
+        """`forward`, whose address is given."""
+        w, table, observations = address_of(weights, 0), address_of(layers, 0), address_of(x, x_at)
+        call(address, (w, table, layers.shape[0], first, last, observations, x_stride, rows, address_of(work, 0)))
+
+    @jit
+    def call_backward(address, weights, layers, first, last, x, x_at, x_stride, rows, work, slopes, gradient, at):
+        """`backward`, whose address is given."""
+        w, table, observations = address_of(weights, 0), address_of(layers, 0), address_of(x, x_at)
+        left, s, g = address_of(work, 0), address_of(slopes, 0), address_of(gradient, at)
+        call(address, (w, table, layers.shape[0], first, last, observations, x_stride, rows, left, s, g))
+
+
+@entry
+def pack(flat, weights, layers, log_std_flat, log_std_at, log_stds, transposes):
+    """Copy torch's flat buffer into the packed one, whose padding is zero and stays so."""
+    for n in range(layers.shape[0]):
+        inputs, outputs, width = layers[n, INPUTS], layers[n, OUTPUTS], layers[n, PANEL_WIDTH]
+        for j in range(outputs):
+            into = layers[n, WEIGHT] + (j // width) * inputs * width + j % width
+            row = layers[n, FLAT_WEIGHT] + j * inputs
+            for k in range(inputs):
+                weights[into + k * width] = flat[row + k]
+            weights[layers[n, BIAS] + j] = flat[layers[n, FLAT_BIAS] + j]
+        if transposes and layers[n, TRANSPOSED] >= 0:
+            for panel in range(layers[n, STRIDE] // width):
+                transpose_rows(weights, layers, n, panel, 0, inputs)
+    for d in range(log_stds):
+        weights[log_std_at + d] = flat[log_std_flat + d]
+
+
+@entry
+def unpack(weights, flat, layers, log_std_flat, log_std_at, log_stds):
+    """The reverse of `pack`."""
+    for n in range(layers.shape[0]):
+        inputs, outputs, width = layers[n, INPUTS], layers[n, OUTPUTS], layers[n, PANEL_WIDTH]
+        for j in range(outputs):
+            source = layers[n, WEIGHT] + (j // width) * inputs * width + j % width
+            row = layers[n, FLAT_WEIGHT] + j * inputs
+            for k in range(inputs):
+                flat[row + k] = weights[source + k * width]
+            flat[layers[n, FLAT_BIAS] + j] = weights[layers[n, BIAS] + j]
+    for d in range(log_stds):
+        flat[log_std_flat + d] = weights[log_std_at + d]
+
+
+@entry
+def outputs_of(weights, layers, first, last, head, x, x_stride, rows, work, out):
+    """The outputs of layer `head` for any number of rows, [rows, its OUTPUTS]; for tests and values of many observations."""
+    outputs = layers[head, OUTPUTS]
+    for q0 in range(0, rows, TILE):
+        count = min(TILE, rows - q0)
+        forward(weights, layers, first, last, x, q0 * x_stride, x_stride, count, work)
+        for q in range(count):
+            for j in range(outputs):
+                out[(q0 + q) * outputs + j] = work[layers[head, WORK] + q * layers[head, STRIDE] + j]

@@ -1,0 +1,319 @@
+"""The update of PPO and A2C on minibatches of a rollout: losses, gradients, clipping and the optimizer, on several threads.
+
+minibatch → shards of rows → gradient of each → sum → norm → Adam, AdamW or RMSprop → weights, one minibatch after another.
+Which rows make a shard and which weights a block depends on sizes alone: results are the same on any number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from . import network
+from .head_calls import call_gradient, call_score
+from .host import TILE, entry, f4, jit, reordering
+from .memory import ANY, bools_at, floats_at, ints_at, table_at
+from .network import call_backward, call_forward, transpose_rows
+from .sync import wait_for_all
+from .vector_math import exp
+
+MAX_SHARDS = 16
+BLOCK = 512
+"""Weights that one thread sums up and steps at a time."""
+ADAM, ADAMW, RMSPROP = 0, 1, 2
+
+STATS = 5
+"""Policy loss, value loss, entropy, approximate KL and clip fraction: summed along with the gradients, right after them."""
+RESULTS = STATS + 1
+"""The same of each minibatch, and the norm of its gradient."""
+
+_ARRAYS = """
+weights gradients total norms first_moments second_moments layers blocks nvec inputs ints floats masks log_probs values
+advantages returns order importance bounds results barrier
+"""
+_INTS = """
+forward backward score gradient
+rollout_size num_layers split actor critic trained_size packed_size work_size scratch_size num_blocks num_inputs head_kind
+num_choices action_size mask_size has_masks has_importance log_std_at log_stds normalizes clips clips_values optimizer
+steps_before minibatches
+"""
+_FLOATS = "clip_range value_coef entropy_coef max_grad_norm learning_rate beta1 beta2 eps weight_decay"
+JOB = np.dtype(
+    [(name, np.uint64) for name in _ARRAYS.split()]
+    + [(name, np.int64) for name in _INTS.split()]
+    + [(name, np.float64) for name in _FLOATS.split()]
+)
+"""All that an update needs: addresses of arrays, sizes, settings."""
+
+
+def shard_rows(count: int) -> int:
+    """Rows of each shard of a minibatch: whole tiles, in at most MAX_SHARDS shards."""
+    return max(1, -(-count // (TILE * MAX_SHARDS))) * TILE
+
+
+_shard_rows = jit(shard_rows)
+
+
+@entry
+def learn(job, first, last, thread, threads):
+    """Learn from minibatches [first, last) as one of `threads` threads; returns how many were done.
+
+    Fewer than asked for: the gradient of the next one is not finite (nothing was changed by it), or a thread aborted.
+    """
+    j = job[0]
+    stride = j.trained_size + STATS
+    weights, norms = floats_at(j.weights, j.packed_size), floats_at(j.norms, j.num_blocks)
+    gradients, total = floats_at(j.gradients, MAX_SHARDS * stride), floats_at(j.total, stride)
+    layers = table_at(j.layers, j.num_layers, network.COLUMNS)
+    blocks = table_at(j.blocks, j.num_blocks, 6)
+    bounds, order = ints_at(j.bounds, j.minibatches + 1), ints_at(j.order, ANY)
+    barrier = ints_at(j.barrier, 48)
+    advantages = floats_at(j.advantages, j.rollout_size)
+    results = floats_at(j.results, j.minibatches * RESULTS)
+    tile = _new_tile(j)
+    for m in range(first, last):
+        low, high = bounds[m], bounds[m + 1]
+        mean, scale = _advantage_scale(advantages, order, low, high) if j.normalizes else (f4(0.0), f4(1.0))
+        size = _shard_rows(high - low)
+        shards = (high - low + size - 1) // size
+        for s in range(thread, shards, threads):
+            at = s * stride
+            gradients[at : at + stride] = f4(0.0)
+            for q in range(low + s * size, min(high, low + (s + 1) * size), TILE):
+                _add_tile(j, layers, weights, q, min(TILE, high - q), high - low, mean, scale, tile, gradients, at)
+        if not wait_for_all(barrier, threads):
+            return m - first
+        for b in range(thread, j.num_blocks, threads):
+            norms[b] = _sum_shards(gradients, stride, shards, total, blocks[b, 0], blocks[b, 1])
+        if thread == 0:
+            _sum_shards(gradients, stride, shards, total, j.trained_size, np.int64(STATS))
+        if not wait_for_all(barrier, threads):
+            return m - first
+        norm = math.sqrt(_sum(norms))
+        if thread == 0:
+            for k in range(STATS):
+                results[m * RESULTS + k] = total[j.trained_size + k]
+            results[m * RESULTS + STATS] = norm
+        if not math.isfinite(norm) or not math.isfinite(_sum(total[j.trained_size :])):
+            return m - first
+        clip = min(1.0, j.max_grad_norm / (norm + 1e-6))
+        for b in range(thread, j.num_blocks, threads):
+            _step(j, j.steps_before + m + 1, f4(clip), weights, total, blocks[b, 0], blocks[b, 1])
+            if blocks[b, 2] >= 0:
+                transpose_rows(weights, layers, blocks[b, 2], blocks[b, 3], blocks[b, 4], blocks[b, 5])
+        if not wait_for_all(barrier, threads):
+            return m - first + 1
+    return last - first
+
+
+@jit
+def _new_tile(j):
+    """What one thread needs to work on a tile of rows."""
+    numbers = np.empty((9, TILE), np.float32)  # log-probs, entropies, their slopes; old log-probs, values; advantages, returns
+    return (
+        np.empty(TILE * j.num_inputs, np.float32),
+        np.empty(j.work_size, np.float32),
+        np.empty(j.work_size, np.float32),
+        np.empty(j.scratch_size, np.float32),
+        np.empty(TILE * j.action_size, np.int64),
+        np.empty(TILE * j.action_size, np.float32),
+        np.empty(max(1, TILE * j.mask_size * j.has_masks), np.bool_),
+        numbers,
+    )
+
+
+@jit
+def _add_tile(j, layers, weights, first, rows, count, mean, scale, tile, gradients, at):
+    """Add the gradient and the losses of `rows` steps, those of the order from `first` on, to one shard's."""
+    x, work, slopes, scratch, ints, floats, masks, numbers = tile
+    _gather(j, first, rows, mean, scale, x, ints, floats, masks, numbers)
+    last = j.num_layers
+    nvec = ints_at(j.nvec, j.num_choices)
+    shared = j.split == last
+    call_forward(j.forward, weights, layers, 0, j.split, x, 0, j.num_inputs, rows, work)
+    actor, actor_stride = layers[j.actor, network.WORK], layers[j.actor, network.STRIDE]
+    log_probs, entropies, d_log_probs = numbers[0], numbers[1], numbers[2]
+    call_score(
+        j.score, j.head_kind, nvec, work, actor, actor_stride, rows, weights, j.log_std_at, masks, 0, j.has_masks,
+        ints, floats, log_probs, entropies, scratch,
+    )  # fmt: skip
+    stats = gradients[at + j.trained_size : at + j.trained_size + STATS]
+    inverse = f4(1.0) / f4(count)
+    _policy_loss(j, rows, inverse, numbers, stats)
+    d_entropy = numbers[8]
+    d_entropy[0] = -f4(j.entropy_coef) * inverse
+    call_gradient(
+        j.gradient, j.head_kind, nvec, work, actor, actor_stride, rows, weights, j.log_std_at, masks, 0, j.has_masks,
+        ints, floats, d_log_probs, d_entropy, scratch, slopes, actor, actor_stride, gradients, at + j.log_std_at,
+    )  # fmt: skip
+    if not shared:
+        call_backward(j.backward, weights, layers, 0, j.split, x, 0, j.num_inputs, rows, work, slopes, gradients, at)
+        call_forward(j.forward, weights, layers, j.split, last, x, 0, j.num_inputs, rows, work)
+    _value_loss(j, layers, rows, inverse, work, slopes, numbers, stats)
+    call_backward(
+        j.backward, weights, layers, 0 if shared else j.split, last, x, 0, j.num_inputs, rows, work, slopes, gradients, at
+    )
+
+
+@jit
+def _gather(j, first, rows, mean, scale, x, ints, floats, masks, numbers):
+    """Copy the steps of a tile together; advantages are normalized and weighted here."""
+    order = ints_at(j.order, ANY)
+    inputs, size = floats_at(j.inputs, j.rollout_size * j.num_inputs), j.num_inputs
+    log_probs, values = floats_at(j.log_probs, j.rollout_size), floats_at(j.values, j.rollout_size)
+    advantages, returns = floats_at(j.advantages, j.rollout_size), floats_at(j.returns, j.rollout_size)
+    for q in range(rows):
+        step = order[first + q]
+        source, into = inputs[step * size : (step + 1) * size], x[q * size : (q + 1) * size]
+        for k in range(size):
+            into[k] = source[k]
+        numbers[3, q] = log_probs[step]
+        numbers[4, q] = values[step]
+        numbers[5, q] = (advantages[step] - mean) * scale
+        numbers[6, q] = returns[step]
+    if j.has_importance:
+        importance = floats_at(j.importance, ANY)
+        for q in range(rows):
+            numbers[5, q] *= importance[first + q]
+    parts = j.action_size
+    if j.head_kind < 2:
+        chosen = ints_at(j.ints, j.rollout_size * parts)
+        for q in range(rows):
+            for k in range(parts):
+                ints[q * parts + k] = chosen[order[first + q] * parts + k]
+    else:
+        taken = floats_at(j.floats, j.rollout_size * parts)
+        for q in range(rows):
+            for k in range(parts):
+                floats[q * parts + k] = taken[order[first + q] * parts + k]
+    if j.has_masks:
+        legal = bools_at(j.masks, j.rollout_size * j.mask_size)
+        for q in range(rows):
+            for k in range(j.mask_size):
+                masks[q * j.mask_size + k] = legal[order[first + q] * j.mask_size + k]
+
+
+@jit
+def _policy_loss(j, rows, inverse, numbers, stats):
+    """The policy's loss of a tile, and its slopes by the log-probs; PPO's clipped surrogate, or A2C's plain one."""
+    log_probs, entropies, slopes, old, advantages = numbers[0], numbers[1], numbers[2], numbers[3], numbers[5]
+    loss = f4(0.0)
+    entropy = f4(0.0)
+    for q in range(rows):
+        entropy += entropies[q]
+    if not j.clips:
+        for q in range(rows):
+            slopes[q] = -advantages[q] * inverse
+            loss -= advantages[q] * log_probs[q]
+        stats[0] += loss * inverse
+        stats[2] += entropy * inverse
+        return
+    clip, kl, outside = f4(j.clip_range), f4(0.0), f4(0.0)
+    ratios = numbers[7]
+    for q in range(rows):
+        ratios[q] = exp(log_probs[q] - old[q])
+    for q in range(rows):
+        ratio, advantage = ratios[q], advantages[q]
+        clipped = f4(1.0) - clip if ratio < f4(1.0) - clip else f4(1.0) + clip if ratio > f4(1.0) + clip else ratio
+        free, held = advantage * ratio, advantage * clipped
+        slopes[q] = f4(0.0) if held < free else -free * inverse
+        loss -= held if held < free else free
+        kl += ratio - f4(1.0) - (log_probs[q] - old[q])
+        outside += f4(1.0) if abs(ratio - f4(1.0)) > clip else f4(0.0)
+    stats[0] += loss * inverse
+    stats[2] += entropy * inverse
+    stats[3] += kl * inverse
+    stats[4] += outside * inverse
+
+
+@jit
+def _value_loss(j, layers, rows, inverse, work, slopes, numbers, stats):
+    """The critic's loss of a tile, and the slopes of its outputs."""
+    at, stride = layers[j.critic, network.WORK], layers[j.critic, network.STRIDE]
+    old, returns, loss = numbers[4], numbers[6], f4(0.0)
+    clip, weight = f4(j.clip_range), f4(j.value_coef) * inverse
+    for q in range(rows):
+        value = work[at + q * stride]
+        error = value - returns[q]
+        slope, squared = error, error * error
+        if j.clips_values:
+            change = value - old[q]
+            bounded = -clip if change < -clip else clip if change > clip else change
+            near = old[q] + bounded - returns[q]
+            if near * near > squared:
+                squared = near * near
+                slope = near if change == bounded else f4(0.0)
+        loss += squared
+        row = slopes[at + q * stride : at + (q + 1) * stride]
+        row[:] = f4(0.0)
+        row[0] = weight * slope
+    stats[1] += f4(0.5) * loss * inverse
+
+
+@jit
+def _advantage_scale(advantages, order, low, high):
+    """Mean and 1 / (standard deviation + 1e-8) of a minibatch's advantages; of a single one, what leaves it alone."""
+    count = high - low
+    if count < 2:
+        return f4(0.0), f4(1.0)
+    total, squares = 0.0, 0.0
+    for i in range(low, high):
+        total += advantages[order[i]]
+    mean = total / count
+    for i in range(low, high):
+        squares += (advantages[order[i]] - mean) ** 2
+    return f4(mean), f4(1.0 / (math.sqrt(squares / (count - 1)) + 1e-8))
+
+
+@jit
+def _sum_shards(gradients, size, shards, total, first, length):
+    """Sum a block over the shards, in order; returns its sum of squares."""
+    into = total[first : first + length]
+    into[:] = f4(0.0)
+    for s in range(shards):
+        part = gradients[s * size + first : s * size + first + length]
+        for k in range(length):
+            into[k] += part[k]
+    return _sum_of_squares(into)
+
+
+@reordering
+def _sum_of_squares(values):
+    total = f4(0.0)
+    for k in range(values.shape[0]):
+        total += values[k] * values[k]
+    return total
+
+
+@jit
+def _sum(values):
+    total = 0.0
+    for k in range(values.shape[0]):
+        total += values[k]
+    return total
+
+
+@jit
+def _step(j, steps, clip, weights, total, first, length):
+    """Step a block of weights along its clipped gradient; `steps` counts this one."""
+    w, g = weights[first : first + length], total[first : first + length]
+    v = floats_at(j.second_moments, j.trained_size)[first : first + length]
+    rate, decay, eps, beta2 = f4(j.learning_rate), f4(j.weight_decay), f4(j.eps), f4(j.beta2)
+    rest2 = f4(1.0 - j.beta2)
+    if j.optimizer == RMSPROP:
+        for k in range(length):
+            gradient = clip * g[k] + decay * w[k]
+            v[k] = beta2 * v[k] + rest2 * gradient * gradient
+            w[k] -= rate * gradient / (f4(math.sqrt(v[k])) + eps)
+        return
+    m = floats_at(j.first_moments, j.trained_size)[first : first + length]
+    beta1, rest1 = f4(j.beta1), f4(1.0 - j.beta1)
+    step_size = f4(j.learning_rate / (1.0 - j.beta1**steps))
+    inverse_root = f4(1.0 / math.sqrt(1.0 - j.beta2**steps))
+    l2, shrink = (decay, f4(1.0)) if j.optimizer == ADAM else (f4(0.0), f4(1.0 - j.learning_rate * j.weight_decay))
+    for k in range(length):
+        gradient = clip * g[k] + l2 * w[k]
+        m[k] = beta1 * m[k] + rest1 * gradient
+        v[k] = beta2 * v[k] + rest2 * gradient * gradient
+        w[k] = shrink * w[k] - step_size * m[k] / (f4(math.sqrt(v[k])) * inverse_root + eps)
