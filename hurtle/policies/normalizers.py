@@ -6,6 +6,7 @@ gear gives the same numbers. Saved with the policy or the run. Knows nothing of 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from hurtle.errors import HurtleError
 from hurtle.native.moments import merge_columns
+from hurtle.native.returns import running_returns, scaled_rewards
 
 
 class _Moments(nn.Module):
@@ -106,34 +108,17 @@ class RewardNormalizer(_Moments):
         Returns:
             float32 [T, N], on the device of the rewards.
         """
-        rewards = torch.as_tensor(rewards)
-        raw, over, mask = _array(rewards).astype(np.float64), _array(ended).astype(np.bool_), _mask(valid)
-        rows = np.arange(len(self.returns)) if rows is None else rows
-        if raw.shape[1:] != rows.shape or over.shape != raw.shape:
-            raise HurtleError(f"Expected rewards and ends of shape [T, {len(rows)}], got {raw.shape} and {over.shape}.")
-        scaled = (rewards.double() / (self.variance.to(rewards.device) + self.eps).sqrt()).clamp(-self.clip, self.clip).float()
-        columns = np.empty((*raw.shape, 1))
+        device = rewards.device if isinstance(rewards, Tensor) else "cpu"
+        raw, over, mask = _array(rewards), _array(ended), _mask(valid)
+        width = len(self.returns) if rows is None else len(rows)
+        if raw.shape[1:] != (width,) or over.shape != raw.shape:
+            raise HurtleError(f"Expected rewards and ends of shape [T, {width}], got {raw.shape} and {over.shape}.")
+        scaled = scaled_rewards(raw, math.sqrt(float(self.variance) + self.eps), self.clip)
         returns = _array(self.returns).copy()
-        for chosen in _turns(rows):
-            running = returns[rows[chosen]]
-            for t in range(len(raw)):
-                real = True if mask is None else mask[t, chosen]
-                running = np.where(real, self.gamma * running + raw[t, chosen], running)
-                columns[t, chosen, 0] = running
-                running = np.where(over[t, chosen] & real, 0.0, running)
-            returns[rows[chosen]] = running
+        columns = running_returns(raw, over, mask, rows, self.gamma, returns)
         self.returns.copy_(torch.from_numpy(returns))
-        self._merge(columns, mask)
-        return scaled
-
-
-def _turns(rows: np.ndarray) -> list[np.ndarray]:
-    """Columns in groups that hold each row once at most: the first columns of all rows, the second ones and so on."""
-    turns, seen = np.zeros(len(rows), np.int64), dict.fromkeys(rows.tolist(), 0)
-    for column, row in enumerate(rows.tolist()):
-        turns[column] = seen[row]
-        seen[row] += 1
-    return [np.flatnonzero(turns == turn) for turn in range(turns.max(initial=-1) + 1)]
+        self._merge(columns[..., None], mask)
+        return torch.from_numpy(scaled).to(device)
 
 
 def _array(values: Any) -> np.ndarray:
