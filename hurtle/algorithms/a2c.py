@@ -12,7 +12,7 @@ import torch
 
 from hurtle.algorithms.optimizers import Optimizers
 from hurtle.algorithms.ppo import evaluate_actions, explained_variance
-from hurtle.buffers.rollout import Minibatch, Rollout
+from hurtle.buffers.rollout import Rollout
 from hurtle.errors import NonFiniteError
 from hurtle.policies.policy import Policy
 
@@ -80,15 +80,16 @@ class A2C:
         self.optimizer.set_learning_rate(learning_rate)
         rollout.compute_advantages(config.gamma, config.gae_lambda)
 
+        metrics = self._learn(rollout) if rollout.num_valid else dict.fromkeys(METRICS, float("nan"))
+        return {**metrics, "explained_variance": explained_variance(rollout), "learning_rate": learning_rate}
+
+    def _learn(self, rollout: Rollout) -> dict[str, float]:
+        """One gradient step; returns the METRICS."""
+        config = self.config
         if self.policy.is_recurrent:
             batch = rollout.segments(torch.arange(rollout.num_rows, device=rollout.device))
         else:
             batch = rollout.steps(rollout.valid_steps())
-        metrics = self._step(batch) if len(batch.actions) else dict.fromkeys(METRICS, float("nan"))
-        return {**metrics, "explained_variance": explained_variance(rollout), "learning_rate": learning_rate}
-
-    def _step(self, batch: Minibatch) -> dict[str, float]:
-        config = self.config
         with torch.autocast(batch.advantages.device.type, self._autocast, enabled=self._autocast is not None):
             log_probs, entropies, values = self._evaluate(self.policy, batch)
         advantages = batch.advantages

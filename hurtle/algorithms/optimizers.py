@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import nn
 from hurtle.errors import HurtleError, NonFiniteError, UnknownNameError, did_you_mean
 
 OPTIMIZERS = ("adam", "adamw", "rmsprop", "muon")
+ADAM_BETAS = (0.9, 0.999)
+RMSPROP_ALPHA = 0.99
 
 
 class Optimizers:
@@ -26,26 +29,33 @@ class Optimizers:
     def __init__(self, name: str, policy: nn.Module, learning_rate: float, eps: float = 1e-5, weight_decay: float = 0.0):
         if name not in OPTIMIZERS:
             raise UnknownNameError(f"No optimizer {name!r}. {did_you_mean(name, OPTIMIZERS)}")
-        self.name = name
-        parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-        if not parameters:
+        self.name, self.learning_rate, self.eps, self.weight_decay = name, learning_rate, eps, weight_decay
+        self.parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+        if not self.parameters:
             raise HurtleError("The policy has no parameters to train.")
-        common: dict[str, Any] = {"lr": learning_rate, "weight_decay": weight_decay}
-        if name == "rmsprop":
-            self.parts: list[torch.optim.Optimizer] = [torch.optim.RMSprop(parameters, eps=eps, alpha=0.99, **common)]
-        elif name == "muon":
-            matrices = _hidden_matrices(policy)
-            ids = {id(parameter) for parameter in matrices}
-            others = [parameter for parameter in parameters if id(parameter) not in ids]
-            self.parts = [_muon(matrices, common)] if matrices else []
-            self.parts += [torch.optim.AdamW(others, eps=eps, fused=True, **common)] if others else []
-        else:
-            made = torch.optim.Adam if name == "adam" else torch.optim.AdamW
-            self.parts = [made(parameters, eps=eps, fused=True, **common)]
-        self.parameters = parameters
+        self._matrices = _hidden_matrices(policy) if name == "muon" else []
+        if name == "muon":
+            _check_muon()
+
+    @cached_property
+    def parts(self) -> list[torch.optim.Optimizer]:
+        """Torch's optimizers; made when they are first needed, since that takes seconds (they import torch's compiler)."""
+        common: dict[str, Any] = {"lr": self.learning_rate, "weight_decay": self.weight_decay}
+        if self.name == "rmsprop":
+            return [torch.optim.RMSprop(self.parameters, eps=self.eps, alpha=RMSPROP_ALPHA, **common)]
+        if self.name != "muon":
+            made = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
+            return [made(self.parameters, eps=self.eps, fused=True, **common)]
+        ids = {id(parameter) for parameter in self._matrices}
+        others = [parameter for parameter in self.parameters if id(parameter) not in ids]
+        parts = [torch.optim.Muon(self._matrices, adjust_lr_fn="match_rms_adamw", **common)] if self._matrices else []
+        return parts + ([torch.optim.AdamW(others, eps=self.eps, fused=True, **common)] if others else [])
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Of all parameters."""
+        self.learning_rate = learning_rate
+        if "parts" not in self.__dict__:
+            return
         for part in self.parts:
             for group in part.param_groups:
                 group["lr"] = learning_rate
@@ -75,12 +85,16 @@ class Optimizers:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on with saved moments."""
+        self.check_name(saved)
+        for part, state in zip(self.parts, saved["parts"], strict=True):
+            part.load_state_dict(state)
+
+    def check_name(self, saved: dict[str, Any]) -> None:
+        """Refuse what another optimizer has saved."""
         if saved["name"] != self.name:
             raise HurtleError(
                 f"The checkpoint was written with optimizer={saved['name']!r}, and this is {self.name!r}: use that."
             )
-        for part, state in zip(self.parts, saved["parts"], strict=True):
-            part.load_state_dict(state)
 
 
 def _hidden_matrices(policy: nn.Module) -> list[nn.Parameter]:
@@ -95,7 +109,6 @@ def _hidden_matrices(policy: nn.Module) -> list[nn.Parameter]:
     return [p for p in policy.parameters() if p.requires_grad and p.ndim == 2 and id(p) not in left_out]
 
 
-def _muon(matrices: list[nn.Parameter], common: dict[str, Any]) -> torch.optim.Optimizer:
+def _check_muon() -> None:
     if not hasattr(torch.optim, "Muon"):
         raise HurtleError(f"Muon is in torch 2.9 and later; this is torch {torch.__version__}. Use optimizer='adamw'.")
-    return torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **common)

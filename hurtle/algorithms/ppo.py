@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,8 @@ from hurtle.native.vtrace import vtrace, vtrace_cuda
 from hurtle.policies.policy import Policy
 
 SHUFFLE_STREAM = 2
+METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+"""Of each minibatch."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,17 @@ class PPO:
         rollout.compute_advantages(config.gamma, config.gae_lambda)
         explained = explained_variance(rollout)
 
+        seen = self._epochs(rollout, remaining, clip_range)
+        metrics = dict(zip(METRICS, seen.mean(0).tolist(), strict=True))
+        if len(seen) and not seen.isfinite().all():
+            raise NonFiniteError(
+                f"The loss or its gradient is not finite: {metrics}. Go on from a checkpoint, with a lower learning_rate."
+            )
+        return {**metrics, "explained_variance": explained, "learning_rate": learning_rate, "clip_range": clip_range}
+
+    def _epochs(self, rollout: Rollout, remaining: float, clip_range: float) -> Tensor:
+        """Learn from the rollout, epoch by epoch; returns the METRICS of each minibatch, `[minibatches, 6]`."""
+        config = self.config
         # Compiled code would be compiled again for every new number, but not for a tensor.
         limit: Any = torch.tensor(clip_range, device=rollout.device) if self._compiled else clip_range
         seen: list[Tensor] = []
@@ -191,17 +205,13 @@ class PPO:
                 losses = self._minibatch_loss(batch, limit)
                 grad_norm = self.optimizer.step(losses.total, config.max_grad_norm)
                 seen.append(torch.stack([*losses[1:], grad_norm]))
-            if config.target_kl is not None and seen[first:] and torch.stack(seen[first:])[:, 3].mean() > config.target_kl:
+            if seen[first:] and self._went_too_far(torch.stack(seen[first:])):
                 break
+        return torch.stack(seen) if seen else torch.zeros(0, len(METRICS))
 
-        means = torch.stack(seen).mean(0).tolist() if seen else [float("nan")] * 6
-        names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
-        metrics = dict(zip(names, means, strict=True))
-        if seen and not torch.stack(seen).isfinite().all():
-            raise NonFiniteError(
-                f"The loss or its gradient is not finite: {metrics}. Go on from a checkpoint, with a lower learning_rate."
-            )
-        return {**metrics, "explained_variance": explained, "learning_rate": learning_rate, "clip_range": clip_range}
+    def _went_too_far(self, seen: Tensor) -> bool:
+        """Whether the mean KL of an epoch's minibatches is beyond the target."""
+        return self.config.target_kl is not None and bool(seen[:, METRICS.index("approx_kl")].mean() > self.config.target_kl)
 
     def _loss(self, batch: Minibatch, clip_range: Any) -> Losses:
         with self._mixed_precision(batch.advantages.device):
@@ -212,30 +222,42 @@ class PPO:
         return torch.autocast(device.type, self._autocast, enabled=self._autocast is not None)
 
     def _minibatches(self, rollout: Rollout, remaining: float) -> Iterator[Minibatch]:
-        """One epoch. Whole segments where the policy remembers or priorities are asked for, single steps otherwise."""
+        """One epoch."""
+        for chosen, weights in self._draw(rollout, remaining):
+            if self.learns_from_segments:
+                yield rollout.segments(chosen.to(rollout.device), None if weights is None else weights.to(rollout.device))
+            else:
+                yield rollout.steps(chosen)
+
+    @property
+    def learns_from_segments(self) -> bool:
+        """Whether minibatches are whole segments: where the policy remembers or priorities are asked for."""
+        return self.policy.is_recurrent or self.config.priority_alpha > 0
+
+    def _draw(self, rollout: Rollout, remaining: float) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """What the minibatches of one epoch are made of: flat indices of steps, or rows of segments with their weights."""
         config = self.config
-        if not (self.policy.is_recurrent or config.priority_alpha):
+        if not self.learns_from_segments:
             steps = rollout.valid_steps()
             if config.shuffle:
                 steps = steps[torch.randperm(len(steps), generator=self._generator).to(rollout.device)]
             count = max(1, -(-len(steps) // config.minibatch_size))
             for chosen in steps.tensor_split(count):  # absent agents leave odd numbers: parts as equal as can be
-                yield rollout.steps(chosen)
+                yield chosen, None
             return
         size = segments_per_minibatch(config.minibatch_size, rollout.num_steps)
         rows = torch.arange(rollout.num_rows)
         if not config.priority_alpha:
             order = rows[torch.randperm(len(rows), generator=self._generator)] if config.shuffle else rows
             for chosen in order.split(size):
-                yield rollout.segments(chosen.to(rollout.device))
+                yield chosen, None
             return
         beta = config.priority_beta + (1 - config.priority_beta) * (1 - remaining)
         magnitude = (rollout.advantages.abs() * rollout.valid).sum(0).cpu()
         probability = segment_probabilities(magnitude, config.priority_alpha)
         for _ in range(rollout.num_rows // size):
             chosen = torch.multinomial(probability, size, replacement=True, generator=self._generator)
-            weights = (rollout.num_rows * probability[chosen]) ** -beta
-            yield rollout.segments(chosen.to(rollout.device), weights.to(rollout.device))
+            yield chosen, (rollout.num_rows * probability[chosen]) ** -beta
 
     @torch.no_grad()
     def _correct_advantages(self, rollout: Rollout) -> None:
@@ -284,8 +306,10 @@ def segments_per_minibatch(minibatch_size: int, num_steps: int) -> int:
 
 def explained_variance(rollout: Rollout) -> float:
     """1 − Var(returns − values) / Var(returns): 1 is a perfect critic, 0 is no better than a constant."""
-    steps = rollout.valid_steps()
-    returns, errors = rollout.returns.flatten()[steps], rollout.advantages.flatten()[steps]
-    if len(returns) < 2 or (variance := returns.var()) == 0:
-        return float("nan")
-    return float(1 - errors.var() / variance)
+    returns, errors = rollout.returns.cpu().numpy().ravel(), rollout.advantages.cpu().numpy().ravel()
+    if not rollout.all_valid:
+        valid = rollout.valid.cpu().numpy().ravel()
+        returns, errors = returns[valid], errors[valid]
+    with np.errstate(all="ignore"):  # what is not finite is the update's to refuse
+        variance = returns.var() if len(returns) > 1 else 0.0
+        return float(1 - errors.var() / variance) if variance else float("nan")

@@ -50,10 +50,11 @@ class ShardThreads:
             threading.Thread(target=_work, args=(k, self.shards[k], inbox), daemon=True).start()
         self._finalizer = weakref.finalize(self, _stop, self._inboxes)
 
-    def run(self, job: Job) -> list[Any]:
+    def run(self, job: Job, on_error: Callable[[], None] | None = None) -> list[Any]:
         """Call `job(lo, hi)` for every shard, wait for all, and return the results; the first error is raised.
 
-        No shard is still running when this returns, also after Ctrl-C.
+        No shard is still running when this returns, also after Ctrl-C. Shards that wait for each other need `on_error`: it is
+        called as soon as one of them failed or was never begun, and must make the others return.
         """
         if not self._finalizer.alive:
             raise HurtleError("The envs were closed; make new ones.")
@@ -70,6 +71,8 @@ class ShardThreads:
             outcomes[0] = job(*self.shards[0])
         except BaseException as caught:  # the others must still be waited for
             error = caught
+            if on_error is not None:
+                on_error()
         while heard < asked:
             try:
                 k, outcomes[k], failure = results.get()
@@ -77,6 +80,8 @@ class ShardThreads:
                 error = error or caught
                 continue
             heard += 1
+            if failure is not None and on_error is not None:
+                on_error()
             error = error or failure
         if error is not None:
             raise error

@@ -1,0 +1,277 @@
+"""The compiled update against the torch one: gradients of every head, network and option, whole updates, threads, NaN."""
+
+import copy
+import itertools
+import threading
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from made_rollouts import made
+
+from hurtle.algorithms import native
+from hurtle.algorithms.a2c import A2C, A2CConfig
+from hurtle.algorithms.native import NativeA2C, NativePPO
+from hurtle.algorithms.ppo import PPO, PPOConfig
+from hurtle.errors import NonFiniteError
+from hurtle.policies.build import PolicyConfig, build_policy
+from hurtle.policies.native_plan import UnsupportedError
+
+OBS = spaces.Box(-10, 10, (7,), np.float32)
+ACTIONS = {
+    "categorical": (spaces.Discrete(5), "auto"),
+    "multi-categorical": (spaces.MultiDiscrete([3, 4, 2]), "auto"),
+    "gaussian": (spaces.Box(-1, 1, (3,)), "gaussian"),
+    "beta": (spaces.Box(-1, 1, (2,)), "beta"),
+}
+
+
+def make_policy(kind="categorical", hidden=(32, 20), activation="tanh", separate=True, seed=0, obs=OBS):
+    space, distribution = ACTIONS[kind]
+    config = PolicyConfig(hidden_sizes=hidden, activation=activation, separate_networks=separate, distribution=distribution)
+    policy = build_policy(config, obs, space)
+    torch.manual_seed(seed)
+    for parameter in policy.parameters():  # away from the small outputs and zero biases of the start
+        parameter.data.add_(0.2 * torch.randn_like(parameter))
+    return policy
+
+
+def pair(policy, config, **how):
+    """The same policy in torch's hands and in the kernels'."""
+    own = copy.deepcopy(policy)
+    if isinstance(config, A2CConfig):
+        return A2C(policy, config), NativeA2C(own, config, **how)
+    return PPO(policy, config, seed=3), NativePPO(own, config, seed=3, **how)
+
+
+def assert_equal_policies(expected, found, rtol=1e-4, atol=2e-6):
+    for (name, p), q in zip(expected.named_parameters(), found.parameters(), strict=True):
+        torch.testing.assert_close(q, p, rtol=rtol, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def assert_equal_metrics(expected, found):
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, rel=1e-4, abs=2e-6, nan_ok=True), name
+
+
+def gradient(learner):
+    """Of the last minibatch, before clipping, in the order of the parameters."""
+    flat = np.full(learner.native.plan.num_weights, np.nan, np.float32)
+    learner.native.plan.unpack(learner.native._kept["total"], flat)
+    return flat
+
+
+NETWORKS = {
+    "separate tanh": {},
+    "shared tanh": {"separate": False},
+    "shared relu": {"separate": False, "activation": "relu"},
+    "separate relu": {"activation": "relu"},
+    "deep": {"hidden": (64, 33, 16, 100)},
+    "no hidden layer": {"hidden": ()},
+    "wide": {"hidden": (200,), "separate": False},
+}
+LOSSES = {
+    "usual": {},
+    "values not clipped": {"clip_values": False},
+    "advantages as they are": {"normalize_advantages": False},
+    "no entropy bonus": {"entropy_coef": 0.0, "value_coef": 1.0},
+    "narrow clip": {"clip_range": 0.02, "entropy_coef": 0.1},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "network", "loss", "masks"),
+    [(kind, "separate tanh", loss, False) for kind, loss in itertools.product(ACTIONS, LOSSES)]
+    + [(kind, network, "usual", False) for kind, network in itertools.product(ACTIONS, list(NETWORKS)[1:])]
+    + [(kind, "shared tanh", "usual", True) for kind in ("categorical", "multi-categorical")],
+)
+def test_the_gradient_is_that_of_autograd(kind, network, loss, masks):
+    policy = make_policy(kind, **NETWORKS[network])
+    rollout = made(policy, steps=20, rows=7, has_masks=masks)
+    config = PPOConfig(num_epochs=1, minibatch_size=140, max_grad_norm=1e9, learning_rate=0.0, **LOSSES[loss])
+    torch_learner, learner = pair(policy, config)
+    assert_equal_metrics(torch_learner.update(rollout), learner.update(rollout))
+    expected = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]).numpy()
+    found = gradient(learner)
+    assert np.linalg.norm(found - expected) < 1e-4 * np.linalg.norm(expected)
+    for parameter, part in zip(
+        policy.parameters(), np.split(found, np.cumsum([p.numel() for p in policy.parameters()])[:-1]), strict=True
+    ):
+        own = parameter.grad.flatten().numpy()
+        assert np.linalg.norm(part - own) < 1e-4 * np.linalg.norm(own) + 1e-7
+
+
+UPDATES = {
+    "adam": {},
+    "adamw": {"optimizer": "adamw", "weight_decay": 0.1},
+    "adam with an L2 penalty": {"weight_decay": 0.1},
+    "rmsprop": {"optimizer": "rmsprop", "weight_decay": 0.01},
+    "clipped gradients": {"max_grad_norm": 0.01},
+    "in order": {"shuffle": False},
+    "annealed": {"anneal_clip_range": True},
+    "early stop": {"target_kl": 1e-4},
+    "priorities": {"priority_alpha": 0.8, "minibatch_size": 48},
+    "v-trace": {"vtrace": True},
+    "one minibatch": {"minibatch_size": 192},
+}
+
+
+@pytest.mark.parametrize("case", UPDATES)
+@pytest.mark.parametrize("invalid", [0.0, 0.3])
+def test_whole_updates_agree(case, invalid):
+    policy = make_policy()
+    config = PPOConfig(**{"num_epochs": 3, "minibatch_size": 48, "learning_rate": 1e-3, **UPDATES[case]})
+    torch_learner, learner = pair(policy, config)
+    for seed, remaining in enumerate((1.0, 0.6)):
+        rollout = made(policy, steps=16, rows=12, seed=seed, invalid=invalid)
+        assert_equal_metrics(torch_learner.update(rollout, remaining), learner.update(rollout, remaining))
+    assert_equal_policies(policy, learner.policy)
+
+
+def test_observations_that_are_bytes_or_choices_become_the_same_numbers():
+    for obs in (
+        spaces.Box(0, 255, (3, 4), np.uint8),
+        spaces.Discrete(6, start=2),
+        spaces.MultiDiscrete([3, 5]),
+        spaces.MultiBinary(4),
+    ):
+        policy = make_policy(obs=obs)
+        torch_learner, learner = pair(policy, PPOConfig(num_epochs=2, minibatch_size=64, learning_rate=1e-3))
+        rollout = made_of(policy, obs)
+        assert_equal_metrics(torch_learner.update(rollout), learner.update(rollout))
+        assert_equal_policies(policy, learner.policy)
+
+
+def made_of(policy, obs):
+    rollout = made(policy, steps=16, rows=8)
+    obs.seed(0)
+    rollout.obs.copy_(torch.from_numpy(np.stack([obs.sample() for _ in range(16 * 8)])).view_as(rollout.obs))
+    return rollout
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a2c_agrees(kind, normalize):
+    policy = make_policy(kind, separate=False)
+    torch_learner, learner = pair(policy, A2CConfig(normalize_advantages=normalize, learning_rate=1e-3))
+    for seed in range(3):
+        rollout = made(policy, steps=5, rows=9, seed=seed, invalid=0.1)
+        assert_equal_metrics(torch_learner.update(rollout), learner.update(rollout))
+    assert_equal_policies(policy, learner.policy)
+
+
+def test_a_rollout_without_a_valid_step_teaches_nothing():
+    policy = make_policy()
+    for config in (PPOConfig(minibatch_size=64), A2CConfig()):
+        _, learner = pair(policy, config)
+        metrics = learner.update(made(policy, steps=8, rows=8, invalid=1.0))
+        assert np.isnan(metrics["policy_loss"])
+        assert_equal_policies(policy, learner.policy, 0, 0)
+
+
+@pytest.mark.parametrize("minibatch_size", [1024, 192, 50])
+def test_the_number_of_threads_does_not_change_a_bit(minibatch_size, monkeypatch):
+    monkeypatch.setattr(native, "free_cores", lambda: 8)
+    policy = make_policy(hidden=(64, 40))
+    rollout = made(policy, steps=64, rows=16)
+    found = []
+    for threads in (1, 2, 3, 7):
+        _, learner = pair(policy, PPOConfig(minibatch_size=minibatch_size, learning_rate=1e-3), num_threads=threads)
+        metrics = [learner.update(rollout) for _ in range(2)]
+        found.append((metrics, learner.policy))
+        learner.native.close()
+    for metrics, trained in found[1:]:
+        assert metrics == found[0][0]
+        assert_equal_policies(found[0][1], trained, 0, 0)
+
+
+@pytest.mark.parametrize("field", ["advantages", "obs", "log_probs", "returns"])
+def test_nan_anywhere_stops_the_update_and_leaves_the_weights(field):
+    policy = make_policy()
+    _, learner = pair(policy, PPOConfig(num_epochs=1, minibatch_size=64))
+    rollout = made(policy, steps=8, rows=8)
+    rollout.compute_advantages = lambda *args: None
+    rollout.advantages.normal_()
+    getattr(rollout, field)[3, 2] = torch.nan
+    with pytest.raises(NonFiniteError, match="not finite"):
+        learner.update(rollout)
+    assert_equal_policies(policy, learner.policy, 0, 0)
+    learner.update(made(policy, steps=8, rows=8))  # and it goes on with good numbers
+
+
+def test_nan_weights_stop_the_update():
+    policy = make_policy()
+    _, learner = pair(policy, PPOConfig(num_epochs=1, minibatch_size=64))
+    with torch.no_grad():
+        next(learner.policy.parameters())[0, 0] = torch.nan
+    with pytest.raises(NonFiniteError):
+        learner.update(made(policy, steps=8, rows=8))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_what_one_saves_the_other_goes_on_with(optimizer):
+    config = PPOConfig(num_epochs=2, minibatch_size=64, optimizer=optimizer, learning_rate=1e-3)
+    policy = make_policy()
+    torch_learner, learner = pair(policy, config)
+    rollouts = [made(policy, steps=16, rows=8, seed=seed) for seed in range(3)]
+    for one in (torch_learner, learner):
+        one.update(rollouts[0])
+    crossed_torch, crossed_native = PPO(make_policy(seed=9), config), NativePPO(make_policy(seed=8), config)
+    for source, target in ((learner, crossed_torch), (torch_learner, crossed_native)):
+        target.policy.load_state_dict(source.policy.state_dict())
+        target.load_state_dict(copy.deepcopy(source.state_dict()))
+    for one in (torch_learner, crossed_torch, crossed_native):
+        for rollout in rollouts[1:]:
+            one.update(rollout)
+        assert_equal_policies(policy, one.policy)
+
+
+def test_weights_that_a_user_changes_are_those_that_are_trained():
+    policy = make_policy()
+    torch_learner, learner = pair(policy, PPOConfig(num_epochs=1, minibatch_size=64))
+    rollout = made(policy, steps=8, rows=8)
+    for one in (torch_learner, learner):
+        one.update(rollout)
+        with torch.no_grad():
+            one.policy.network.actor.weight.mul_(2.0)  # in place
+        one.policy.network.critic.bias.data = torch.ones(1)  # another tensor
+        one.update(rollout)
+    assert_equal_policies(policy, learner.policy)
+
+
+def test_what_the_kernels_do_not_know_is_named():
+    with pytest.raises(UnsupportedError, match="muon"):
+        NativePPO(make_policy(), PPOConfig(optimizer="muon"))
+    recurrent = build_policy(PolicyConfig(recurrent="lstm"), OBS, spaces.Discrete(2))
+    with pytest.raises(UnsupportedError, match="memory"):
+        NativePPO(recurrent, PPOConfig())
+    squashed = build_policy(PolicyConfig(distribution="squashed_gaussian"), OBS, spaces.Box(-1, 1, (2,)))
+    with pytest.raises(UnsupportedError, match="squashed_gaussian"):
+        NativePPO(squashed, PPOConfig())
+    grid = build_policy(PolicyConfig(policy="grid_cnn"), spaces.Box(0, 1, (10, 10, 4)), spaces.Discrete(2))
+    with pytest.raises(UnsupportedError, match="GridCNN"):
+        NativePPO(grid, PPOConfig())
+
+
+def test_other_python_threads_run_meanwhile():
+    policy = make_policy(hidden=(64, 64))
+    rollout = made(policy, steps=128, rows=64)
+    _, learner = pair(policy, PPOConfig(minibatch_size=2048, num_epochs=8), num_threads=1)
+    learner.update(rollout)  # compiled, and its pace is known
+    turns, stop = 0, threading.Event()
+
+    def count():
+        nonlocal turns
+        while not stop.is_set():
+            turns += 1
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    before = turns
+    learner.update(rollout)
+    during = turns - before
+    stop.set()
+    thread.join()
+    assert during > 1000
