@@ -65,6 +65,7 @@ class Rollout:
         valid: False for steps that nobody decided: absent agents, and resets that a step did (NEXT_STEP).
         starts: True where an episode begins with this step.
         last_values: V of the observation after the last step.
+        advantages_for: The gamma and gae_lambda for which the collector has filled `advantages` and `returns` already, or None.
     """
 
     def __init__(self, policy: Policy, num_steps: int, num_rows: int, has_masks: bool = False, device: str = "cpu"):
@@ -87,6 +88,7 @@ class Rollout:
         self.advantages, self.returns = zeros(lead), zeros(lead)
         self.initial_state = tuple(part.clone() for part in policy.initial_state(num_rows, self.device))
         self.all_valid = True  # spares the learner looking for steps to leave out
+        self.advantages_for: tuple[float, float] | None = None
 
     @property
     def num_valid(self) -> int:
@@ -94,7 +96,9 @@ class Rollout:
         return self.valid.numel() if self.all_valid else int(self.valid.sum())
 
     def compute_advantages(self, gamma: float, gae_lambda: float) -> None:
-        """Fill `advantages` by GAE, and `returns` = advantages + values."""
+        """Fill `advantages` by GAE, and `returns` = advantages + values; nothing is left to do where the collector did."""
+        if self.advantages_for == (gamma, gae_lambda):
+            return
         compute, arrays = self.kernel(gae, gae_cuda)
         compute(*arrays, gamma, gae_lambda, self.kernel_valid(), self.kernel_array(self.advantages))
         torch.add(self.advantages, self.values, out=self.returns)

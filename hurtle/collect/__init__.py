@@ -1,1 +1,18 @@
-"""Collectors: a vector env and a policy in, filled rollouts out."""
+"""Collectors: a vector env and a policy in, filled rollouts out. They are loaded when first used, since they import torch."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hurtle.collect.general import GeneralCollector
+    from hurtle.collect.native import NativeCollector
+
+__all__ = ["GeneralCollector", "NativeCollector"]
+
+_HOMES = {"GeneralCollector": "hurtle.collect.general", "NativeCollector": "hurtle.collect.native"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'hurtle.collect' has no attribute {name!r}")

@@ -63,7 +63,7 @@ class GeneralCollector:
         host = {name: _host_array(rollout, name) for name in OUTCOMES}
         episodes: list[EpisodeStats] = []
         cut_off: list[tuple[int, np.ndarray, np.ndarray, tuple[Tensor, ...]]] = []  # truncated: step, rows, final obs, memory
-        rollout.all_valid = True
+        rollout.all_valid, rollout.advantages_for = True, None
         for part, now in zip(rollout.initial_state, actor.state, strict=True):
             part.copy_(now)
         for t in range(rollout.num_steps):

@@ -202,7 +202,7 @@ class PoolCollector:
         rollout.last_values.copy_(segments.last_values[index])
         for part, memory in zip(rollout.initial_state, segments.initial_state, strict=True):
             part.copy_(memory[index])
-        rollout.all_valid = bool(rollout.valid.all())
+        rollout.all_valid, rollout.advantages_for = bool(rollout.valid.all()), None
         self.rewards.apply(rollout, self._row_of[chosen])
         if self.actor.policy.normalizer is not None:
             self.actor.policy.normalizer.update(self._raw[:, chosen], rollout.valid)

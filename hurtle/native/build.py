@@ -28,11 +28,11 @@ from hurtle.native.adapters import adapter_source
 from hurtle.native.cuda_support import simulated
 from hurtle.native.env import EnvSpec
 from hurtle.native.language import code_message
-from hurtle.native.layout import unpack_source
+from hurtle.native.layout import job_source, unpack_source
 from hurtle.native.rewrite import METHODS, Rewritten, rewrite
 
 HERE = Path(__file__).parent
-TARGETS = ("cpu", "cuda", "python")
+TARGETS = ("cpu", "cuda", "python", "rollout")
 
 PRELUDE = {
     "cpu": """\
@@ -99,7 +99,7 @@ class Program:
 
 
 def build(spec: EnvSpec, target: str) -> Program:
-    """Make an env runnable on a target: "cpu", "cuda" or "python" (uncompiled, for the debugger).
+    """Make an env runnable on a target: "cpu", "cuda", "python" (uncompiled, for the debugger) or "rollout" (with a policy).
 
     Raises:
         EnvCodeError: The env's code cannot be compiled.
@@ -127,6 +127,9 @@ def _build(spec: EnvSpec, target: str) -> Program:
 
 def generate(spec: EnvSpec, target: str) -> tuple[str, dict[int, tuple[str, int]]]:
     """The text of a generated module and where each of its lines comes from."""
+    if target == "rollout":
+        stepping, origins = generate(spec, "cpu")
+        return f"{stepping}\n\n{kernel_source()}{job_source(spec)}\n\n{paste('rollout_loops.py')}", origins
     rewritten = rewrite(spec)
     fields = [(n, _code(spec.record[n].base), spec.record[n].shape) for n in spec.record.names or ()]
     head = [
@@ -148,6 +151,22 @@ def generate(spec: EnvSpec, target: str) -> tuple[str, dict[int, tuple[str, int]
     text += paste("core.py") + f"\n\nadvance_env = advance_{'many' if spec.num_agents > 1 else 'one'}\n\n\n"
     text += unpack_source(spec) + "\n\n" if target == "cpu" else block_source(spec)
     return text + paste(LOOPS[target]), lines
+
+
+def kernel_source() -> str:
+    """What a rollout takes from the kernels package, whose name changes with its content."""
+    from hurtle.native.kernel_loader import load_kernels
+
+    package = load_kernels().__name__
+    return f"""\
+from collections import namedtuple
+
+from {package}.head_calls import call_sample
+from {package}.host import TILE
+from {package}.network import COLUMNS, STRIDE, WORK, call_forward
+
+part = njit(nogil=True, error_model="numpy")
+"""
 
 
 def block_source(spec: EnvSpec) -> str:

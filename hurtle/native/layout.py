@@ -1,6 +1,6 @@
-"""The arrays of a batch of envs: one table of names, shapes and meanings that every target allocates from.
+"""The arrays of a batch of envs, and those of a rollout: one table each of names, dtypes and meanings.
 
-`Arrays` carries them into compiled code; on the CPU they travel as one struct of addresses.
+`Arrays` and `Job` carry them into compiled code; on the CPU they travel as one struct of addresses each.
 """
 
 from __future__ import annotations
@@ -9,11 +9,59 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from hurtle.native.env import EnvSpec
 from hurtle.native.pasted import Arrays
 
 Shape = tuple[int, ...]
+
+JOB_ARRAYS = (
+    # the policy, see NetworkPlan
+    *("weights", "layers", "nvec"),
+    *("low", "range"),  # inputs that are bytes: (x - low) / range
+    *("mean", "std"),  # normalized observations: (x - mean) / std, clipped
+    "constants",  # bound of normalized observations, gamma, gamma * lambda
+    # raw actions to the env's
+    "action_start",  # added to choices
+    *("action_low", "action_range"),  # of a Beta: low + raw * range
+    *("bound_low", "bound_high"),  # between which numbers are sent
+    # what goes on from rollout to rollout, [rows]
+    "streams",  # of the uniforms that actions are made from
+    "drawn",  # actions so far
+    "beginning",  # whose coming step begins an episode
+    # the rollout, [steps, rows, …], see Rollout
+    *("obs", "masks", "log_probs", "values", "rewards", "terminated", "truncated", "starts", "valid"),
+    *("final_values", "last_values", "advantages", "returns"),
+    *("choices", "numbers"),  # actions, of one of two dtypes
+    "raw",  # observations before they were normalized
+    # episodes that ended, [steps, rows], and envs, [steps, envs, …]
+    *("ended", "episode_returns", "episode_lengths"),
+    *("over", "metrics"),
+    # the batch of envs, see array_table
+    *("env_obs", "env_final_obs", "env_reward", "env_terminated", "env_truncated", "env_ended", "env_mask", "env_present"),
+    *("env_episode_ended", "env_episode_return", "env_episode_length", "env_episode_metrics"),
+    *("env_choices", "env_numbers"),
+)
+"""What a rollout is told: of each array its address and size."""
+JOB_NUMBERS = (
+    *("num_steps", "num_rows"),
+    *("split", "actor", "critic", "head_kind", "num_uniforms", "mask_size", "log_std_at", "work_size", "scratch_size"),
+    *("is_shared", "is_scaled", "is_beta", "normalizes", "has_masks"),
+    "has_advantages",  # whether they are computed at once
+    *("forward", "sample"),  # addresses of the kernels that compute networks and actions
+)
+JOB = {name: 2 * k for k, name in enumerate(JOB_ARRAYS)} | {n: 2 * len(JOB_ARRAYS) + k for k, n in enumerate(JOB_NUMBERS)}
+"""Places in the job, which is one int64 array: an array's address, with its size after it, or a number."""
+JOB_VIEWS = {
+    "floats": "np.float32",
+    "doubles": "np.float64",
+    "ints": "np.int64",
+    "lengths": "np.int32",
+    "words": "np.uint64",
+    "bools": "np.bool_",
+    "observations": "OBS_DTYPE",
+}
 
 
 def array_table(spec: EnvSpec, num_envs: int) -> dict[str, tuple[Shape, Any]]:
@@ -66,3 +114,24 @@ def unpack_source(spec: EnvSpec) -> str:
         dims = ", ".join(["n", *map(str, shape[1:])])
         lines.append(f"        carray(pointer_at(p.{name}), ({dims},), {kind}),")
     return "@jit\ndef unpack(pool):\n    p = pool[0]\n    n = p.num_envs\n    return Arrays(\n" + "\n".join(lines) + "\n    )\n"
+
+
+def job_source(spec: EnvSpec) -> str:
+    """What rollouts need to know of an env, and the generated functions that give the arrays of a job."""
+    views = [
+        f"@jit\ndef {name}(job, k):\n    return carray(pointer_at(U64(job[k])), (job[k + 1],), {dtype})\n\n\n"
+        for name, dtype in JOB_VIEWS.items()
+    ]
+    return f"""\
+INPUTS = OBS_SIZE // AGENTS
+HAS_MASK = {spec.has_mask}
+HAS_PRESENT = {spec.has_present}
+IS_BOX = {isinstance(spec.action_space, spaces.Box)}
+METRICS = {len(spec.env.metrics)}
+J = namedtuple("J", "{" ".join(JOB)}")(*{list(JOB.values())})
+
+
+{"".join(views)}@jit
+def tables(job, k):
+    return carray(pointer_at(U64(job[k])), (job[k + 1] // COLUMNS, COLUMNS), np.int64)
+"""

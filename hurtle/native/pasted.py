@@ -1,7 +1,8 @@
 """Names that every generated module defines itself; imported by the pasted sources so that editors and linters know them.
 
-`stream.py`, `core.py`, `cpu_loops.py` and `cuda_loops.py` are never run where they stand: build.py pastes their text, without
-this import, after the code it generates for one env. The constants and adapters below are written by `adapters.py`.
+`stream.py`, `core.py`, `cpu_loops.py`, `cuda_loops.py` and `rollout_loops.py` are never run where they stand: build.py pastes
+their text, without this import, after the code it generates for one env. The constants and adapters below are written by
+`adapters.py`, those of rollouts by `layout.py`; `call_forward` and `call_sample` come from the kernels package.
 """
 
 from collections import namedtuple
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 f4 = np.float32
+i8 = np.int64
 
 AGENTS: int = 1
 """Agents in one env."""
@@ -29,6 +31,26 @@ THREADS: int = 128
 """Threads, and so envs, of a CUDA block."""
 ROWS: int = 128
 """Observations that a CUDA block holds in shared memory at a time."""
+INPUTS: int = 1
+"""Elements of one agent's observation."""
+HAS_MASK: bool = False
+"""Whether the env tells which actions are legal."""
+HAS_PRESENT: bool = False
+"""Whether agents come and go."""
+IS_BOX: bool = False
+"""Whether actions are real numbers."""
+METRICS: int = 0
+"""Numbers that an env reports at the end of an episode."""
+TILE: int = 64
+"""Rows that the kernels work on at a time."""
+WORK: int = 0
+"""Column of the table of layers: where a layer's outputs lie in the workspace."""
+STRIDE: int = 0
+"""Column of the table of layers: the distance of rows there."""
+U64 = np.uint64
+GAMMA = np.uint64(0x9E3779B97F4A7C15)
+J: Any = None
+"""Where each array and number of a rollout lies in its job, by name; see layout.py."""
 
 Arrays = namedtuple(
     "Arrays",
@@ -55,8 +77,53 @@ def entry(function: Any) -> Any:
     return function
 
 
+def part(function: Any) -> Any:
+    """Compile a function that is called, not inlined: it is large, or called from several places."""
+    return function
+
+
 def unpack(pool: Any) -> Any:
     """The `Arrays` behind a struct of their addresses."""
+
+
+def floats(job: Any, place: Any) -> Any:
+    """The float32 array of that place in the job."""
+
+
+def doubles(job: Any, place: Any) -> Any:
+    """The float64 array of that place in the job."""
+
+
+def ints(job: Any, place: Any) -> Any:
+    """The int64 array of that place in the job."""
+
+
+def lengths(job: Any, place: Any) -> Any:
+    """The int32 array of that place in the job."""
+
+
+def words(job: Any, place: Any) -> Any:
+    """The uint64 array of that place in the job."""
+
+
+def bools(job: Any, place: Any) -> Any:
+    """The bool array of that place in the job."""
+
+
+def observations(job: Any, place: Any) -> Any:
+    """The array of that place in the job, of the observation's dtype."""
+
+
+def tables(job: Any, place: Any) -> Any:
+    """The table of layers at that place in the job, int64 [layers, columns]."""
+
+
+def call_forward(*arguments: Any) -> None:
+    """Run layers of the network on a tile of rows."""
+
+
+def call_sample(*arguments: Any) -> None:
+    """Sample the actions of a tile of rows."""
 
 
 def env_reset(env: Any, rng: Any) -> None:

@@ -1,0 +1,437 @@
+"""`NativeCollector`: native envs × MLP policies, whole rollouts inside compiled code with the GIL released.
+
+weights → one call per thread and rollout → observations, actions, values, advantages in the rollout's own memory. A drop-in
+for `GeneralCollector`, which defines what every field means. Knows nothing of losses.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from hurtle.buffers.rollout import EpisodeStats, Rollout
+from hurtle.collect.inference import Actor
+from hurtle.collect.rewards import RewardRule
+from hurtle.collect.rows import VecRows
+from hurtle.errors import ActionError, HurtleError
+from hurtle.native.batch import PLAY_SECONDS, CpuBatch
+from hurtle.native.build import COMPILING, Program, build
+from hurtle.native.kernel_loader import load_kernels
+from hurtle.native.layout import JOB, aligned_zeros
+from hurtle.native.threads import ShardThreads, free_cores
+from hurtle.policies.build import PolicyConfig, build_policy
+from hurtle.policies.native_plan import SCALED, NetworkPlan, UnsupportedError, plan_for
+from hurtle.policies.policy import Policy
+from hurtle.tracking.timing import Timer
+from hurtle.vector.native import NativeVecEnv
+
+ROWS_PER_THREAD = 16
+"""With fewer, threads would spend more on each other's cache lines than they gain."""
+ROLLOUT_FIELDS = (
+    *("obs", "actions", "masks", "log_probs", "values", "rewards", "terminated", "truncated", "starts", "valid"),
+    *("final_values", "last_values", "advantages", "returns"),
+)
+
+
+class NativeCollector:
+    """Fills rollouts from native envs, without Python between the steps.
+
+    Same weights and same seed give the actions of `GeneralCollector` (but where rounding tips one), on any number of threads.
+
+    Args:
+        vec: A `NativeVecEnv` on the CPU with SAME_STEP autoreset, as `hurtle.make_vec` makes it for native envs.
+        policy: An MLP policy on the CPU, or a `PolicyConfig` to build one from for the vector's spaces.
+        rewards: What becomes of rewards before they are learned from; None leaves them as they are.
+        seed: Env i gets seed + i, and row n's actions are drawn from the stream of seed + n.
+        timer: Where the time goes.
+        num_threads: Each has a shard of the envs; None means all free cores, but at least 16 rows for each.
+        gamma: With `gae_lambda`, and rewards left as they are, advantages are computed at once: `compute_advantages` with the
+            same numbers has nothing left to do.
+        gae_lambda: See `gamma`.
+
+    Attributes:
+        policy: What acts.
+        stop_requested: Set it, for instance in a signal handler, to end `collect` within about 0.1 s.
+        packed_weights: Gives the weights in the kernels' layout, where a learner of the same policy has them at hand.
+
+    Raises:
+        HurtleError: The vector or the policy is not one that compiled code knows; says why.
+
+    Example:
+        >>> import hurtle
+        >>> collector = NativeCollector(hurtle.make_vec("cartpole", num_envs=8), PolicyConfig(), gamma=0.99, gae_lambda=0.95)
+        >>> rollout = collector.new_rollout(num_steps=32)
+        >>> episodes = collector.collect(rollout)
+        >>> rollout.obs.shape, rollout.advantages.shape
+        (torch.Size([32, 8, 4]), torch.Size([32, 8]))
+    """
+
+    def __init__(
+        self,
+        vec: NativeVecEnv,
+        policy: Policy | PolicyConfig,
+        rewards: RewardRule | None = None,
+        seed: int = 0,
+        timer: Timer | None = None,
+        *,
+        num_threads: int | None = None,
+        gamma: float | None = None,
+        gae_lambda: float | None = None,
+    ):
+        self._batch = _batch_of(vec)
+        self.vec, self.rows = vec, VecRows(vec)
+        if isinstance(policy, PolicyConfig):
+            policy = build_policy(policy, vec.agent_observation_space, vec.agent_action_space, seed=seed)
+        _check_spaces(vec, policy)
+        self.policy, self._plan = policy, _plan_of(policy)
+        self.actor = Actor(policy, self.rows.num_rows, seed)
+        self.rewards = rewards if rewards is not None else RewardRule()
+        self.timer = timer or Timer()
+        self.steps = 0  # of each env
+        self.stop_requested = False
+        self._seed, self._begun = seed, False
+        if (gamma is None) != (gae_lambda is None):
+            raise HurtleError("gamma and gae_lambda go together: give both, or neither.")
+        self._advantages_for: tuple[float, float] | None = None  # None: rewards change after the rollout, or nobody asked
+        if gamma is not None and gae_lambda is not None and self.rewards.mode == "raw":
+            self._advantages_for = (gamma, gae_lambda)
+        self._synced, self._parameters = False, list(policy.parameters())
+        self.packed_weights: Callable[[], np.ndarray] | None = None
+        self._weights = aligned_zeros((self._plan.packed_size,), np.float32)
+        self._starts = np.ones(self.rows.num_rows, np.bool_)  # who begins an episode with the coming step
+        self._raw = np.zeros(0, np.float32)  # [T, N, …]: what the policy's normalizer learns from
+        self._episodes = _EpisodeLog(vec, 0)
+        self._known: list[Any] = []  # addresses and shapes of the last rollout's fields
+        self._job = np.zeros(len(JOB) + max(JOB.values()), np.int64)  # what compiled code is told, see layout.JOB
+        self._kept: dict[str, np.ndarray] = {}  # arrays that it is told of and nobody else keeps
+        self._describe_envs()
+        self._describe_policy()
+        self._functions = _compiled(vec, self._batch, self._job).functions
+        threads = min(free_cores(), max(1, self.rows.num_rows // ROWS_PER_THREAD)) if num_threads is None else num_threads
+        self._threads = ShardThreads(self.rows.num_envs, threads)
+        step_seconds = self.rows.num_rows * (1e-6 + self._plan.num_weights / 5e9)
+        self._slice = max(1, int(PLAY_SECONDS / step_seconds))  # steps of one call: a guess; their time sets the next
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether the env tells which actions are legal."""
+        return self.vec.native_spec.has_mask
+
+    @property
+    def num_weights(self) -> int:
+        """Elements of the buffer that `sync_weights` takes."""
+        return self._plan.num_weights
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that collect."""
+        return len(self._threads.shards)
+
+    def new_rollout(self, num_steps: int) -> Rollout:
+        """A rollout that `collect` can fill."""
+        return Rollout(self.policy, num_steps, self.rows.num_rows, self.has_masks)
+
+    def sync_weights(self, flat: np.ndarray | Tensor) -> None:
+        """Act with these weights from now on, whatever becomes of the policy's own; without it, `collect` takes the policy's.
+
+        Args:
+            flat: All parameters in the order of `policy.parameters()`, as `torch.nn.utils.parameters_to_vector` gives them:
+                one contiguous float32 buffer on the CPU, which is copied.
+
+        Raises:
+            HurtleError: It has another size, dtype or layout.
+        """
+        expected = f"one contiguous float32 buffer of {self.num_weights} weights (torch.nn.utils.parameters_to_vector)"
+        if not isinstance(flat, Tensor | np.ndarray):
+            raise HurtleError(f"sync_weights takes {expected}, got a {type(flat).__name__}.")
+        if flat.dtype not in (np.float32, torch.float32) or tuple(flat.shape) != (self.num_weights,):
+            given = str(flat.dtype).removeprefix("torch.")
+            raise HurtleError(f"sync_weights takes {expected}, got {given} of shape {tuple(flat.shape)}.")
+        if isinstance(flat, Tensor):
+            if flat.device.type != "cpu":
+                raise HurtleError(f"sync_weights takes {expected} on the CPU, got one on {flat.device}: call .cpu() first.")
+            flat = flat.detach().numpy()
+        if not flat.flags.c_contiguous:
+            raise HurtleError(f"sync_weights takes {expected}, got one with gaps: np.ascontiguousarray closes them.")
+        self._plan.pack(flat, self._weights, transposed=False)
+        self._synced = True
+
+    def collect(self, rollout: Rollout) -> EpisodeStats | None:
+        """Fill the rollout with the next `num_steps` steps of every env; the episodes that ended, or None if asked to stop.
+
+        Raises:
+            NonFiniteError: An env gave NaN or infinity; names it and its step.
+            HurtleError: The rollout does not fit the vector, or is not on the CPU.
+        """
+        self._begin()
+        with self.timer("collect"):
+            rollout.advantages_for = None
+            self._describe_rollout(rollout)
+            if self.packed_weights is not None:
+                self._tell(weights=self.packed_weights())
+            elif not self._synced:
+                self._plan.pack(self._policy_weights(), self._weights, transposed=False)
+            done = 0
+            while done < rollout.num_steps:
+                if self.stop_requested:
+                    return None
+                done += self._collect_slice(rollout, done)
+        with self.timer("copy"):
+            rollout.all_valid = not self.vec.native_spec.has_present or bool(rollout.valid.all())
+            self.rewards.apply(rollout)
+            if self.policy.normalizer is not None:
+                self.policy.normalizer.update(self._raw, rollout.valid)
+            rollout.advantages_for = self._advantages_for
+            return self._episodes.stats()
+
+    def _begin(self) -> None:
+        self.vec._check_open()
+        if not self._begun:
+            obs, _ = self.vec.reset(seed=self._seed)
+            self._begun = True
+            self.rows.check_finite("observation", self.rows.flat(obs), self.steps)
+
+    def _policy_weights(self) -> np.ndarray:
+        """The policy's own parameters as one flat buffer; walking through its modules each time would take longer than that."""
+        with torch.no_grad():
+            return torch.cat([parameter.reshape(-1) for parameter in self._parameters]).numpy()
+
+    def _collect_slice(self, rollout: Rollout, first: int) -> int:
+        """As many steps as take about 0.1 s: shorter than a rollout only where that is long. Returns how many it were."""
+        size = min(self._slice, rollout.num_steps - first)
+        job = partial(self._functions.collect_envs, self._batch.pool, self._job, self._batch.actions, first, first + size)
+        began = perf_counter()
+        try:
+            trouble = min(self._threads.run(job))
+        finally:
+            self.steps += size
+            self.actor._steps += size
+        if trouble != self._functions.FINE:
+            self._refuse(rollout, trouble, self.steps - size - first)
+        self._slice = max(1, int(size * min(8.0, PLAY_SECONDS / (perf_counter() - began + 1e-9))))
+        return size
+
+    def _refuse(self, rollout: Rollout, trouble: int, steps: int) -> None:
+        """Say what is not finite; `steps` were those before this rollout."""
+        when, row = divmod(trouble, self.rows.num_rows)
+        t, kind = divmod(when, self._functions.TROUBLES)
+        env, shape = row // self.rows.num_agents, self.vec.agent_observation_space.shape
+        assert shape is not None
+        if kind == self._functions.ACTION:
+            action, space = self._batch.actions[env], self._batch.spec.action_space
+            raise ActionError(f"Env {env} got the action {action!s}, which is not in {space}.")
+        if kind == self._functions.REWARD:
+            what, array = "reward", rollout.rewards[t].numpy()
+        elif kind == self._functions.FINAL:
+            what, array = "final observation", self._batch.arrays.final_obs.reshape(-1, *shape)
+        else:
+            what, array = "observation", self._batch.arrays.obs.reshape(-1, *shape)
+        self.rows.check_finite(what, array[row : row + 1], steps + t + 1, np.array([row]))
+
+    def _tell(self, **arrays: np.ndarray | Tensor | None) -> None:
+        """Write addresses and sizes of arrays, which somebody must keep; None stands for an empty one."""
+        for name, array in arrays.items():
+            place = JOB[name]
+            if isinstance(array, Tensor):
+                self._job[place], self._job[place + 1] = array.data_ptr(), array.numel()
+            elif array is not None:
+                self._job[place], self._job[place + 1] = array.ctypes.data, array.size
+            else:
+                self._job[place : place + 2] = 0
+
+    def _tell_numbers(self, **numbers: int) -> None:
+        for name, number in numbers.items():
+            self._job[JOB[name]] = number
+
+    def _describe_envs(self) -> None:
+        arrays = {f"env_{name}": array for name, array in self._batch.arrays._asdict().items() if name != "envs"}
+        self._tell(**{name: array for name, array in arrays.items() if name in JOB})
+        actions = "env_numbers" if isinstance(self.vec.agent_action_space, spaces.Box) else "env_choices"
+        self._tell(**{actions: self._batch.actions})
+        self._tell(streams=self.actor._streams, drawn=self.actor._steps, beginning=self._starts)
+
+    def _describe_policy(self) -> None:
+        plan, head, normalizer = self._plan, self.policy.head, self.policy.normalizer
+        gamma, gae_lambda = self._advantages_for or (0.0, 0.0)
+        clip = 0.0 if normalizer is None else normalizer.clip
+        self._kept = {"constants": np.array([clip, gamma, gamma * gae_lambda]), **_action_arrays(head.action_space)}
+        self._tell(weights=self._weights, layers=plan.layers, nvec=plan.nvec, low=plan.low, range=plan.range, **self._kept)
+        names = ("split", "actor", "critic", "head_kind", "num_uniforms", "mask_size", "log_std_at", "work_size")
+        self._tell_numbers(**{name: getattr(plan, name) for name in names})
+        kernels = load_kernels()
+        with COMPILING:
+            self._tell_numbers(forward=kernels.network.addresses()[0], sample=kernels.head_calls.sample_address(plan.head_kind))
+        self._tell_numbers(
+            num_rows=self.rows.num_rows,
+            scratch_size=kernels.heads.scratch_size(plan.head_kind, plan.nvec),
+            is_shared=plan.shared,
+            is_scaled=plan.input_kind == SCALED,
+            is_beta=head.kind == "beta",
+            normalizes=normalizer is not None,
+            has_advantages=self._advantages_for is not None,
+        )
+
+    def _describe_rollout(self, rollout: Rollout) -> None:
+        """Tell where the rollout lies, after a look whether it is what compiled code will take it for."""
+        fields = {name: getattr(rollout, name) for name in ROLLOUT_FIELDS}
+        if rollout.masks is not None and not self.has_masks:
+            rollout.masks.fill_(True)
+        known = [rollout.num_steps, *((f.data_ptr(), f.shape, f.dtype) for f in fields.values() if f is not None)]
+        if known != self._known:
+            self._check_rollout(rollout, fields)
+            actions = fields.pop("actions")
+            is_box = isinstance(self.policy.action_space, spaces.Box)
+            self._tell(**fields, choices=None if is_box else actions, numbers=actions if is_box else None)
+            self._tell_numbers(num_steps=rollout.num_steps, has_masks=rollout.masks is not None)
+            self._episodes = _EpisodeLog(self.vec, rollout.num_steps)
+            self._tell(**self._episodes.arrays)
+            self._known = known
+        self._describe_normalizer(tuple(rollout.obs.shape))
+
+    def _check_rollout(self, rollout: Rollout, fields: dict[str, Any]) -> None:
+        model = self.new_rollout(1)
+        for name, field in fields.items():
+            like = getattr(model, name)
+            if field is None:
+                continue
+            if like is None:  # masks of an env that has none
+                like = torch.zeros((1, self.rows.num_rows, self._plan.mask_size), dtype=torch.bool)
+            shape = tuple(like.shape) if name == "last_values" else (rollout.num_steps, *like.shape[1:])
+            if (tuple(field.shape), field.dtype, field.device.type) != (shape, like.dtype, "cpu") or not field.is_contiguous():
+                raise HurtleError(
+                    f"The rollout's {name} must be {like.dtype} of shape {shape} on the CPU, got {field.dtype} of shape "
+                    f"{tuple(field.shape)} on {field.device}: make it with new_rollout(num_steps)."
+                )
+
+    def _describe_normalizer(self, shape: tuple[int, ...]) -> None:
+        normalizer = self.policy.normalizer
+        if normalizer is None:
+            return
+        if self._raw.shape != shape:
+            self._raw = np.zeros(shape, np.float32)
+        self._kept["mean"] = normalizer.mean.numpy()
+        self._kept["std"] = (normalizer.variance + normalizer.eps).sqrt().numpy()
+        self._tell(mean=self._kept["mean"], std=self._kept["std"], raw=self._raw)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What exact resuming needs, with the envs' states; `GeneralCollector` can go on from it, too."""
+        self._begin()
+        return {
+            "actor": self.actor.state_dict(),
+            "rewards": self.rewards.state_dict(),
+            "steps": self.steps,
+            "envs": self.vec.state_dict(),
+            "starts": self._starts.copy(),
+            "resetting": np.zeros(self.rows.num_rows, np.bool_),
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on from there; envs whose state was not saved begin new episodes, with seeds that this run has not used."""
+        self.steps = saved["steps"]
+        self.rewards.load_state_dict(saved["rewards"])
+        self.actor.load_state_dict(saved["actor"], with_state=False)
+        if "envs" not in saved:
+            self._seed, self._begun = self._seed + (self.steps + 1) * self.rows.num_envs, False
+            return
+        self.vec.reset(seed=self._seed)
+        self.vec.load_state_dict(saved["envs"])
+        self._begun = True
+        self._starts[:] = saved["starts"]
+
+    def close(self) -> None:
+        """Close the vector, and end the threads."""
+        self._threads.close()
+        self.vec.close()
+
+
+class _EpisodeLog:
+    """Where compiled code notes the episodes that end: [steps, rows], so that their order does not depend on threads."""
+
+    def __init__(self, vec: NativeVecEnv, num_steps: int):
+        self.num_steps, self._names = num_steps, vec.native_spec.env.metrics
+        rows, envs = (num_steps, vec.num_envs * vec.num_agents), (num_steps, vec.num_envs)
+        self.arrays: dict[str, Any] = {
+            "ended": np.zeros(rows, np.bool_),
+            "episode_returns": np.zeros(rows, np.float32),
+            "episode_lengths": np.zeros(rows, np.int32),
+        }
+        if self._names:
+            self.arrays["over"] = np.zeros(envs, np.bool_)
+            self.arrays["metrics"] = np.zeros((*envs, len(self._names)), np.float32)
+
+    def stats(self) -> EpisodeStats:
+        """The episodes of the rollout, by time, then by row."""
+        ended = self.arrays["ended"]
+        if not ended.any():
+            return EpisodeStats(np.zeros(0), np.zeros(0, np.int64), {})
+        returns, lengths = self.arrays["episode_returns"][ended], self.arrays["episode_lengths"][ended]
+        metrics = {}
+        if self._names:  # an env that ends with nobody left in it counts with the others of its step
+            found = self.arrays["metrics"][self.arrays["over"] & ended.any(1, keepdims=True)]
+            metrics = {name: found[:, m].copy() for m, name in enumerate(self._names)}
+        return EpisodeStats(returns.astype(np.float64), lengths, metrics)
+
+
+def _batch_of(vec: Any) -> CpuBatch:
+    """The envs of a vector that compiled code can step."""
+    batch = getattr(vec, "_batch", None)
+    if not isinstance(vec, NativeVecEnv) or not isinstance(batch, CpuBatch):
+        why = f"it is a {type(vec).__name__}, not a NativeVecEnv on the CPU"
+    elif not vec._same_step:
+        why = "its autoreset_mode is NEXT_STEP, not SAME_STEP"
+    elif batch.functions is not None and not isinstance(batch.pool, np.ndarray):
+        why = "it was made with debug=True"
+    else:
+        return batch
+    raise HurtleError(f"This vector cannot be collected from natively: {why}. Use GeneralCollector, which takes any vector.")
+
+
+def _plan_of(policy: Policy) -> NetworkPlan:
+    try:
+        return plan_for(policy)
+    except UnsupportedError as error:
+        raise HurtleError(
+            f"This policy cannot act natively: {error}. Use GeneralCollector, which takes any policy, or policy='mlp'."
+        ) from None
+
+
+def _check_spaces(vec: NativeVecEnv, policy: Policy) -> None:
+    """Compiled code trusts that observations and actions are as large as the policy says."""
+    for what, own, given in (
+        ("observations", vec.agent_observation_space, policy.observation_space),
+        ("actions", vec.agent_action_space, policy.action_space),
+    ):
+        if own != given:
+            raise HurtleError(f"The policy's {what} are {given}, those of the vector {own}: build it for the vector's spaces.")
+
+
+def _compiled(vec: NativeVecEnv, batch: CpuBatch, job: np.ndarray) -> Program:
+    """The functions of the env with a policy, compiled or loaded from the disk cache."""
+    from numba.core.errors import NumbaError
+
+    with COMPILING:
+        program = build(vec.native_spec, "rollout")
+        if program.is_new:
+            print(f"hurtle: compiling {vec.native_spec.name} with its policy (first run only) …", file=sys.stderr, flush=True)
+        try:
+            program.functions.collect_envs(batch.pool, job, batch.actions, 0, 0, 0, 0)
+        except NumbaError as error:
+            raise program.explain(error) from None
+        return program
+
+
+def _action_arrays(space: spaces.Space) -> dict[str, np.ndarray]:
+    """What turns raw actions into the env's, as `ActionHead.env_actions` does."""
+    if isinstance(space, spaces.Box):
+        low, high = space.low.astype(np.float64).ravel(), space.high.astype(np.float64).ravel()
+        bounds = {"bound_low": space.low.ravel().copy(), "bound_high": space.high.ravel().copy()}
+        return {"action_low": low, "action_range": high - low, **bounds}
+    return {"action_start": np.atleast_1d(np.asarray(space.start, np.int64))}  # type: ignore[attr-defined]

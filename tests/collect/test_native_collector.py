@@ -1,0 +1,587 @@
+"""`NativeCollector` against `GeneralCollector`, which is made to take the same actions: every field of every step."""
+
+import copy
+import runpy
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sample_envs import Levers, Masked, Thrust
+from torch.nn.utils import parameters_to_vector
+
+import hurtle
+from hurtle.buffers.rollout import Rollout
+from hurtle.collect.general import GeneralCollector
+from hurtle.collect.inference import Actor
+from hurtle.collect.native import NativeCollector
+from hurtle.collect.rewards import RewardRule
+from hurtle.errors import ActionError, HurtleError, NonFiniteError
+from hurtle.native import Box, Discrete, Env, float32, int32
+from hurtle.policies.build import PolicyConfig, build_policy
+
+ROOT = Path(__file__).parents[2]
+GAMMA, LAMBDA = 0.97, 0.9
+EXACT = ("obs", "actions", "masks", "rewards", "terminated", "truncated", "starts", "valid")
+CLOSE = ("log_probs", "values", "final_values", "last_values", "advantages", "returns")
+
+
+class Comings(Env):
+    """Four agents: 0 stays, 1 dies and comes back, 2 goes away without a flag, 3 is there in the first steps only.
+
+    The env is over after `span` steps; in some episodes everybody is away by then, or time is up first.
+    """
+
+    observation_space = Box(-100, 100, (3,))
+    action_space = Discrete(3)
+    max_steps = 11
+    num_agents = 4
+    metrics = ("now", "span")
+
+    class State:
+        now: int32
+        span: int32
+        away: int32
+
+    def reset(self, state, rng):
+        state.span = rng.integers(5, 14)
+        state.away = rng.integers(0, 2)
+
+    def step(self, state, action, reward, terminated, rng):
+        state.now += 1
+        for a in range(4):
+            reward[a] = float32(10 * a + state.now) + float32(0.1) * float32(action[a])
+        terminated[1] = state.now % 3 == 0
+        return state.now >= state.span
+
+    def observe(self, state, obs):
+        for a in range(4):
+            obs[a, 0] = state.now
+            obs[a, 1] = a
+            obs[a, 2] = state.span
+
+    def present(self, state, present):
+        present[0] = state.away == 0 or state.now < 4
+        present[1] = (state.away == 0 or state.now < 4) and state.now % 5 != 3
+        present[2] = state.now % 6 < 3
+        present[3] = state.now < 2
+
+    def mask(self, state, mask):
+        for a in range(4):
+            mask[a, state.now % 3] = a == 0
+
+
+class Spoilt(Env):
+    """A walk; set `what` and `when`, and one number of that step is not finite."""
+
+    observation_space = Box(-100, 100, (2,))
+    action_space = Box(-1, 1, (1,))
+    max_steps = 6
+
+    class State:
+        now: int32
+        life: int32 = 0
+        what: int32 = 0
+        when: int32 = -1
+
+    def reset(self, state, rng):
+        state.now = 0
+
+    def step(self, state, action, rng):
+        state.now += 1
+        state.life += 1
+        reward = action[0]
+        if state.what == 1 and state.life == state.when:
+            reward = float32(1e38) * float32(1e38)
+        return reward, False
+
+    def observe(self, state, obs):
+        obs[0] = state.now
+        obs[1] = 1.0
+        if state.what == 2 and state.life == state.when:
+            obs[1] = float32(1e38) * float32(1e38) - float32(1e38) * float32(1e38)
+
+
+class Taught(Actor):
+    """Would have taken the actions of a rollout, too, up to rounding; takes those."""
+
+    def learn_from(self, rollout):
+        self.rollout, self.now = rollout, 0
+
+    def act(self, seen, mask, starts, rows=None):
+        own, _, values = super().act(seen, mask, starts)
+        taken = self.rollout.actions[self.now].clone()
+        self.now += 1
+        torch.testing.assert_close(taken, own, rtol=1e-5, atol=1e-5)
+        with torch.no_grad():
+            return taken, self.policy(seen, (), mask)[0].log_prob(taken), values
+
+
+def sharp_policy(vec, normalize=False, seed=0, **config):
+    """A policy whose log-probs and values depend strongly on what it sees."""
+    spaces = vec.agent_observation_space, vec.agent_action_space
+    policy = build_policy(PolicyConfig(policy="mlp", **config), *spaces, normalize_observations=normalize, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_((0.02 if name.startswith("network.critic_body") else 0.3) * noise)
+    return policy
+
+
+def native(env, num_envs, policy=None, seed=3, num_threads=1, rewards=None, advantages=True, **parameters):
+    vec = hurtle.make_vec(env, num_envs, num_workers=1, **parameters)
+    policy = policy if policy is not None else sharp_policy(vec)
+    more = {"gamma": GAMMA, "gae_lambda": LAMBDA} if advantages else {}
+    return NativeCollector(vec, policy, rewards, seed, num_threads=num_threads, **more)
+
+
+def general(collector, seed=3, rewards=None, **parameters):
+    """The general collector with a policy and envs of its own, that begin as those of the native one did."""
+    env = type(collector.vec.native_spec.env)
+    vec = hurtle.make_vec(env, collector.vec.num_envs, num_workers=1, **parameters)
+    actor = Taught(copy.deepcopy(collector.policy), collector.rows.num_rows, seed)
+    return GeneralCollector(vec, actor, rewards or RewardRule(), seed)
+
+
+def assert_same_rollout(rollout, expected):
+    for name in EXACT:
+        mine, theirs = getattr(rollout, name), getattr(expected, name)
+        assert (mine is None) == (theirs is None), name
+        if mine is not None:
+            assert torch.equal(mine, theirs), f"{name} differ at {(mine != theirs).nonzero()[:5].tolist()}"
+    for name in CLOSE:
+        mine, theirs = getattr(rollout, name), getattr(expected, name)
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+    assert rollout.all_valid == expected.all_valid
+
+
+def assert_same_stats(stats, expected):
+    np.testing.assert_array_equal(stats.returns, expected.returns)
+    np.testing.assert_array_equal(stats.lengths, expected.lengths)
+    assert (stats.returns.dtype, stats.lengths.dtype) == (expected.returns.dtype, expected.lengths.dtype)
+    assert list(stats.metrics) == list(expected.metrics)
+    for name, values in stats.metrics.items():
+        np.testing.assert_array_equal(values, expected.metrics[name])
+
+
+def compare(collector, other, num_steps, rollouts=3):
+    rollout = collector.new_rollout(num_steps)
+    expected = Rollout(other.actor.policy, num_steps, collector.rows.num_rows, other.has_masks)
+    seen = []
+    for _ in range(rollouts):
+        stats = collector.collect(rollout)
+        other.actor.learn_from(rollout)
+        assert_same_stats(stats, other.collect(expected))
+        expected.compute_advantages(GAMMA, LAMBDA)
+        if rollout.advantages_for is None:
+            rollout.compute_advantages(GAMMA, LAMBDA)
+        assert_same_rollout(rollout, expected)
+        seen.append((rollout.terminated & ~rollout.truncated, rollout.truncated & ~rollout.terminated, ~rollout.valid))
+    assert collector.steps == other.steps == num_steps * rollouts
+    return [bool(torch.stack(kind).any()) for kind in zip(*seen, strict=True)]
+
+
+SNAKES = {"num_agents": 3, "height": 6, "width": 6, "vision": 1, "respawn_delay": 2, "max_steps": 23}
+CASES = {
+    "cartpole": ("cartpole", {"max_steps": 14}, {}),
+    "cartpole relu": ("cartpole", {"max_steps": 14}, {"activation": "relu", "hidden_sizes": (24, 8, 5)}),
+    "cartpole shared": ("cartpole", {"max_steps": 14}, {"separate_networks": False}),
+    "cartpole normalized": ("cartpole", {"max_steps": 14}, {"normalize": True}),
+    "cartpole normalized, shared": ("cartpole", {"max_steps": 14}, {"normalize": True, "separate_networks": False}),
+    "cartpole linear": ("cartpole", {"max_steps": 14}, {"hidden_sizes": ()}),
+    "pendulum": ("pendulum", {"max_steps": 9}, {}),
+    "pendulum beta": ("pendulum", {"max_steps": 9}, {"distribution": "beta", "normalize": True}),
+    "squared": ("squared", {}, {"separate_networks": False, "activation": "relu"}),
+    "asterix": ("asterix", {"max_steps": 17}, {"hidden_sizes": (32,)}),
+    "memory": ("memory", {}, {}),
+    "snake": (
+        "snake",
+        SNAKE := {"num_agents": 3, "height": 6, "width": 6, "vision": 1, "respawn_delay": 2, "max_steps": 23},
+        {},
+    ),
+    "levers": (Levers, {}, {}),
+    "levers shared": (Levers, {}, {"separate_networks": False}),
+    "masked": (Masked, {}, {}),
+    "thrust": (Thrust, {}, {"normalize": True}),
+    "comings": (Comings, {}, {}),
+    "comings shared": (Comings, {}, {"separate_networks": False, "normalize": True}),
+}
+BOTH_ENDS = {"cartpole", "masked", "comings"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_field_of_every_step(case):
+    env, parameters, config = CASES[case]
+    vec = hurtle.make_vec(env, 7, num_workers=1, **parameters)
+    collector = NativeCollector(vec, sharp_policy(vec, **config), seed=3, num_threads=2, gamma=GAMMA, gae_lambda=LAMBDA)
+    terminated, truncated, absent = compare(collector, general(collector, **parameters), 40)
+    if case.split()[0] in BOTH_ENDS:
+        assert terminated
+        assert truncated
+    assert absent == (case.split()[0] in ("snake", "comings"))
+
+
+@pytest.mark.parametrize("num_envs", [1, 3, 130])
+def test_rows_that_fill_tiles_and_rows_that_do_not(num_envs):
+    """130 envs of 4 agents are 520 rows: eight tiles and a rest; 130 truncations in one step fill tiles, too."""
+    collector = native(Comings, num_envs)
+    compare(collector, general(collector), 13, rollouts=2)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_rollouts_shorter_than_episodes(num_steps):
+    collector = native(Comings, 2)
+    compare(collector, general(collector), num_steps, rollouts=30)
+
+
+@pytest.mark.parametrize("case", ["cartpole", "comings", "pendulum"])
+def test_the_number_of_threads_changes_no_bit(case):
+    env, parameters, _ = CASES[case]
+    rollouts, statistics = [], []
+    for threads in (1, 2, 3):
+        collector = native(env, 7, num_threads=threads, **parameters)
+        assert collector.num_threads == threads
+        rollout = collector.new_rollout(25)
+        collector.collect(rollout)
+        statistics.append(collector.collect(rollout))
+        rollouts.append(rollout)
+    for rollout, stats in zip(rollouts[1:], statistics[1:], strict=True):
+        assert_same_stats(stats, statistics[0])
+        for name in EXACT + CLOSE:
+            mine, theirs = getattr(rollout, name), getattr(rollouts[0], name)
+            assert (mine is None and theirs is None) or torch.equal(mine, theirs), name
+
+
+def test_the_length_of_calls_changes_no_bit():
+    whole, sliced = native("cartpole", 5, max_steps=14), native("cartpole", 5, max_steps=14)
+    one, other = whole.new_rollout(30), sliced.new_rollout(30)
+    for _ in range(2):
+        sliced._slice = 1
+        whole.collect(one)
+        sliced.collect(other)
+    for name in EXACT[:2] + CLOSE:
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
+
+
+@pytest.mark.parametrize("mode", ["sign", "normalize"])
+def test_rewards_are_changed_after_the_rollout(mode):
+    rules = [RewardRule(mode, 28, GAMMA) for _ in range(2)]
+    collector = native(Comings, 7, rewards=rules[0])
+    compare(collector, general(collector, rewards=rules[1]), 20)
+    rollout = collector.new_rollout(5)
+    collector.collect(rollout)
+    assert rollout.advantages_for is None  # they wait for the changed rewards
+
+
+def test_advantages_are_computed_at_once_if_wanted():
+    collector = native("cartpole", 4, max_steps=14)
+    rollout = collector.new_rollout(20)
+    collector.collect(rollout)
+    advantages, returns = rollout.advantages.clone(), rollout.returns.clone()
+    rollout.compute_advantages(GAMMA, LAMBDA)
+    assert torch.equal(rollout.advantages, advantages)
+    rollout.advantages_for = None
+    rollout.compute_advantages(GAMMA, LAMBDA)
+    assert torch.equal(rollout.advantages, advantages)  # to the bit
+    assert torch.equal(rollout.returns, returns)
+    rollout.advantages_for = (GAMMA, LAMBDA)
+    rollout.compute_advantages(0.5, LAMBDA)
+    assert not torch.equal(rollout.advantages, advantages)
+    later = native("cartpole", 4, advantages=False)
+    later.collect(rollout)
+    assert rollout.advantages_for is None
+
+
+def test_masks_that_the_rollout_does_not_hold_are_not_used():
+    collector = native(Levers, 5)
+    rollout = Rollout(collector.policy, 30, 5, has_masks=False)
+    collector.collect(rollout)
+    with torch.no_grad():
+        distribution = collector.policy(rollout.obs.flatten(0, 1))[0]
+        expected = distribution.log_prob(rollout.actions.flatten(0, 1))
+    torch.testing.assert_close(rollout.log_probs.flatten(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_rollout_with_masks_of_an_env_without():
+    collector = native("cartpole", 4, max_steps=14)
+    rollout = Rollout(collector.policy, 10, 4, has_masks=True)
+    collector.collect(rollout)
+    assert bool(rollout.masks.all())
+
+
+# Going on from a saved state, in both directions
+
+
+@pytest.mark.parametrize("env", ["cartpole", Comings])
+def test_the_state_moves_to_the_general_collector_and_back(env):
+    more = {"max_steps": 14} if env == "cartpole" else {}
+    first, last = (native(env, 5, num_threads=2, **more) for _ in range(2))
+    first.collect(first.new_rollout(9))
+    saved = copy.deepcopy(first.state_dict())
+    other = general(first, **more)
+    other.load_state_dict(copy.deepcopy(saved))
+    rollout, expected = first.new_rollout(11), Rollout(other.actor.policy, 11, other.rows.num_rows, other.has_masks)
+    stats = first.collect(rollout)
+    other.actor.learn_from(rollout)
+    assert_same_stats(stats, other.collect(expected))
+    expected.compute_advantages(GAMMA, LAMBDA)
+    assert_same_rollout(rollout, expected)
+    back = copy.deepcopy(other.state_dict())
+    assert {key: type(value) for key, value in back.items()} == {key: type(value) for key, value in saved.items()}
+    last.load_state_dict(back)
+    again = last.new_rollout(11)
+    assert_same_stats(last.collect(again), first.collect(rollout))
+    for name in EXACT + CLOSE:
+        assert (rollout.masks is None and name == "masks") or torch.equal(getattr(again, name), getattr(rollout, name)), name
+    assert last.steps == first.steps == 31
+
+
+def test_without_the_envs_new_episodes_begin_with_other_seeds():
+    collector, other = native("cartpole", 3), native("cartpole", 3)
+    rollout = collector.new_rollout(5)
+    collector.collect(rollout)
+    saved = collector.state_dict()
+    del saved["envs"]
+    other.load_state_dict(saved)
+    again = other.new_rollout(5)
+    other.collect(again)
+    assert other.steps == 10
+    assert bool(again.starts[0].all())
+    assert not torch.equal(again.obs[0], rollout.obs[0])
+
+
+def test_the_vector_stays_usable():
+    collector = native("cartpole", 3)
+    rollout = collector.new_rollout(6)
+    collector.collect(rollout)
+    state = copy.deepcopy(collector.vec.state_dict())
+    np.testing.assert_array_equal(state["reward"][:, 0], rollout.rewards[-1])
+    actions = np.array([0, 1, 1])
+    first = [np.copy(part) for part in collector.vec.step(actions)[:4]]
+    collector.vec.load_state_dict(state)
+    for part, again in zip(first, collector.vec.step(actions)[:4], strict=True):
+        np.testing.assert_array_equal(part, again)
+
+
+# Weights
+
+
+def test_weights_are_the_policys_own_until_others_are_given():
+    collector, same = native("cartpole", 4), native("cartpole", 4)
+    other = sharp_policy(collector.vec, seed=5)
+    flat = parameters_to_vector(other.parameters()).detach()
+    assert collector.num_weights == flat.numel()
+    rollout, expected = collector.new_rollout(10), collector.new_rollout(10)
+    collector.collect(rollout)
+    same.collect(expected)
+    assert torch.equal(rollout.values, expected.values)
+    with torch.no_grad():
+        for parameter, new in zip(same.policy.parameters(), other.parameters(), strict=True):
+            parameter.copy_(new)  # trained in place: the next rollout is the new policy's
+    collector.sync_weights(flat)
+    for _ in range(2):
+        collector.collect(rollout)
+        same.collect(expected)
+        assert torch.equal(rollout.values, expected.values)
+        assert torch.equal(rollout.log_probs, expected.log_probs)
+    collector.sync_weights(flat.numpy() * 0)
+    collector.collect(rollout)
+    assert bool((rollout.values == 0).all())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda flat: flat[:-1], r"float32 buffer of \d+ weights .*got float32 of shape \(\d+,\)"),
+        (lambda flat: flat.double(), "got float64"),
+        (lambda flat: flat.bfloat16(), "got bfloat16"),
+        (lambda flat: flat[None], r"of shape \(1, \d+\)"),
+        (lambda flat: flat.repeat_interleave(2).numpy()[::2], "np.ascontiguousarray"),
+        (lambda flat: flat.tolist(), "got a list"),
+    ],
+)
+def test_weights_that_do_not_fit(change, message):
+    collector = native("cartpole", 2)
+    with pytest.raises(HurtleError, match=message):
+        collector.sync_weights(change(parameters_to_vector(collector.policy.parameters()).detach()))
+
+
+def test_a_policy_from_a_config():
+    vec = hurtle.make_vec("cartpole", 2)
+    collector = NativeCollector(vec, PolicyConfig(hidden_sizes=(8,)), seed=4)
+    built = build_policy(PolicyConfig(hidden_sizes=(8,)), vec.agent_observation_space, vec.agent_action_space, seed=4)
+    assert all(torch.equal(a, b) for a, b in zip(collector.policy.parameters(), built.parameters(), strict=True))
+
+
+# What it cannot do
+
+
+def test_vectors_that_it_cannot_step():
+    policy = PolicyConfig()
+    for vec, why in (
+        (hurtle.make_vec("cartpole", 2, autoreset_mode="next_step"), "NEXT_STEP"),
+        (hurtle.make_vec("cartpole", 2, debug=True), "debug=True"),
+        (hurtle.make_vec("cartpole", 4, batch_size=2), "NativePool"),
+    ):
+        with pytest.raises(HurtleError, match=f"{why}.*GeneralCollector"):
+            NativeCollector(vec, policy)
+
+
+def test_policies_that_it_cannot_run():
+    vec = hurtle.make_vec("asterix", 2)
+    with pytest.raises(HurtleError, match=r"GridCNN, not an MLP.*GeneralCollector"):
+        NativeCollector(vec, PolicyConfig())
+    with pytest.raises(HurtleError, match=r"memory.*GeneralCollector"):
+        NativeCollector(vec, PolicyConfig(policy="mlp", recurrent="gru"))
+    other = hurtle.make_vec("cartpole", 2)
+    with pytest.raises(HurtleError, match=r"observations are .*build it for the vector's spaces"):
+        NativeCollector(other, sharp_policy(vec))
+    with pytest.raises(HurtleError, match="go together"):
+        NativeCollector(other, PolicyConfig(), gamma=0.9)
+
+
+def test_rollouts_that_do_not_fit():
+    collector = native("cartpole", 3)
+    with pytest.raises(HurtleError, match=r"obs must be torch.float32 of shape \(4, 3, 4\).*new_rollout"):
+        collector.collect(Rollout(collector.policy, 4, 2))
+    rollout = collector.new_rollout(4)
+    collector.collect(rollout)
+    for wrong in (rollout.values.double(), rollout.values[:2], torch.zeros(3, 4).T):
+        rollout.values = wrong
+        with pytest.raises(HurtleError, match="values must be"):
+            collector.collect(rollout)
+    collector.close()
+    with pytest.raises(HurtleError, match="closed"):
+        collector.collect(collector.new_rollout(2))
+
+
+# Numbers that are not finite
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    ("what", "when", "message"),
+    [
+        (1, 9, r"reward of env 2 at its step 9 is not finite: inf\. Nothing"),
+        (2, 9, r"observation of env 2 at its step 9 is not finite: \[ 3\. nan\]\. Nothing"),
+        (2, 6, r"final observation of env 2 at its step 6 is not finite: \[ 6\. nan\]\. Nothing"),
+    ],
+)
+def test_bad_numbers_are_found(what, when, message, threads):
+    messages = []
+    for make in (lambda: native(Spoilt, 5, num_threads=threads), lambda: general(native(Spoilt, 5))):
+        collector = make()
+        collector.state_dict()  # the envs are reset now
+        values = [0, 0, what, 0, what]
+        collector.vec.set_attr("what", values)
+        collector.vec.set_attr("when", when)
+        policy = collector.policy if isinstance(collector, NativeCollector) else collector.actor.policy
+        rollout = Rollout(policy, 4, 5)
+        if isinstance(collector, GeneralCollector):
+            collector.actor = Actor(policy, 5, 3)
+        with pytest.raises(NonFiniteError, match=message) as caught:  # noqa: PT012
+            for _ in range(4):
+                collector.collect(rollout)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+
+
+def test_nothing_is_learned_from_bad_numbers():
+    vec = hurtle.make_vec(Spoilt, 3)
+    collector = NativeCollector(vec, sharp_policy(vec, normalize=True))
+    collector.state_dict()
+    vec.set_attr("what", 2)
+    vec.set_attr("when", 3)
+    with pytest.raises(NonFiniteError):
+        collector.collect(collector.new_rollout(8))
+    assert float(collector.policy.normalizer.count) == 0.0
+
+
+def test_weights_that_are_not_finite():
+    collector = native(Spoilt, 3)
+    collector.sync_weights(np.full(collector.num_weights, np.nan, np.float32))
+    with pytest.raises(ActionError, match=r"Env 0 got the action \[nan\]"):
+        collector.collect(collector.new_rollout(2))
+
+
+# Threads and signals
+
+
+def test_a_request_to_stop():
+    collector = native("cartpole", 2)
+    rollout = collector.new_rollout(50)
+    collector._slice = 1
+    pack = collector._plan.pack
+
+    def pack_and_ask(*arguments, **options):
+        pack(*arguments, **options)
+        collector.stop_requested = True
+
+    object.__setattr__(collector._plan, "pack", pack_and_ask)
+    assert collector.collect(rollout) is None
+    assert collector.steps == 0
+    object.__setattr__(collector._plan, "pack", pack)
+    collector.stop_requested = False
+    assert collector.collect(rollout) is not None
+    assert collector.steps == 50
+
+
+def test_others_run_meanwhile():
+    """While one thread collects for a while, another one counts: the GIL is free."""
+    collector = native("cartpole", 64)
+    rollout = collector.new_rollout(2_000)
+    collector.collect(rollout)
+    counted, stop = [0], threading.Event()
+
+    def count():
+        while not stop.is_set():
+            counted[0] += 1
+
+    collector._slice = 2_000
+    thread = threading.Thread(target=count)
+    thread.start()
+    before = counted[0]
+    collector._threads.run(
+        lambda lo, hi: collector._functions.collect_envs(
+            collector._batch.pool, collector._job, collector._batch.actions, 0, 2_000, lo, hi
+        )
+    )
+    during = counted[0] - before
+    stop.set()
+    thread.join()
+    assert during > 1_000
+
+
+INTERRUPTED = """
+import os, signal, threading
+import hurtle
+from hurtle.collect.native import NativeCollector
+from hurtle.policies.build import PolicyConfig
+
+collector = NativeCollector(hurtle.make_vec("cartpole", 64), PolicyConfig())
+rollout = collector.new_rollout(16)
+collector.collect(rollout)
+rollout = collector.new_rollout(200_000)
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    collector.collect(rollout)
+except KeyboardInterrupt:
+    print("heard", 16 < collector.steps < 100_000)
+"""
+
+
+def test_ctrl_c_is_heard():
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.strip() == "heard True", done.stderr
+
+
+def test_the_example_learns(capsys):
+    """A loop of one's own in plain torch, around the collector."""
+    example = runpy.run_path(str(ROOT / "examples" / "own_loop.py"))
+    example["main"](total_steps=60_000)
+    last = capsys.readouterr().out.strip().splitlines()[-1]
+    assert float(last.split()[-1]) > 100
