@@ -40,7 +40,7 @@ _EXAMPLES = """\
 
 # The help shows the words of TrainConfig in these groups; those of the policy and the algorithm are groups of their own.
 _GROUPS = {
-    "Run": "algorithm total_steps seed device stop_at_return fine_tune preset compile precision threads",
+    "Run": "algorithm total_steps seed device stop_at_return fine_tune preset gear compile precision threads",
     "Envs": "num_envs backend num_workers pool_batch_size step_timeout restart_workers env_parameters "
     "normalize_observations observation_clip "
     "reward_mode reward_clip",

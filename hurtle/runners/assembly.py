@@ -13,11 +13,9 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from hurtle.algorithms.a2c import A2C, A2CConfig
-from hurtle.algorithms.ppo import PPO, PPOConfig, segments_per_minibatch
+from hurtle.algorithms.a2c import A2CConfig
+from hurtle.algorithms.ppo import PPOConfig, segments_per_minibatch
 from hurtle.buffers.rollout import Rollout
-from hurtle.collect.general import GeneralCollector
-from hurtle.collect.inference import Actor
 from hurtle.collect.pool import PoolCollector
 from hurtle.collect.rewards import RewardRule
 from hurtle.envs.registry import EnvLike, make, resolve
@@ -30,12 +28,12 @@ from hurtle.policies.policy import Policy
 from hurtle.policies.spaces import layout_to_dict, space_to_dict
 from hurtle.runners.config import Settings, check_divides
 from hurtle.runners.devices import find_device
+from hurtle.runners.gears import Algorithm, Collector, Gear, choose_gear
 from hurtle.tracking.timing import Timer
 from hurtle.vector.factory import make_vec
 
 PLAIN_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 RUN_STREAM = 3
-AUTOCAST = {"float32": None, "tf32": None, "bf16": torch.bfloat16}
 
 
 @dataclass
@@ -43,22 +41,30 @@ class Parts:
     """Everything that a training loop joins."""
 
     policy: Policy
-    collector: GeneralCollector | PoolCollector
+    gear: Gear
     rollout: Rollout
-    algorithm: PPO | A2C
     spaces: dict[str, Any]  # as a checkpoint holds them
     timer: Timer
     owns_envs: bool  # a vector that the user made is the user's to close
 
     @property
+    def collector(self) -> Collector:
+        """What fills rollouts."""
+        return self.gear.collector
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """What learns from them."""
+        return self.gear.algorithm
+
+    @property
     def can_resume_exactly(self) -> bool:
         """Whether the envs' states can be saved."""
-        return isinstance(self.collector, GeneralCollector) and hasattr(self.collector.vec, "state_dict")
+        return not isinstance(self.collector, PoolCollector) and hasattr(self.collector.vec, "state_dict")
 
     def close(self) -> None:
-        """End the envs and their workers."""
-        if self.owns_envs:
-            self.collector.close()
+        """End the envs, their workers and the learner's threads."""
+        self.gear.close(envs=self.owns_envs)
 
 
 Module = nn.Module | type[nn.Module] | None
@@ -132,18 +138,11 @@ def _join(
         seed=train.seed,
     ).to(device)
     _check_batches(config, num_rows, policy.is_recurrent)
-    timer, autocast = Timer(), AUTOCAST[train.precision]
-    actor = Actor(policy, num_rows, seed, compiled=train.compile, autocast=autocast)
+    timer = Timer()
     rewards = RewardRule(train.reward_mode, num_rows, config.gamma, train.reward_clip)
-    pool = getattr(vec, "batch_size", vec.num_envs) < vec.num_envs
-    collector = (PoolCollector if pool else GeneralCollector)(vec, actor, rewards, seed, timer)
-    rollout = Rollout(policy, config.num_steps, num_rows, collector.has_masks, str(device))
-    algorithm: PPO | A2C
-    if isinstance(config, PPOConfig):
-        algorithm = PPO(policy, config, train.seed, train.compile, autocast)
-    else:
-        algorithm = A2C(policy, config, train.seed, train.compile, autocast)
-    return Parts(policy, collector, rollout, algorithm, describe_spaces(vec, own_actions), timer, owns_envs)
+    gear = choose_gear(train, config, vec, policy, rewards, seed, timer)
+    rollout = Rollout(policy, config.num_steps, num_rows, gear.collector.has_masks, str(device))
+    return Parts(policy, gear, rollout, describe_spaces(vec, own_actions), timer, owns_envs)
 
 
 def row_spaces(vec: Any) -> tuple[spaces.Space, spaces.Space]:

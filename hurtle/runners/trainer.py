@@ -105,7 +105,7 @@ class Trainer:
             self._checkpoints = Checkpoints(self.folder.checkpoints, train.keep_checkpoints)
             words = settings_to_dict(settings)
             self.folder.write_config(words)
-            self.folder.write_about({"seed": train.seed})
+            self.folder.write_about({"seed": train.seed, "gear": self._parts.gear.name})
             self._trackers = make_trackers(
                 train.trackers, self.folder, words, None if saved is None else self.steps, self._display.message
             )
@@ -136,6 +136,8 @@ class Trainer:
             with torch_settings(train.threads, train.precision, self._device), StopSignals(self._ask_to_stop), self._display:
                 self._seed_torch()
                 self._display.start(str(self.folder.path))
+                if train.progress != "quiet":
+                    self._display.message(f"gear        {self._parts.gear.name}: {self._parts.gear.why}")
                 self._loop()
                 seconds = self.seconds
                 self.save()

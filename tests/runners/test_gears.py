@@ -1,0 +1,134 @@
+"""Which gear a run takes, that it says why, and that runs may change gears."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import hurtle
+from hurtle.algorithms.native import NativeA2C, NativePPO
+from hurtle.algorithms.ppo import PPO
+from hurtle.collect.general import GeneralCollector
+from hurtle.collect.native import NativeCollector
+from hurtle.errors import HurtleError
+from hurtle.runners.assembly import assemble
+from hurtle.runners.config import make_settings
+from hurtle.tracking.checkpoints import load_checkpoint
+
+SMALL = {"preset": False, "num_envs": 4, "num_steps": 16, "minibatch_size": 32, "num_epochs": 2, "hidden_sizes": (16,)}
+QUIET = {"progress": "quiet", "trackers": (), "eval_episodes": 5}
+
+
+def parts_of(env, **words):
+    return assemble(make_settings(env, {**SMALL, **words}), env)
+
+
+def weights(run):
+    return load_checkpoint(max((run.path / "checkpoints").glob("step-*.pt")))["policy"]
+
+
+NATIVE = {
+    "discrete": ("cartpole", {}),
+    "continuous": ("pendulum", {"normalize_observations": True}),
+    "beta": ("pendulum", {"distribution": "beta"}),
+    "several agents": ("snake", {"policy": "mlp", "minibatch_size": 64}),
+    "bytes": ("asterix", {"policy": "mlp", "activation": "relu", "separate_networks": False}),
+}
+
+
+@pytest.mark.parametrize("case", NATIVE)
+def test_native_envs_with_mlps_are_compiled_as_a_whole(case):
+    env, words = NATIVE[case]
+    parts = parts_of(env, **words)
+    try:
+        assert parts.gear.name == "native"
+        assert isinstance(parts.collector, NativeCollector)
+        assert isinstance(parts.algorithm, NativePPO)
+    finally:
+        parts.close()
+
+
+GENERAL = {
+    "its network is a GridCNN": ("breakout", {}),
+    "it has a memory": ("memory", {"recurrent": "lstm", "minibatch_size": 32}),
+    "its actions are squashed_gaussian": ("pendulum", {"distribution": "squashed_gaussian"}),
+    "its envs are not native": ("CartPole-v1", {"backend": "serial"}),
+    "compile=True": ("cartpole", {"compile": True}),
+}
+
+
+@pytest.mark.parametrize("reason", GENERAL)
+def test_everything_else_is_general_and_says_why(reason):
+    env, words = GENERAL[reason]
+    parts = parts_of(env, **words)
+    try:
+        assert (parts.gear.name, type(parts.algorithm)) == ("general", PPO)
+        assert isinstance(parts.collector, GeneralCollector)
+        assert reason in parts.gear.why
+    finally:
+        parts.close()
+    with pytest.raises(HurtleError, match=f"(?s)gear='native' is not possible here: .*{reason}"):
+        parts_of(env, gear="native", **words)
+
+
+def test_general_may_be_asked_for():
+    parts = parts_of("cartpole", gear="general")
+    try:
+        assert isinstance(parts.collector, GeneralCollector)
+        assert type(parts.algorithm) is PPO
+    finally:
+        parts.close()
+
+
+def test_an_update_that_is_not_compiled_stays_in_torch_alone(tmp_path, capsys):
+    words = {**SMALL, **QUIET, "progress": "plain", "runs": str(tmp_path)}
+    run = hurtle.train("cartpole", total_steps=128, optimizer="muon", **words)
+    said = capsys.readouterr()
+    assert "native: envs and policy run compiled; the update stays in torch" in said.out + said.err
+    assert "muon" in said.out + said.err
+    assert json.loads((run.path / "about.json").read_text())["gear"] == "native"
+
+
+def test_a2c_is_compiled_too(tmp_path):
+    settings = make_settings("cartpole", {"algorithm": "a2c", "preset": False})
+    parts = assemble(settings, "cartpole")
+    assert isinstance(parts.algorithm, NativeA2C)
+    parts.close()
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_a_run_changes_gears_at_a_checkpoint(optimizer, tmp_path):
+    words = {
+        **SMALL,
+        **QUIET,
+        "runs": str(tmp_path),
+        "total_steps": 6 * 64,
+        "optimizer": optimizer,
+        "normalize_observations": True,
+    }
+    found = {}
+    for first, second in (("native", "native"), ("native", "general"), ("general", "native"), ("general", "general")):
+        half = hurtle.train("cartpole", gear=first, callbacks=[lambda trainer: trainer.updates < 3], **words)
+        found[first, second] = weights(hurtle.train(resume=half, gear=second))
+    for run in found.values():  # the same envs, actions and minibatches: only rounding differs
+        for name, expected in found["general", "general"].items():
+            torch.testing.assert_close(run[name], expected, rtol=1e-3, atol=1e-5)
+
+
+def test_both_gears_take_the_same_actions_to_the_same_weights(tmp_path):
+    words = {**SMALL, **QUIET, "runs": str(tmp_path), "total_steps": 512, "learning_rate": 1e-3}
+    for env, more in (("pendulum", {"reward_mode": "normalize"}), ("squared", {"target_kl": 0.01, "policy": "mlp"})):
+        native, general = (weights(hurtle.train(env, gear=gear, **words, **more)) for gear in ("native", "general"))
+        for name, expected in general.items():
+            torch.testing.assert_close(native[name], expected, rtol=1e-3, atol=1e-5)
+
+
+def test_a_nan_stops_the_native_gear_and_names_the_checkpoint(tmp_path):
+    def spoil(trainer):
+        if trainer.updates == 2:
+            with torch.no_grad():
+                trainer.policy.network.critic.weight[0, 0] = np.nan
+
+    with pytest.raises(HurtleError, match=r"(?s)not finite.*[Cc]heckpoint"):
+        hurtle.train("cartpole", total_steps=1024, callbacks=[spoil], runs=str(tmp_path), checkpoint_every=64, **SMALL, **QUIET)
