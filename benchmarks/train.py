@@ -1,0 +1,227 @@
+"""Steps per second of whole PPO trainings, collecting and learning, beside the peers in the same run.
+
+python benchmarks/train.py                             # all settings; saves benchmarks/results/train.md, .json and .png
+python benchmarks/train.py --settings cartpole-8       # some of them, see SETTINGS; a part is not saved
+python benchmarks/train.py --time-to-solve             # seconds until CartPole is solved; saves time-to-solve.md and .json
+python benchmarks/train.py --quick                     # see that it runs: few steps, nothing is saved
+python benchmarks/train.py --plot                      # draw the committed results
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import peers
+from peers import Sizes
+from record import save, table
+from side_by_side import GENERAL, NATIVE, Makers, Timed, compare, plot, report
+
+import hurtle
+
+TITLE = "PPO training, 64 × 64 tanh, 4 epochs"
+NOTE = (
+    "Medians over rounds; ratios are within a round. Everybody has the same numbers of envs, steps, epochs and minibatches and "
+    "a separate network for policy and value. Peers get Gymnasium's envs where there are such; Asterix and Snake are "
+    "ours for all. Snake's four agents are rows, and SB3 learns from those of absent ones, too, as it cannot leave them out. "
+    "Torch has one thread. Evaluating and making things ready do not count."
+)
+SOLVED = 475.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is trained, and on how much at once."""
+
+    about: str
+    env: str
+    sizes: Sizes
+    gymnasium: str = ""
+    """The same env there; without one, peers get ours."""
+
+    def make(self) -> gymnasium.Env:
+        """The env as the peers get it."""
+        return gymnasium.make(self.gymnasium, disable_env_checker=True) if self.gymnasium else hurtle.make(self.env)
+
+
+SETTINGS = {
+    "cartpole-8": Setting("CartPole, 8 × 128", "cartpole", Sizes(8), "CartPole-v1"),
+    "cartpole-64": Setting("CartPole, 64 × 128", "cartpole", Sizes(64, minibatch_size=2048), "CartPole-v1"),
+    "pendulum": Setting("Pendulum, 8 × 128", "pendulum", Sizes(8), "Pendulum-v1"),
+    "asterix": Setting("Asterix, MLP, 8 × 128", "asterix", Sizes(8)),
+    "snake": Setting("Snake, 8 × 4 × 128", "snake", Sizes(8, minibatch_size=512, agents=4)),
+}
+STEPS = {NATIVE: 400_000, GENERAL: 40_000, "rlox HybridPPO": 40_000}
+"""Of one training; long enough that its beginning does not matter."""
+OTHER_STEPS = 20_000
+
+
+# Who trains -----------------------------------------------------------------------------------------------------------
+
+
+def ours(setting: Setting, gear: str, updates: int) -> Timed:
+    sizes = setting.sizes
+
+    def job(updates: int = updates) -> tuple[int, float]:
+        with tempfile.TemporaryDirectory() as runs:
+            run = hurtle.train(
+                setting.env,
+                total_steps=updates * sizes.batch,
+                policy="mlp",
+                preset=False,
+                gear=gear,
+                num_envs=sizes.num_envs,
+                num_steps=sizes.num_steps,
+                minibatch_size=sizes.minibatch_size,
+                num_epochs=sizes.num_epochs,
+                hidden_sizes=(peers.HIDDEN, peers.HIDDEN),
+                eval_episodes=1,
+                eval_sampled=True,  # an untrained greedy policy may play for ever
+                checkpoint_every=10**12,
+                progress="quiet",
+                trackers=(),
+                runs=runs,
+            )
+        return run.steps, run.seconds
+
+    job(updates=1)
+    return job
+
+
+class Everyone(gymnasium.vector.VectorWrapper):
+    """Does not tell which agents are absent: SB3 cannot leave their rows out, and its speed does not depend on them."""
+
+    def reset(self, **words: Any) -> tuple[Any, dict[str, Any]]:
+        """As ever."""
+        obs, infos = self.env.reset(**words)
+        return obs, self._without_mask(infos)
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """As ever."""
+        *outcome, infos = self.env.step(actions)
+        return *outcome, self._without_mask(infos)
+
+    def _without_mask(self, infos: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in infos.items() if key not in ("agent_mask", "_agent_mask")}
+
+
+def sb3(setting: Setting, updates: int, stack: contextlib.ExitStack) -> Timed:
+    if setting.sizes.agents == 1:
+        return peers.sb3_training(peers.sb3_vec(setting.make, setting.sizes.num_envs, stack), setting.sizes, updates)
+    from hurtle.integrations.sb3 import SB3VecEnv
+
+    vec = SB3VecEnv(Everyone(hurtle.make_vec(setting.env, setting.sizes.num_envs)))
+    stack.callback(vec.close)
+    return peers.sb3_training(vec, setting.sizes, updates)
+
+
+def entrants(setting: Setting, quick: bool) -> Makers:
+    sizes = setting.sizes
+
+    def updates(name: str) -> int:
+        return 1 if quick else -(-STEPS.get(name, OTHER_STEPS) // sizes.batch)
+
+    makers: Makers = {"SB3": partial(sb3, setting, updates("SB3"))}
+    if sizes.agents == 1:
+        name = "plain torch script"
+        makers[name] = partial(peers.plain_training, setting.make, sizes, updates(name))
+    if setting.env == "cartpole":  # the only env that its compiled collector has
+        makers["rlox PPO"] = lambda _: peers.rlox_training(sizes, updates("rlox PPO"))
+        makers["rlox HybridPPO"] = lambda _: peers.hybrid_training(sizes, updates("rlox HybridPPO"))
+    for name, gear in ((GENERAL, "general"), (NATIVE, "native")):
+        makers[name] = lambda _, name=name, gear=gear: ours(setting, gear, updates(name))
+    return makers
+
+
+def measure(settings: list[Setting], rounds: int, quick: bool = False) -> tuple[dict[str, Any], str]:
+    results, rows = {}, []
+    for setting in settings:
+        results[setting.about], more = compare(setting.about, entrants(setting, quick), rounds)
+        rows += more
+    return results, report(TITLE, rows, NOTE)
+
+
+# Time to solve --------------------------------------------------------------------------------------------------------
+
+
+def solve(seed: int, *further: str) -> dict[str, Any]:
+    """`hurtle train cartpole` in a process of its own: what its summary says, and how long the process took."""
+    with tempfile.TemporaryDirectory() as runs:
+        words = ["--seed", str(seed), "--stop-at-return", str(SOLVED), "--eval-episodes", "1", "--progress", "quiet"]
+        command = [sys.executable, "-m", "hurtle", "train", "cartpole", *words, "--runs", runs, *further, "--trackers"]
+        began = time.perf_counter()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        seconds = time.perf_counter() - began
+        (summary,) = Path(runs).glob("*/summary.json")
+        return {"seed": seed, "process_seconds": seconds, **json.loads(summary.read_text())}
+
+
+def measure_time_to_solve(seeds: int, *further: str) -> tuple[dict[str, Any], str]:
+    solve(0, "--total-steps", "512")  # what is compiled now need not be later
+    runs, rows = [], []
+    for seed in range(seeds):
+        runs.append(solve(seed, *further))
+        rows.append([str(seed), f"{runs[-1]['steps']:,}", *_until_solved(runs[-1:])])
+        print(rows[-1], flush=True)
+    rows.append(["median", f"{statistics.median(run['steps'] for run in runs):,.0f}", *_until_solved(runs)])
+    header = ["seed", "steps", "training", "from process start to its end"]
+    note = "The process also imports, evaluates one episode and writes the run's files; its caches are warm."
+    title = f"### `hurtle train cartpole` until the last 100 episodes reach {SOLVED:g}"
+    return {"runs": runs}, f"{title}\n\n{table(header, rows)}\n\n{note}"
+
+
+def _until_solved(runs: list[dict[str, Any]]) -> list[str]:
+    """The medians of the seconds of training and of the process; a run that did not get there takes for ever."""
+    cells = []
+    for key in ("seconds", "process_seconds"):
+        middle = statistics.median(run[key] if run["stopped_by"] == "stop_at_return" else math.inf for run in runs)
+        cells.append(f"{middle:.2f} s" if math.isfinite(middle) else "not solved")
+    return cells
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="only these")
+    parser.add_argument("--rounds", type=int, default=5, help="trainings of each, in turns (5)")
+    parser.add_argument("--time-to-solve", action="store_true", help="seconds until CartPole is solved")
+    parser.add_argument("--seeds", type=int, default=5, help="with --time-to-solve: so many trainings (5)")
+    parser.add_argument("--quick", action="store_true", help="see that it runs: few steps, nothing is saved")
+    parser.add_argument("--plot", action="store_true", help="draw the committed results")
+    chosen = parser.parse_args(arguments)
+    if chosen.plot:
+        return plot("train", TITLE)
+    settings = [SETTINGS[name] for name in chosen.settings]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if chosen.time_to_solve:
+            results, text = measure_time_to_solve(*((1, "--total-steps", "512") if chosen.quick else (chosen.seeds,)))
+        elif chosen.quick:
+            small = [replace(setting, sizes=replace(setting.sizes, num_envs=8, minibatch_size=256)) for setting in settings]
+            results, text = measure(small, 1, quick=True)
+        else:
+            results, text = measure(settings, chosen.rounds)
+    print(f"\n{text}")
+    if chosen.quick:
+        return None
+    if chosen.time_to_solve:
+        save("time-to-solve", results, text)
+    elif len(settings) == len(SETTINGS):
+        save("train", results, text)
+        plot("train", TITLE)
+
+
+if __name__ == "__main__":
+    main()
