@@ -78,7 +78,7 @@ class A2C:
         config = self.config
         learning_rate = config.learning_rate * (remaining if config.anneal_learning_rate else 1.0)
         self.optimizer.set_learning_rate(learning_rate)
-        rollout.compute_advantages(config.gamma, config.gae_lambda)
+        rollout.use_advantages(config.gamma, config.gae_lambda)
 
         metrics = self._learn(rollout) if rollout.num_valid else dict.fromkeys(METRICS, float("nan"))
         return {**metrics, "explained_variance": explained_variance(rollout), "learning_rate": learning_rate}

@@ -19,17 +19,18 @@ from hurtle.algorithms.a2c import A2C, A2CConfig
 from hurtle.algorithms.optimizers import ADAM_BETAS, RMSPROP_ALPHA, Optimizers
 from hurtle.algorithms.ppo import METRICS, PPO, PPOConfig
 from hurtle.buffers.rollout import Rollout
-from hurtle.errors import NonFiniteError
+from hurtle.errors import HurtleError, NonFiniteError
 from hurtle.native.build import COMPILING
 from hurtle.native.kernel_loader import load_kernels
 from hurtle.native.kernels import network
 from hurtle.native.layout import aligned_zeros
-from hurtle.native.threads import ShardThreads, free_cores
+from hurtle.native.threads import ShardThreads, thread_count
 from hurtle.policies.native_plan import PLAIN, NetworkPlan, UnsupportedError, plan_for
 from hurtle.policies.policy import Policy
 
 CALL_SECONDS = 0.1
 """How long one call without the GIL may take, so that Ctrl-C is heard."""
+ROLLOUT_FIELDS = ("obs", "actions", "masks", "log_probs", "values", "advantages", "returns")
 OPTIMIZERS = {"adam": 0, "adamw": 1, "rmsprop": 2}
 MOMENTS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq"), "rmsprop": (None, "square_avg")}
 
@@ -87,20 +88,21 @@ class NativeUpdate:
             raise UnsupportedError(f"its optimizer is {optimizer.name}")
         self.plan = plan_for(policy)
         self.policy, self.optimizer = policy, optimizer
-        self._threads = min(free_cores(), num_threads or free_cores())
+        self._threads = thread_count(num_threads, load_kernels().update.MAX_SHARDS)
         self._kernels: Any = load_kernels().update
         self._parameters = list(policy.parameters())
         self._workers: ShardThreads | None = None
         self._barrier = load_kernels().sync.new_barrier()
         self._pace = 0.0  # seconds a step of a minibatch takes
-        self._versions = -1
         self.steps = 0  # of the optimizer
         self._job = np.zeros(1, self._kernels.JOB)
         self._kept: dict[str, np.ndarray] = {}  # what the job has addresses of
-        self._described: Rollout | None = None
+        self._fields: dict[str, Tensor] = {}  # of the last rollout
+        self._known: list[Any] = []  # their addresses and shapes
         self._seen: Tensor | None = None  # observations as the network's numbers, where they are not that already
         self.weights = FlatTensors(self.plan, self._parameters)
         self._bind()
+        self._written = np.full_like(self.weights.flat, np.nan)  # what was packed or unpacked last
         self._moments: dict[str, FlatTensors] = {}
         self._new_moments()
         self._describe_network()
@@ -142,6 +144,9 @@ class NativeUpdate:
         """Go on with saved moments."""
         self.optimizer.check_name(saved)
         states = list(saved["parts"][0]["state"].values())
+        name = MOMENTS[self.optimizer.name][1]
+        if states and [s[name].shape for s in states] != [p.shape for p in self._parameters]:
+            raise HurtleError("The checkpoint's optimizer belongs to a policy that is built differently.")
         self.steps = int(states[0]["step"]) if states else 0
         self._new_moments(states or None)
 
@@ -172,10 +177,14 @@ class NativeUpdate:
         for name, value in settings.items():
             job[name] = value
         job["minibatches"], job["steps_before"], job["has_importance"] = count, self.steps, order.importance is not None
+        job["done"] = 0
         self.current_weights()
-        done = self._run(count, bounds)
-        self.steps += done
-        self.weights.unpack()
+        try:
+            done = self._run(count, bounds)
+        finally:  # also after Ctrl-C: weights, moments and their count belong together
+            self.steps += int(job["done"])
+            self.weights.unpack()
+            self._written[:] = self.weights.flat
         if done < count:
             loss = dict(zip(METRICS, results[done].tolist(), strict=True))
             raise NonFiniteError(f"The loss or its gradient is not finite: {loss}. Try a lower learning_rate.")
@@ -184,7 +193,10 @@ class NativeUpdate:
     def _run(self, count: int, bounds: np.ndarray) -> int:
         """Call the kernel on every thread, a slice of minibatches at a time."""
         largest = int(np.diff(bounds).max(initial=1))
-        shards = -(-largest // load_kernels().update.shard_rows(largest))
+        shards = -(-largest // self._kernels.shard_rows(largest))
+        size = shards * (self.plan.trained_size + self._kernels.STATS)
+        if "gradients" not in self._kept or len(self._kept["gradients"]) < size:
+            self._keep("gradients", aligned_zeros((size,), np.float32))
         threads = max(1, min(self._threads, shards))
         if threads > 1 and (self._workers is None or len(self._workers.shards) != threads):
             self.close()
@@ -220,15 +232,18 @@ class NativeUpdate:
 
     def current_weights(self) -> np.ndarray:
         """The packed weights: those of torch's parameters, packed anew if anybody but this update has changed them."""
-        if any(p.data_ptr() != view.data_ptr() for p, view in zip(self._parameters, self.weights.views, strict=True)):
-            self.weights = FlatTensors(self.plan, self._parameters)
+        parameters = list(self.policy.parameters())
+        if any(not parameter.requires_grad for parameter in parameters):
+            raise HurtleError("A parameter was frozen after the learner was made: make a new one, which then trains in torch.")
+        if any(p.data_ptr() != view.data_ptr() for p, view in zip(parameters, self.weights.views, strict=True)):
+            self._parameters = parameters
+            self.weights = FlatTensors(self.plan, parameters)
             self._keep("weights", self.weights.packed)
             self._bind()
-            self._versions = -1
-        versions = sum(parameter._version for parameter in self._parameters)
-        if versions != self._versions:
+            self._written[:] = np.nan
+        if not np.array_equal(self.weights.flat, self._written):
             self.weights.pack(transposed=True)
-            self._versions = versions
+            self._written[:] = self.weights.flat
         return self.weights.packed
 
     def _keep(self, name: str, array: np.ndarray) -> None:
@@ -241,7 +256,6 @@ class NativeUpdate:
         blocks = _blocks(plan, update.BLOCK)
         size = plan.trained_size + update.STATS
         self._keep("weights", self.weights.packed)
-        self._keep("gradients", aligned_zeros((update.MAX_SHARDS * size,), np.float32))
         self._keep("total", aligned_zeros((size,), np.float32))
         self._keep("norms", aligned_zeros((len(blocks),), np.float32))
         self._keep("layers", plan.layers)
@@ -265,18 +279,17 @@ class NativeUpdate:
         job["scratch_size"] = kernels.heads.scratch_size(plan.head_kind, plan.nvec)
 
     def _describe_rollout(self, rollout: Rollout) -> None:
-        """Addresses of the rollout's fields; observations as the network's numbers."""
-        job = self._job[0]
-        if rollout is self._described and self.plan.input_kind == PLAIN:
-            return
-        self._described = rollout
-        fields = {"log_probs": rollout.log_probs, "values": rollout.values, "advantages": rollout.advantages}
-        fields |= {"returns": rollout.returns, "ints" if self.plan.head_kind < 2 else "floats": rollout.actions}
-        if rollout.masks is not None:
-            fields["masks"] = rollout.masks
-        for name, field in fields.items():
-            job[name] = field.data_ptr()
-        job["has_masks"], job["rollout_size"] = rollout.masks is not None, rollout.valid.numel()
+        """Addresses of the rollout's fields, after a look whether they are what compiled code will take them for."""
+        job, fields = self._job[0], {name: getattr(rollout, name) for name in ROLLOUT_FIELDS}
+        known = [(field.data_ptr(), field.shape, field.dtype) for field in fields.values() if field is not None]
+        if known != self._known:
+            rollout.check_fields(self.policy, fields)
+            actions = "ints" if rollout.actions.dtype == torch.int64 else "floats"
+            for name, field in fields.items():
+                if field is not None and name != "obs":
+                    job[actions if name == "actions" else name] = field.data_ptr()
+            job["has_masks"], job["rollout_size"] = rollout.masks is not None, rollout.valid.numel()
+            self._known, self._fields = known, fields
         obs = rollout.obs
         if self.plan.input_kind != PLAIN or obs.dtype != torch.float32:
             body: Any = self.policy.network.actor_body
@@ -287,6 +300,7 @@ class NativeUpdate:
         """End the helper threads."""
         if self._workers is not None:
             self._workers.close()
+            self._workers = None
 
 
 class NativePPO(PPO):

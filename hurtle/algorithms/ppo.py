@@ -178,7 +178,7 @@ class PPO:
         learning_rate = config.learning_rate * (remaining if config.anneal_learning_rate else 1.0)
         clip_range = config.clip_range * (remaining if config.anneal_clip_range else 1.0)
         self.optimizer.set_learning_rate(learning_rate)
-        rollout.compute_advantages(config.gamma, config.gae_lambda)
+        rollout.use_advantages(config.gamma, config.gae_lambda)
         explained = explained_variance(rollout)
 
         seen = self._epochs(rollout, remaining, clip_range)

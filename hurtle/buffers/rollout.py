@@ -6,7 +6,7 @@ A row is one agent of one env; in an asynchronous pool it is a segment, a run of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hurtle.errors import HurtleError
 from hurtle.native.gae import gae, gae_cuda
 
 if TYPE_CHECKING:
@@ -95,10 +96,15 @@ class Rollout:
         """Steps that count."""
         return self.valid.numel() if self.all_valid else int(self.valid.sum())
 
+    def use_advantages(self, gamma: float, gae_lambda: float) -> None:
+        """`compute_advantages`, unless the collector has just done so; what it did counts once."""
+        done, self.advantages_for = self.advantages_for == (gamma, gae_lambda), None
+        if not done:
+            self.compute_advantages(gamma, gae_lambda)
+
     def compute_advantages(self, gamma: float, gae_lambda: float) -> None:
-        """Fill `advantages` by GAE, and `returns` = advantages + values; nothing is left to do where the collector did."""
-        if self.advantages_for == (gamma, gae_lambda):
-            return
+        """Fill `advantages` by GAE, and `returns` = advantages + values."""
+        self.advantages_for = None
         compute, arrays = self.kernel(gae, gae_cuda)
         compute(*arrays, gamma, gae_lambda, self.kernel_valid(), self.kernel_array(self.advantages))
         torch.add(self.advantages, self.values, out=self.returns)
@@ -115,6 +121,24 @@ class Rollout:
     def kernel_valid(self) -> Any:
         """Which steps count, as kernels take it: None for all."""
         return None if self.all_valid else self.kernel_array(self.valid)
+
+    def check_fields(self, policy: Policy, names: Iterable[str]) -> None:
+        """See that fields are what compiled code, which gets nothing but addresses, takes them for.
+
+        Raises:
+            HurtleError: One of them has another shape or dtype, or is not contiguous memory of the CPU.
+        """
+        model = Rollout(policy, 1, self.num_rows, self.masks is not None)
+        for name in names:
+            field, like = getattr(self, name), getattr(model, name)
+            if field is None or like is None:
+                continue
+            shape = tuple(like.shape) if name == "last_values" else (self.num_steps, *like.shape[1:])
+            if (tuple(field.shape), field.dtype, field.device.type) != (shape, like.dtype, "cpu") or not field.is_contiguous():
+                raise HurtleError(
+                    f"The rollout's {name} must be {like.dtype} of shape {shape}, contiguous and on the CPU, got {field.dtype} "
+                    f"of shape {tuple(field.shape)} on {field.device}: make it with Rollout(policy, …)."
+                )
 
     def steps(self, chosen: Tensor) -> Minibatch:
         """Single steps by their flat indices, `step * num_rows + row`."""

@@ -191,6 +191,7 @@ class GeneralCollector:
         self.actor.load_state_dict(saved["actor"], with_state=exact)
         if not exact:
             self._seed, self._obs = self._seed + (self.steps + 1) * self.rows.num_envs, None
+            self._starts[:], self._resetting[:] = True, False
             return
         obs, infos = self.vec.reset(seed=self._seed)
         self.vec.load_state_dict(saved["envs"])

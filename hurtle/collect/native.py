@@ -21,19 +21,19 @@ from hurtle.buffers.rollout import EpisodeStats, Rollout
 from hurtle.collect.inference import Actor
 from hurtle.collect.rewards import RewardRule
 from hurtle.collect.rows import VecRows
-from hurtle.errors import ActionError, HurtleError
+from hurtle.errors import ActionError, HurtleError, NonFiniteError
 from hurtle.native.batch import PLAY_SECONDS, CpuBatch
 from hurtle.native.build import COMPILING, Program, build
 from hurtle.native.kernel_loader import load_kernels
 from hurtle.native.layout import JOB, aligned_zeros
-from hurtle.native.threads import ShardThreads, free_cores
+from hurtle.native.threads import ShardThreads, thread_count
 from hurtle.policies.build import PolicyConfig, build_policy
 from hurtle.policies.native_plan import SCALED, NetworkPlan, UnsupportedError, plan_for
 from hurtle.policies.policy import Policy
 from hurtle.tracking.timing import Timer
 from hurtle.vector.native import NativeVecEnv
 
-ROWS_PER_THREAD = 16
+ROWS_PER_THREAD = 8
 """With fewer, threads would spend more on each other's cache lines than they gain."""
 ROLLOUT_FIELDS = (
     *("obs", "actions", "masks", "log_probs", "values", "rewards", "terminated", "truncated", "starts", "valid"),
@@ -60,7 +60,6 @@ class NativeCollector:
     Attributes:
         policy: What acts.
         stop_requested: Set it, for instance in a signal handler, to end `collect` within about 0.1 s.
-        packed_weights: Gives the weights in the kernels' layout, where a learner of the same policy has them at hand.
 
     Raises:
         HurtleError: The vector or the policy is not one that compiled code knows; says why.
@@ -103,22 +102,21 @@ class NativeCollector:
         self._advantages_for: tuple[float, float] | None = None  # None: rewards change after the rollout, or nobody asked
         if gamma is not None and gae_lambda is not None and self.rewards.mode == "raw":
             self._advantages_for = (gamma, gae_lambda)
-        self._synced, self._parameters = False, list(policy.parameters())
-        self.packed_weights: Callable[[], np.ndarray] | None = None
+        self._synced = False
+        self._packed_weights: Callable[[], np.ndarray] | None = None
         self._weights = aligned_zeros((self._plan.packed_size,), np.float32)
         self._starts = np.ones(self.rows.num_rows, np.bool_)  # who begins an episode with the coming step
         self._raw = np.zeros(0, np.float32)  # [T, N, …]: what the policy's normalizer learns from
         self._episodes = _EpisodeLog(vec, 0)
         self._known: list[Any] = []  # addresses and shapes of the last rollout's fields
-        self._job = np.zeros(len(JOB) + max(JOB.values()), np.int64)  # what compiled code is told, see layout.JOB
+        self._job = np.zeros(max(JOB.values()) + 1, np.int64)  # what compiled code is told, see layout.JOB
         self._kept: dict[str, np.ndarray] = {}  # arrays that it is told of and nobody else keeps
         self._describe_envs()
         self._describe_policy()
         self._functions = _compiled(vec, self._batch, self._job).functions
-        threads = min(free_cores(), max(1, self.rows.num_rows // ROWS_PER_THREAD)) if num_threads is None else num_threads
-        self._threads = ShardThreads(self.rows.num_envs, threads)
-        step_seconds = self.rows.num_rows * (1e-6 + self._plan.num_weights / 5e9)
-        self._slice = max(1, int(PLAY_SECONDS / step_seconds))  # steps of one call: a guess; their time sets the next
+        few = max(1, self.rows.num_rows // ROWS_PER_THREAD)
+        self._threads = ShardThreads(self.rows.num_envs, thread_count(num_threads, self.rows.num_envs if num_threads else few))
+        self._slice = 1  # steps of one call; their time sets the next
 
     @property
     def has_masks(self) -> bool:
@@ -162,7 +160,11 @@ class NativeCollector:
         if not flat.flags.c_contiguous:
             raise HurtleError(f"sync_weights takes {expected}, got one with gaps: np.ascontiguousarray closes them.")
         self._plan.pack(flat, self._weights, transposed=False)
-        self._synced = True
+        self._synced, self._packed_weights = True, None
+
+    def follow(self, packed_weights: Callable[[], np.ndarray]) -> None:
+        """Act with the weights of a learner of this policy, which has them in the kernels' layout at hand."""
+        self._packed_weights = packed_weights
 
     def collect(self, rollout: Rollout) -> EpisodeStats | None:
         """Fill the rollout with the next `num_steps` steps of every env; the episodes that ended, or None if asked to stop.
@@ -175,10 +177,12 @@ class NativeCollector:
         with self.timer("collect"):
             rollout.advantages_for = None
             self._describe_rollout(rollout)
-            if self.packed_weights is not None:
-                self._tell(weights=self.packed_weights())
-            elif not self._synced:
-                self._plan.pack(self._policy_weights(), self._weights, transposed=False)
+            if self._packed_weights is not None:
+                self._tell(weights=self._packed_weights())
+            else:
+                self._tell(weights=self._weights)
+                if not self._synced:
+                    self._plan.pack(self._policy_weights(), self._weights, transposed=False)
             done = 0
             while done < rollout.num_steps:
                 if self.stop_requested:
@@ -202,7 +206,7 @@ class NativeCollector:
     def _policy_weights(self) -> np.ndarray:
         """The policy's own parameters as one flat buffer; walking through its modules each time would take longer than that."""
         with torch.no_grad():
-            return torch.cat([parameter.reshape(-1) for parameter in self._parameters]).numpy()
+            return torch.cat([parameter.reshape(-1) for parameter in self.policy.parameters()]).numpy()
 
     def _collect_slice(self, rollout: Rollout, first: int) -> int:
         """As many steps as take about 0.1 s: shorter than a rollout only where that is long. Returns how many it were."""
@@ -225,6 +229,11 @@ class NativeCollector:
         t, kind = divmod(when, self._functions.TROUBLES)
         env, shape = row // self.rows.num_agents, self.vec.agent_observation_space.shape
         assert shape is not None
+        if kind == self._functions.POLICY:
+            raise NonFiniteError(
+                f"The policy's log-probability in env {env} at its step {steps + t + 1} is not finite: its weights are not, or "
+                "are huge. Go on from a checkpoint, with a lower learning_rate."
+            )
         if kind == self._functions.ACTION:
             action, space = self._batch.actions[env], self._batch.spec.action_space
             raise ActionError(f"Env {env} got the action {action!s}, which is not in {space}.")
@@ -286,7 +295,11 @@ class NativeCollector:
             rollout.masks.fill_(True)
         known = [rollout.num_steps, *((f.data_ptr(), f.shape, f.dtype) for f in fields.values() if f is not None)]
         if known != self._known:
-            self._check_rollout(rollout, fields)
+            if rollout.num_rows != self.rows.num_rows:
+                raise HurtleError(
+                    f"The rollout has {rollout.num_rows} rows, the vector {self.rows.num_rows}: use new_rollout(num_steps)."
+                )
+            rollout.check_fields(self.policy, fields)
             actions = fields.pop("actions")
             is_box = isinstance(self.policy.action_space, spaces.Box)
             self._tell(**fields, choices=None if is_box else actions, numbers=actions if is_box else None)
@@ -296,29 +309,14 @@ class NativeCollector:
             self._known = known
         self._describe_normalizer(tuple(rollout.obs.shape))
 
-    def _check_rollout(self, rollout: Rollout, fields: dict[str, Any]) -> None:
-        model = self.new_rollout(1)
-        for name, field in fields.items():
-            like = getattr(model, name)
-            if field is None:
-                continue
-            if like is None:  # masks of an env that has none
-                like = torch.zeros((1, self.rows.num_rows, self._plan.mask_size), dtype=torch.bool)
-            shape = tuple(like.shape) if name == "last_values" else (rollout.num_steps, *like.shape[1:])
-            if (tuple(field.shape), field.dtype, field.device.type) != (shape, like.dtype, "cpu") or not field.is_contiguous():
-                raise HurtleError(
-                    f"The rollout's {name} must be {like.dtype} of shape {shape} on the CPU, got {field.dtype} of shape "
-                    f"{tuple(field.shape)} on {field.device}: make it with new_rollout(num_steps)."
-                )
-
     def _describe_normalizer(self, shape: tuple[int, ...]) -> None:
         normalizer = self.policy.normalizer
         if normalizer is None:
             return
         if self._raw.shape != shape:
             self._raw = np.zeros(shape, np.float32)
-        self._kept["mean"] = normalizer.mean.numpy()
-        self._kept["std"] = (normalizer.variance + normalizer.eps).sqrt().numpy()
+        self._kept["mean"] = np.ascontiguousarray(normalizer.mean.numpy(), np.float64)
+        self._kept["std"] = np.ascontiguousarray((normalizer.variance + normalizer.eps).sqrt().numpy(), np.float64)
         self._tell(mean=self._kept["mean"], std=self._kept["std"], raw=self._raw)
 
     def state_dict(self) -> dict[str, Any]:
@@ -340,6 +338,7 @@ class NativeCollector:
         self.actor.load_state_dict(saved["actor"], with_state=False)
         if "envs" not in saved:
             self._seed, self._begun = self._seed + (self.steps + 1) * self.rows.num_envs, False
+            self._starts[:] = True
             return
         self.vec.reset(seed=self._seed)
         self.vec.load_state_dict(saved["envs"])
@@ -348,8 +347,12 @@ class NativeCollector:
 
     def close(self) -> None:
         """Close the vector, and end the threads."""
-        self._threads.close()
+        self.stop_threads()
         self.vec.close()
+
+    def stop_threads(self) -> None:
+        """End the threads alone: nothing more can be collected."""
+        self._threads.close()
 
 
 class _EpisodeLog:
@@ -380,18 +383,23 @@ class _EpisodeLog:
         return EpisodeStats(returns.astype(np.float64), lengths, metrics)
 
 
-def _batch_of(vec: Any) -> CpuBatch:
-    """The envs of a vector that compiled code can step."""
+def vector_obstacle(vec: Any) -> str | None:
+    """Why compiled code cannot step a vector; None if it can."""
     batch = getattr(vec, "_batch", None)
     if not isinstance(vec, NativeVecEnv) or not isinstance(batch, CpuBatch):
-        why = f"it is a {type(vec).__name__}, not a NativeVecEnv on the CPU"
-    elif not vec._same_step:
-        why = "its autoreset_mode is NEXT_STEP, not SAME_STEP"
-    elif batch.functions is not None and not isinstance(batch.pool, np.ndarray):
-        why = "it was made with debug=True"
-    else:
-        return batch
-    raise HurtleError(f"This vector cannot be collected from natively: {why}. Use GeneralCollector, which takes any vector.")
+        return f"the envs are a {type(vec).__name__}, not a NativeVecEnv on the CPU"
+    if not vec._same_step:
+        return "the envs' autoreset_mode is NEXT_STEP, not SAME_STEP"
+    return None if isinstance(batch.pool, np.ndarray) else "the envs were made with debug=True"
+
+
+def _batch_of(vec: Any) -> CpuBatch:
+    """The envs of a vector that compiled code can step."""
+    if (why := vector_obstacle(vec)) is not None:
+        raise HurtleError(
+            f"This vector cannot be collected from natively: {why}. Use GeneralCollector, which takes any vector."
+        )
+    return vec._batch
 
 
 def _plan_of(policy: Policy) -> NetworkPlan:

@@ -5,12 +5,13 @@ rewards, values, flags, bootstrap values [T, N] → advantages [T, N], each colu
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from hurtle.errors import HurtleError
+from hurtle.native.kernel_loader import load_kernels
 
 f4 = np.float32
 
@@ -53,18 +54,17 @@ def gae(
         >>> gae(ones, ones, never, never, ones, ones[0], gamma=0.5, gae_lambda=1.0).ravel().tolist()
         [0.875, 0.75, 0.5]
     """
-    rewards, values, terminated, truncated, final_values, last_values, valid = checked_columns(
-        rewards, values, terminated, truncated, final_values, last_values, valid
-    )
-    out = np.empty(rewards.shape, np.float32) if out is None else out
-    if out.shape != rewards.shape or out.dtype != np.float32 or not out.flags.c_contiguous:
-        raise HurtleError(f"out must be C-contiguous float32 of shape {rewards.shape}, got {out.dtype} of shape {out.shape}.")
-    columns = rewards, values, terminated, truncated, final_values, last_values, f4(gamma), f4(gamma * gae_lambda)
-    if valid is None:
-        _gae(*columns, out)
-    else:
-        _gae_masked(*columns, valid, out)
-    return out
+    kernel, decay = _compiled(valid is not None), gamma * gae_lambda
+    written = np.empty_like(rewards) if out is None else out
+    try:
+        fits = kernel(rewards, values, terminated, truncated, final_values, last_values, gamma, decay, valid, written)
+    except TypeError:  # arrays of other dtypes or layouts
+        fits = False
+    if not fits:
+        *columns, valid = checked_columns(rewards, values, terminated, truncated, final_values, last_values, valid)
+        written = np.empty_like(columns[0]) if out is None else _checked_out(out, columns[0].shape)
+        kernel(*columns, float(gamma), float(decay), valid, written)
+    return written
 
 
 def gae_reference(
@@ -130,57 +130,10 @@ def gae_cuda(
     return out
 
 
-# On the CPU, time is the outer loop, so that the inner one runs along memory and the compiler can work on many columns at once.
-# It does that only in a loop that writes one array, if t is computed from a loop that counts up, and if both of two values are
-# loaded before one is chosen: so they are arguments here.
-
-
-@njit(cache=True, nogil=True)
-def _bootstrapped(terminated, truncated, final_value, next_value):
-    """V of what comes after a step."""
-    alive = final_value if truncated else next_value
-    return f4(0.0) if terminated else alive
-
-
-@njit(cache=True, nogil=True)
-def _carried_on(terminated, truncated, carried):
-    """What a step hears from the one after it: nothing across the end of an episode."""
-    return f4(0.0) if terminated | truncated else carried
-
-
-@njit(cache=True, nogil=True)
-def _gae(rewards, values, terminated, truncated, final_values, last_values, gamma, decay, out):
-    steps, columns = rewards.shape
-    next_value = last_values.copy()
-    advantage = np.zeros(columns, np.float32)
-    for i in range(steps):
-        t = steps - 1 - i
-        for n in range(columns):
-            after = _bootstrapped(terminated[t, n], truncated[t, n], final_values[t, n], next_value[n])
-            carried = _carried_on(terminated[t, n], truncated[t, n], advantage[n])
-            advantage[n] = rewards[t, n] + gamma * after - values[t, n] + decay * carried
-        for n in range(columns):
-            out[t, n] = advantage[n]
-        for n in range(columns):
-            next_value[n] = values[t, n]
-
-
-@njit(cache=True, nogil=True)
-def _gae_masked(rewards, values, terminated, truncated, final_values, last_values, gamma, decay, valid, out):
-    steps, columns = rewards.shape
-    next_value = last_values.copy()
-    advantage = np.zeros(columns, np.float32)
-    for i in range(steps):
-        t = steps - 1 - i
-        for n in range(columns):
-            if valid[t, n]:
-                after = _bootstrapped(terminated[t, n], truncated[t, n], final_values[t, n], next_value[n])
-                carried = _carried_on(terminated[t, n], truncated[t, n], advantage[n])
-                advantage[n] = rewards[t, n] + gamma * after - values[t, n] + decay * carried
-                next_value[n] = values[t, n]
-                out[t, n] = advantage[n]
-            else:
-                out[t, n] = f4(0.0)
+@cache
+def _compiled(masked: bool) -> Any:
+    """The kernel for exactly the arrays that need no conversion: it sees that faster than NumPy could be asked."""
+    return load_kernels().advantages.compiled_gae(masked)
 
 
 def checked_columns(
@@ -197,7 +150,7 @@ def checked_columns(
     Raises:
         HurtleError: Shapes that do not go together.
     """
-    rewards = np.ascontiguousarray(rewards, np.float32)
+    rewards = _plain(rewards, np.float32)
     if rewards.ndim != 2:
         raise HurtleError(f"rewards must be time-major, [steps, rows]; got the shape {rewards.shape}.")
     return (
@@ -213,7 +166,21 @@ def checked_columns(
 
 def as_column(name: str, array: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """The array, contiguous and of this dtype; of another shape it is refused."""
-    array = np.ascontiguousarray(array, dtype)
+    array = _plain(array, dtype)
     if array.shape != shape:
         raise HurtleError(f"{name} must have the shape {shape}, to go with rewards of [steps, rows]; got {array.shape}.")
     return array
+
+
+def _plain(array: Any, dtype: Any) -> np.ndarray:
+    """The array as compiled code takes it: contiguous, of this dtype, aligned and writable; copied where it is not."""
+    array = np.ascontiguousarray(array, dtype)
+    return array if array.flags.behaved else array.copy()
+
+
+def _checked_out(out: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    if out.shape != shape or out.dtype != np.float32 or not out.flags.carray:
+        raise HurtleError(
+            f"out must be C-contiguous float32 of shape {shape} that can be written to, got {out.dtype} of shape {out.shape}."
+        )
+    return out

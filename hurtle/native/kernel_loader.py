@@ -29,6 +29,8 @@ def load_kernels() -> ModuleType:
         files = sorted(SOURCE.glob("*.py"))
         name = f"hurtle_generated_kernels_{host.WIDTH}{'_checked' * host.CHECKED}_{_digest(files)}"
         folder = cache_folder() / name
+        if folder.exists() and _digest(sorted(folder.glob("*.py"))) != _digest(files):  # damaged by a cleaner, or edited
+            shutil.rmtree(folder)
         if not folder.exists():
             _copy(files, folder)
         found = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
@@ -36,10 +38,14 @@ def load_kernels() -> ModuleType:
         assert found.loader is not None
         package = importlib.util.module_from_spec(found)
         sys.modules[name] = package
-        found.loader.exec_module(package)
-        for file in files:
-            if file.stem != "__init__":
-                importlib.import_module(f"{name}.{file.stem}")
+        try:
+            found.loader.exec_module(package)
+            for file in files:
+                if file.stem != "__init__":
+                    importlib.import_module(f"{name}.{file.stem}")
+        except BaseException:
+            del sys.modules[name]
+            raise
         return package
 
 

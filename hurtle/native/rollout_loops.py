@@ -48,7 +48,7 @@ from hurtle.native.stream import mix
 
 FINE = 0x7FFFFFFFFFFFFFFF
 CLIP, DISCOUNT, DECAY = 0, 1, 2  # places in the array of constants
-ACTION, REWARD, FINAL, OBSERVATION, TROUBLES = 0, 1, 2, 3, 4
+POLICY, ACTION, REWARD, FINAL, OBSERVATION, TROUBLES = 0, 1, 2, 3, 4, 5
 
 
 @entry
@@ -298,9 +298,9 @@ def write_env_ends(job, t, lo, hi):
 
 @part
 def first_trouble(job, t, row, end):
-    """What is not finite after step t: a reward, else a last observation that will be evaluated, else an observation."""
+    """What is not finite after step t: what the policy gave, a reward, a last observation to be evaluated, or another one."""
     obs, final_obs, rewards = observations(job, J.env_obs), observations(job, J.env_final_obs), floats(job, J.rewards)
-    terminated, truncated = bools(job, J.terminated), bools(job, J.truncated)
+    terminated, truncated, log_probs = bools(job, J.terminated), bools(job, J.truncated), floats(job, J.log_probs)
     trouble = FINE
     for n in range(row, end):
         at, kind = t * job[J.num_rows] + n, TROUBLES
@@ -310,6 +310,8 @@ def first_trouble(job, t, row, end):
             kind = FINAL
         if not math.isfinite(rewards[at]):
             kind = REWARD
+        if not math.isfinite(log_probs[at]):
+            kind = POLICY
         if kind < TROUBLES:
             trouble = min(trouble, (t * TROUBLES + kind) * job[J.num_rows] + n)
     return trouble

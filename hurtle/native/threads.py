@@ -29,6 +29,17 @@ def free_cores() -> int:
         return cores
 
 
+def thread_count(wanted: int | None, most: int) -> int:
+    """How many threads to use: those wanted, or all free cores; never more than there are, nor than there are parts of work.
+
+    Raises:
+        HurtleError: Not an int of at least 1.
+    """
+    if wanted is not None and (isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1):
+        raise HurtleError(f"A number of threads is an int of at least 1, or None for all free cores; got {wanted!r}.")
+    return max(1, min(free_cores(), wanted or most, most))
+
+
 class ShardThreads:
     """Splits `range(size)` into one shard per thread; the caller's own thread takes the first.
 

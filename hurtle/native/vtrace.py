@@ -5,13 +5,14 @@ log-probability ratios + what `gae` takes [T, N] → targets, advantages [T, N],
 
 from __future__ import annotations
 
-import math
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numba import njit
 
 from hurtle.native.gae import as_column, checked_columns
+from hurtle.native.kernel_loader import load_kernels
 
 f4 = np.float32
 
@@ -57,12 +58,19 @@ def vtrace(
         >>> targets.ravel().tolist(), advantages.ravel().tolist()
         ([1.75, 1.5], [0.75, 0.5])
     """
-    *columns, valid = checked_columns(rewards, values, terminated, truncated, final_values, last_values, valid)
-    log_ratios = as_column("log_ratios", log_ratios, columns[0].shape, np.float32)
-    targets, advantages = np.empty_like(log_ratios), np.empty_like(log_ratios)
-    factors = f4(gamma), f4(gamma * gae_lambda), f4(rho_clip), f4(c_clip)
-    arguments = log_ratios, *columns, *factors, valid, targets, advantages
-    _vtrace(*arguments)
+    kernel, factors = _compiled(valid is not None), (gamma, gamma * gae_lambda, rho_clip, c_clip)
+    targets, advantages = np.empty_like(rewards), np.empty_like(rewards)
+    try:
+        fits = kernel(
+            log_ratios, rewards, values, terminated, truncated, final_values, last_values, *factors, valid, targets, advantages
+        )
+    except TypeError:  # arrays of other dtypes or layouts
+        fits = False
+    if not fits:
+        *columns, valid = checked_columns(rewards, values, terminated, truncated, final_values, last_values, valid)
+        log_ratios = as_column("log_ratios", log_ratios, columns[0].shape, np.float32)
+        targets, advantages = np.empty_like(columns[0]), np.empty_like(columns[0])
+        kernel(log_ratios, *columns, *map(float, factors), valid, targets, advantages)
     return targets, advantages
 
 
@@ -144,29 +152,7 @@ def clipped(ratio, limit):
     return limit if ratio > limit else ratio
 
 
-@njit(cache=True, nogil=True)
-def _vtrace(
-    log_ratios, rewards, values, terminated, truncated, final_values, last_values,
-    gamma, decay, rho_clip, c_clip, valid, targets, advantages,
-):  # fmt: skip
-    steps, columns = rewards.shape
-    next_value = last_values.copy()
-    excess = np.zeros(columns, np.float32)  # target - value of the step after
-    for i in range(steps):
-        t = steps - 1 - i
-        for n in range(columns):
-            if valid is None or valid[t, n]:
-                after, carried = next_value[n], excess[n]
-                if terminated[t, n]:
-                    after, carried = f4(0.0), f4(0.0)
-                elif truncated[t, n]:
-                    after, carried = final_values[t, n], f4(0.0)
-                ratio = math.exp(log_ratios[t, n])
-                rho, trace = clipped(ratio, rho_clip), decay * clipped(ratio, c_clip)
-                excess[n] = rho * (rewards[t, n] + gamma * after - values[t, n]) + trace * carried
-                targets[t, n] = values[t, n] + excess[n]
-                advantages[t, n] = rho * (rewards[t, n] + gamma * (after + carried) - values[t, n])
-                next_value[n] = values[t, n]
-            else:
-                targets[t, n] = values[t, n]
-                advantages[t, n] = f4(0.0)
+@cache
+def _compiled(masked: bool) -> Any:
+    """The kernel for exactly the arrays that need no conversion."""
+    return load_kernels().advantages.compiled_vtrace(masked)

@@ -21,6 +21,7 @@ from hurtle.policies.policy import Policy
 
 HEADS = ("categorical", "multi_categorical", "gaussian", "beta")
 PLAIN, SCALED, ONE_HOT = 0, 1, 2
+ACTIVATIONS = {nn.Tanh: gemm.TANH, nn.ReLU: gemm.RELU, nn.Identity: gemm.NONE}
 
 
 class UnsupportedError(HurtleError):
@@ -69,8 +70,6 @@ class NetworkPlan:
     num_inputs: int
     low: np.ndarray = field(default_factory=lambda: np.zeros(1, np.float32))
     range: np.ndarray = field(default_factory=lambda: np.ones(1, np.float32))
-    nvec_inputs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    starts: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def shared(self) -> bool:
@@ -83,12 +82,20 @@ class NetworkPlan:
 
     def pack(self, flat: np.ndarray, weights: np.ndarray, transposed: bool = True) -> None:
         """Copy a flat buffer into a packed one; optimizer moments need no transposed copies."""
+        self._check(flat, weights)
         kernel = load_kernels().network.pack
         kernel(flat, weights, self.layers, self.log_std_flat, self.log_std_at, self.log_stds, transposed)
 
     def unpack(self, weights: np.ndarray, flat: np.ndarray) -> None:
         """The reverse."""
+        self._check(flat, weights)
         load_kernels().network.unpack(weights, flat, self.layers, self.log_std_flat, self.log_std_at, self.log_stds)
+
+    def _check(self, flat: np.ndarray, weights: np.ndarray) -> None:
+        if flat.dtype != np.float32 or flat.shape != (self.num_weights,) or len(weights) < self.trained_size:
+            raise HurtleError(
+                f"Expected a float32 buffer of {self.num_weights} weights, got {flat.dtype} of shape {flat.shape}."
+            )
 
 
 def plan_for(policy: Policy) -> NetworkPlan:
@@ -156,12 +163,17 @@ class _Planner:
     def _body(self, body: nn.Module) -> int:
         source = -1
         hidden = list(body.hidden.children())  # type: ignore[union-attr]
+        if len(hidden) % 2:
+            raise UnsupportedError("its layers are not those that it was made with")
         for linear, activation in zip(hidden[::2], hidden[1::2], strict=True):
             source = self._layer(linear, source, activation)
         return source
 
     def _layer(self, layer: nn.Module, source: int, activation: nn.Module) -> int:
-        assert isinstance(layer, nn.Linear)
+        if type(layer) is not nn.Linear or id(layer.weight) not in self.flat or id(layer.bias) not in self.flat:
+            raise UnsupportedError(f"it has a {type(layer).__name__} where a Linear with a bias is known")
+        if type(activation) not in ACTIVATIONS:
+            raise UnsupportedError(f"its activation is {type(activation).__name__}")
         inputs, outputs = layer.in_features, layer.out_features
         row = [0] * network.COLUMNS
         row[network.SOURCE], row[network.INPUTS], row[network.OUTPUTS] = source, inputs, outputs
@@ -170,7 +182,7 @@ class _Planner:
         self.trained += (inputs + 1) * gemm.padded(outputs)
         row[network.TRANSPOSED] = -1 if source < 0 else self.transposed
         self.transposed += 0 if source < 0 else outputs * gemm.padded(inputs)
-        row[network.ACTIVATION] = {nn.Tanh: gemm.TANH, nn.ReLU: gemm.RELU, nn.Identity: gemm.NONE}[type(activation)]
+        row[network.ACTIVATION] = ACTIVATIONS[type(activation)]
         row[network.WORK] = self.work
         self.work += TILE * gemm.padded(outputs)
         self.most_work = max(self.most_work, self.work)
@@ -180,8 +192,7 @@ class _Planner:
 
     def _input(self, layer: nn.Module) -> dict[str, object]:
         if isinstance(layer, OneHot):
-            choices = {"nvec_inputs": (layer.last + 1).numpy(), "starts": layer.starts.numpy()}
-            return {"input_kind": ONE_HOT, "num_inputs": layer.num_features, **choices}
+            return {"input_kind": ONE_HOT, "num_inputs": layer.num_features}
         assert isinstance(layer, Numbers)
         size = layer.num_features
         if not layer.scaled:

@@ -15,7 +15,7 @@ from hurtle.algorithms.native import NativeA2C, NativePPO
 from hurtle.algorithms.ppo import PPO, PPOConfig
 from hurtle.collect.general import GeneralCollector
 from hurtle.collect.inference import Actor
-from hurtle.collect.native import NativeCollector
+from hurtle.collect.native import NativeCollector, vector_obstacle
 from hurtle.collect.pool import PoolCollector
 from hurtle.collect.rewards import RewardRule
 from hurtle.errors import HurtleError
@@ -23,7 +23,6 @@ from hurtle.policies.native_plan import UnsupportedError, plan_for
 from hurtle.policies.policy import Policy
 from hurtle.runners.config import TrainConfig
 from hurtle.tracking.timing import Timer
-from hurtle.vector.native import NativeVecEnv
 
 AUTOCAST = {"float32": None, "tf32": None, "bf16": torch.bfloat16}
 Collector = GeneralCollector | PoolCollector | NativeCollector
@@ -48,6 +47,8 @@ class Gear:
         """End all threads and workers; the envs only if they are the run's own."""
         if envs:
             self.collector.close()
+        elif isinstance(self.collector, NativeCollector):
+            self.collector.stop_threads()
         if isinstance(self.algorithm, NativePPO | NativeA2C):
             self.algorithm.native.close()
 
@@ -81,7 +82,7 @@ def choose_gear(
             algorithm = NativePPO(policy, config, train.seed, train.num_workers)
         else:
             algorithm = NativeA2C(policy, config, train.seed, train.num_workers)
-        collector.packed_weights = algorithm.native.current_weights
+        collector.follow(algorithm.native.current_weights)
         why = "envs, policy and update run compiled"
     except UnsupportedError as error:
         algorithm = _torch_algorithm(train, config, policy)
@@ -91,8 +92,8 @@ def choose_gear(
 
 def native_obstacle(train: TrainConfig, vec: Any, policy: Policy) -> str | None:
     """Why compiled code cannot collect for this run; None if it can."""
-    if not isinstance(vec, NativeVecEnv):
-        return "its envs are not native ones that step together on the CPU"
+    if (obstacle := vector_obstacle(vec)) is not None:
+        return obstacle
     try:
         plan_for(policy)
     except UnsupportedError as error:

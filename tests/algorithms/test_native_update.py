@@ -10,11 +10,10 @@ import torch
 from gymnasium import spaces
 from made_rollouts import made
 
-from hurtle.algorithms import native
 from hurtle.algorithms.a2c import A2C, A2CConfig
 from hurtle.algorithms.native import NativeA2C, NativePPO
 from hurtle.algorithms.ppo import PPO, PPOConfig
-from hurtle.errors import NonFiniteError
+from hurtle.errors import HurtleError, NonFiniteError
 from hurtle.policies.build import PolicyConfig, build_policy
 from hurtle.policies.native_plan import UnsupportedError
 
@@ -173,7 +172,7 @@ def test_a_rollout_without_a_valid_step_teaches_nothing():
 
 @pytest.mark.parametrize("minibatch_size", [1024, 192, 50])
 def test_the_number_of_threads_does_not_change_a_bit(minibatch_size, monkeypatch):
-    monkeypatch.setattr(native, "free_cores", lambda: 8)
+    monkeypatch.setattr("hurtle.native.threads.free_cores", lambda: 8)
     policy = make_policy(hidden=(64, 40))
     rollout = made(policy, steps=64, rows=16)
     found = []
@@ -192,7 +191,7 @@ def test_nan_anywhere_stops_the_update_and_leaves_the_weights(field):
     policy = make_policy()
     _, learner = pair(policy, PPOConfig(num_epochs=1, minibatch_size=64))
     rollout = made(policy, steps=8, rows=8)
-    rollout.compute_advantages = lambda *args: None
+    rollout.use_advantages = lambda *args: None
     rollout.advantages.normal_()
     getattr(rollout, field)[3, 2] = torch.nan
     with pytest.raises(NonFiniteError, match="not finite"):
@@ -275,3 +274,97 @@ def test_other_python_threads_run_meanwhile():
     stop.set()
     thread.join()
     assert during > 1000
+
+
+def test_observations_of_wide_integers_are_those_of_each_rollout():
+    obs = spaces.Box(-100, 100, (4,), np.int32)
+    policy = make_policy(obs=obs)
+    torch_learner, learner = pair(policy, PPOConfig(num_epochs=1, minibatch_size=64))
+    rollout = made(policy, steps=8, rows=8)
+    for seed in range(3):
+        rollout.obs.copy_(torch.from_numpy(np.random.default_rng(seed).integers(-2, 3, rollout.obs.shape, np.int32)))
+        assert_equal_metrics(torch_learner.update(rollout), learner.update(rollout))
+    assert_equal_policies(policy, learner.policy)
+
+
+def test_a_field_that_is_exchanged_is_looked_at_again():
+    policy = make_policy()
+    torch_learner, learner = pair(policy, PPOConfig(num_epochs=1, minibatch_size=64))
+    rollout = made(policy, steps=8, rows=8)
+    for _ in range(2):
+        assert_equal_metrics(torch_learner.update(rollout), learner.update(rollout))
+        rollout.actions = 4 - rollout.actions
+    rollout.actions = rollout.actions.int()
+    with pytest.raises(HurtleError, match=r"actions must be torch\.int64 of shape"):
+        learner.update(rollout)
+
+
+def test_another_policys_rollout_is_refused():
+    _, learner = pair(make_policy(), PPOConfig(num_epochs=1, minibatch_size=64))
+    other = make_policy(obs=spaces.Box(-1, 1, (3,)))
+    with pytest.raises(HurtleError, match=r"obs must be torch.float32 of shape \(8, 8, 7\)"):
+        learner.update(made(other, steps=8, rows=8))
+
+
+def test_edits_that_torch_does_not_count_are_seen_too():
+    policy = make_policy()
+    torch_learner, learner = pair(policy, PPOConfig(num_epochs=1, minibatch_size=64))
+    rollout = made(policy, steps=8, rows=8)
+    for one in (torch_learner, learner):
+        one.update(rollout)
+        for parameter in one.policy.parameters():
+            parameter.data.mul_(0.5)
+            parameter.detach().numpy()[...] += 0.01
+        one.update(rollout)
+    assert_equal_policies(policy, learner.policy)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_interrupt_leaves_weights_moments_and_their_count_together(threads, monkeypatch):
+    monkeypatch.setattr("hurtle.native.threads.free_cores", lambda: 2)
+    policy = make_policy()
+    _, learner = pair(policy, PPOConfig(num_epochs=2, minibatch_size=128), num_threads=threads)
+    rollout = made(policy, steps=16, rows=32)
+    call, calls = learner.native._call, []
+
+    def interrupted(first, last, threads):
+        calls.append(call(first, last, threads))
+        raise KeyboardInterrupt
+
+    learner.native._call = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        learner.update(rollout)
+    assert learner.native.steps == sum(calls) > 0
+    packed = learner.native.current_weights().copy()
+    learner.native.weights.pack(transposed=True)
+    np.testing.assert_array_equal(packed, learner.native.weights.packed)  # torch's parameters are what the kernels have
+    learner.native._call = call
+    learner.update(rollout)
+
+
+def test_moments_of_another_network_are_refused():
+    _, learner = pair(make_policy(), PPOConfig())
+    small = make_policy(hidden=(8,))
+    other = NativePPO(small, PPOConfig(num_epochs=1, minibatch_size=64))
+    other.update(made(small, steps=8, rows=8))
+    with pytest.raises(HurtleError, match="built differently"):
+        learner.load_state_dict(other.state_dict())
+
+
+def test_layers_that_a_user_exchanged_are_named():
+    policy = make_policy()
+    policy.network.actor_body.hidden[1] = torch.nn.GELU()
+    with pytest.raises(UnsupportedError, match="its activation is GELU"):
+        NativePPO(policy, PPOConfig())
+    policy = make_policy()
+    policy.network.actor = torch.nn.Linear(20, 5, bias=False)
+    with pytest.raises(UnsupportedError, match="Linear with a bias"):
+        NativePPO(policy, PPOConfig())
+
+
+def test_a_parameter_that_is_frozen_later_is_not_trained_silently():
+    policy = make_policy()
+    _, learner = pair(policy, PPOConfig(num_epochs=1, minibatch_size=64))
+    learner.policy.network.critic.bias.requires_grad_(False)
+    with pytest.raises(HurtleError, match="frozen"):
+        learner.update(made(policy, steps=8, rows=8))

@@ -14,6 +14,8 @@ from sample_envs import Levers, Masked, Thrust
 from torch.nn.utils import parameters_to_vector
 
 import hurtle
+from hurtle.algorithms.native import NativePPO
+from hurtle.algorithms.ppo import PPOConfig
 from hurtle.buffers.rollout import Rollout
 from hurtle.collect.general import GeneralCollector
 from hurtle.collect.inference import Actor
@@ -239,7 +241,8 @@ def test_rollouts_shorter_than_episodes(num_steps):
 
 
 @pytest.mark.parametrize("case", ["cartpole", "comings", "pendulum"])
-def test_the_number_of_threads_changes_no_bit(case):
+def test_the_number_of_threads_changes_no_bit(case, monkeypatch):
+    monkeypatch.setattr("hurtle.native.threads.free_cores", lambda: 3)
     env, parameters, _ = CASES[case]
     rollouts, statistics = [], []
     for threads in (1, 2, 3):
@@ -283,14 +286,18 @@ def test_advantages_are_computed_at_once_if_wanted():
     collector.collect(rollout)
     advantages, returns = rollout.advantages.clone(), rollout.returns.clone()
     rollout.compute_advantages(GAMMA, LAMBDA)
-    assert torch.equal(rollout.advantages, advantages)
-    rollout.advantages_for = None
-    rollout.compute_advantages(GAMMA, LAMBDA)
     assert torch.equal(rollout.advantages, advantages)  # to the bit
     assert torch.equal(rollout.returns, returns)
-    rollout.advantages_for = (GAMMA, LAMBDA)
-    rollout.compute_advantages(0.5, LAMBDA)
-    assert not torch.equal(rollout.advantages, advantages)
+    collector.collect(rollout)
+    advantages = rollout.advantages.fill_(7.0).clone()
+    rollout.use_advantages(GAMMA, LAMBDA)
+    assert torch.equal(rollout.advantages, advantages)  # there was nothing left to do
+    rollout.use_advantages(GAMMA, LAMBDA)
+    assert not torch.equal(rollout.advantages, advantages)  # what the collector did counts once
+    before = rollout.advantages.clone()
+    rollout.rewards += 1.0
+    rollout.compute_advantages(GAMMA, LAMBDA)
+    assert not torch.equal(rollout.advantages, before)
     later = native("cartpole", 4, advantages=False)
     later.collect(rollout)
     assert rollout.advantages_for is None
@@ -446,7 +453,7 @@ def test_policies_that_it_cannot_run():
 
 def test_rollouts_that_do_not_fit():
     collector = native("cartpole", 3)
-    with pytest.raises(HurtleError, match=r"obs must be torch.float32 of shape \(4, 3, 4\).*new_rollout"):
+    with pytest.raises(HurtleError, match=r"has 2 rows, the vector 3: use new_rollout"):
         collector.collect(Rollout(collector.policy, 4, 2))
     rollout = collector.new_rollout(4)
     collector.collect(rollout)
@@ -585,3 +592,44 @@ def test_the_example_learns(capsys):
     example["main"](total_steps=60_000)
     last = capsys.readouterr().out.strip().splitlines()[-1]
     assert float(last.split()[-1]) > 100
+
+
+def test_threads_are_counted_and_never_more_than_there_are_cores(monkeypatch):
+    monkeypatch.setattr("hurtle.native.threads.free_cores", lambda: 3)
+    assert native("cartpole", 64, num_threads=128).num_threads == 3
+    assert native("cartpole", 2, num_threads=3).num_threads == 2
+    for wrong in (0, -3, 2.5, True):
+        with pytest.raises(HurtleError, match="int of at least 1"):
+            native("cartpole", 4, num_threads=wrong)
+
+
+def test_weights_that_are_given_win_over_those_of_a_learner():
+    collector = native("cartpole", 4)
+    learner = NativePPO(collector.policy, PPOConfig(minibatch_size=16))
+    collector.follow(learner.native.current_weights)
+    rollout = collector.new_rollout(4)
+    collector.collect(rollout)
+    assert rollout.values.any()
+    collector.sync_weights(np.zeros(collector.num_weights, np.float32))
+    collector.collect(rollout)
+    assert not rollout.values.any()
+
+
+def test_weights_that_are_not_finite_are_named():
+    collector = native("cartpole", 4)
+    collector.sync_weights(np.full(collector.num_weights, np.nan, np.float32))
+    with pytest.raises(NonFiniteError, match="policy's log-probability in env 0 at its step 1 is not finite"):
+        collector.collect(collector.new_rollout(4))
+
+
+def test_a_normalizer_of_another_precision_is_read_as_what_it_is():
+    vec = hurtle.make_vec("cartpole", 4)
+    policy = build_policy(PolicyConfig(), vec.agent_observation_space, vec.agent_action_space, normalize_observations=True)
+    collector = NativeCollector(vec, policy)
+    rollout = collector.new_rollout(8)
+    collector.collect(rollout)
+    policy.float()
+    mean, std = policy.normalizer.mean.clone(), (policy.normalizer.variance + policy.normalizer.eps).sqrt()
+    collector.collect(rollout)
+    expected = ((torch.from_numpy(collector._raw) - mean) / std).clamp(-10, 10)
+    torch.testing.assert_close(rollout.obs, expected.float(), rtol=1e-5, atol=1e-5)

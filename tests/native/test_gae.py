@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from hurtle.errors import HurtleError
 from hurtle.native.gae import gae, gae_reference
@@ -77,6 +78,27 @@ def test_all_valid_gives_the_same_bits_as_no_mask():
     np.testing.assert_array_equal(gae(*columns, 0.99, 0.95, np.ones((50, 37), bool)), gae(*columns, 0.99, 0.95))
 
 
+def float32_rows(rewards, values, terminated, truncated, final_values, last_values, gamma, gae_lambda, valid):
+    """GAE in float32, one rounding for each operation, in the order in which they are written here."""
+    gamma, decay, zero = np.float32(gamma), np.float32(gamma * gae_lambda), np.float32(0)
+    out, next_value, carried = np.empty_like(rewards), last_values, np.zeros_like(last_values)
+    for t in reversed(range(len(rewards))):
+        after = np.where(terminated[t], zero, np.where(truncated[t], final_values[t], next_value))
+        advantage = rewards[t] + gamma * after - values[t] + decay * np.where(terminated[t] | truncated[t], zero, carried)
+        out[t] = np.where(valid[t], advantage, zero)
+        next_value, carried = np.where(valid[t], values[t], next_value), np.where(valid[t], advantage, carried)
+    return out
+
+
+@pytest.mark.parametrize("columns", [1, 5, 8, 31, 64, 93, 157])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_bits_do_not_depend_on_how_many_columns_go_together(columns, masked):
+    arrays = random_columns(30, columns, seed=columns, truncated=0.02)
+    valid = np.random.default_rng(1).random((30, columns)) < (0.7 if masked else 2)
+    expected = float32_rows(*arrays, 0.99, 0.95, valid)
+    np.testing.assert_array_equal(gae(*arrays, 0.99, 0.95, valid if masked else None), expected)
+
+
 def test_invalid_steps_are_transparent():
     dense = random_columns(12, 6, seed=3)
     rng = np.random.default_rng(4)
@@ -114,6 +136,27 @@ def test_out_is_written_and_other_layouts_are_converted():
     assert gae(*columns, 0.99, 0.95, out=out) is out
     others = [np.asfortranarray(array.astype(np.float64 if array.dtype.kind == "f" else np.uint8)) for array in columns]
     np.testing.assert_array_equal(gae(*others, 0.99, 0.95), out)
+    np.testing.assert_array_equal(gae(*(array.tolist() for array in columns), 0.99, 0.95), out)
+    np.testing.assert_array_equal(gae(*(torch.from_numpy(array) for array in columns), 0.99, 0.95), out)
+    np.testing.assert_array_equal(gae(*columns, np.array(0.99), 0.95, out=np.empty_like(out)), out)
+
+
+def test_arrays_that_are_read_only_or_not_aligned_are_taken():
+    columns = random_columns(10, 5)
+    expected = gae(*columns, 0.99, 0.95)
+    for array in columns:
+        array.flags.writeable = False
+    np.testing.assert_array_equal(gae(*columns, 0.99, 0.95), expected)
+    shifted = np.zeros(1 + columns[0].nbytes, np.uint8)[1:].view(np.float32).reshape(10, 5)
+    shifted[:] = columns[0]
+    np.testing.assert_array_equal(gae(shifted, *columns[1:], 0.99, 0.95), expected)
+    with pytest.raises(HurtleError, match=r"out must be C-contiguous float32 .* that can be written to"):
+        gae(*columns, 0.99, 0.95, out=columns[0])
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
+def test_nothing_gives_nothing(shape):
+    assert gae(*random_columns(*shape), 0.99, 0.95).shape == shape
 
 
 def test_arrays_that_do_not_fit_are_named():

@@ -38,7 +38,7 @@ def test_an_example_by_hand(compute):
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(("gamma", "gae_lambda", "rho_clip", "c_clip"), [(0.99, 0.95, 1, 1), (0.9, 1, 2.5, 0.5), (1, 0, 1, 1)])
-@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (9, 1), (40, 17), (64, 130)])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (9, 1), (40, 17), (20, 93), (64, 130)])
 def test_the_kernel_equals_the_reference(shape, gamma, gae_lambda, rho_clip, c_clip, masked):
     valid = np.random.default_rng(1).random(shape) < 0.7 if masked else None
     arguments = (log_ratios_of(shape), *random_columns(*shape), gamma, gae_lambda, rho_clip, c_clip, valid)
@@ -98,6 +98,33 @@ def test_arrays_that_do_not_fit_are_named():
         vtrace(np.zeros((10, 4)), *columns, 0.99)
     with pytest.raises(HurtleError, match="last_values"):
         vtrace(np.zeros((10, 5)), *columns[:5], np.zeros(4), 0.99)
+
+
+def test_other_layouts_are_converted():
+    arrays = (log_ratios_of((10, 5)), *random_columns(10, 5))
+    others = [np.asfortranarray(array.astype(np.float64 if array.dtype.kind == "f" else np.uint8)) for array in arrays]
+    for got, wanted in zip(vtrace(*others, 0.99), vtrace(*arrays, 0.99), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+NARROW = """
+import sys
+import numpy as np
+from hurtle.native.gae import gae
+from hurtle.native.vtrace import vtrace, vtrace_reference
+sys.path.insert(0, sys.argv[1])
+from test_gae import float32_rows
+from test_vtrace import agree, log_ratios_of, random_columns
+
+arrays, log_ratios, valid = random_columns(12, 61), log_ratios_of((12, 61)), np.random.default_rng(1).random((12, 61)) < 0.7
+np.testing.assert_array_equal(gae(*arrays, 0.99, 0.95, valid), float32_rows(*arrays, 0.99, 0.95, valid))
+agree(vtrace(log_ratios, *arrays, 0.99, valid=valid), vtrace_reference(log_ratios, *arrays, 0.99, valid=valid))
+"""
+
+
+@pytest.mark.parametrize("width", ["4", "8"])
+def test_hosts_with_narrow_vectors(width, run_python, request):
+    run_python(NARROW, request.path.parent, HURTLE_VECTOR_WIDTH=width)
 
 
 SIMULATED = """

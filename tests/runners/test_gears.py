@@ -53,7 +53,7 @@ GENERAL = {
     "its network is a GridCNN": ("breakout", {}),
     "it has a memory": ("memory", {"recurrent": "lstm", "minibatch_size": 32}),
     "its actions are squashed_gaussian": ("pendulum", {"distribution": "squashed_gaussian"}),
-    "its envs are not native": ("CartPole-v1", {"backend": "serial"}),
+    "not a NativeVecEnv": ("CartPole-v1", {"backend": "serial"}),
     "compile=True": ("cartpole", {"compile": True}),
 }
 
@@ -70,6 +70,15 @@ def test_everything_else_is_general_and_says_why(reason):
         parts.close()
     with pytest.raises(HurtleError, match=f"(?s)gear='native' is not possible here: .*{reason}"):
         parts_of(env, gear="native", **words)
+
+
+@pytest.mark.parametrize("how", [{"autoreset_mode": "NextStep"}, {"debug": True}])
+def test_a_ready_vector_that_compiled_code_cannot_step_trains_in_general(how, tmp_path):
+    vec = hurtle.make_vec("cartpole", num_envs=4, **how)
+    run = hurtle.train(vec, total_steps=64, runs=str(tmp_path), **SMALL, **QUIET)
+    assert run.steps >= 64 - 4  # steps that were resets do not count
+    assert json.loads((run.path / "about.json").read_text())["gear"] == "general"
+    vec.close()
 
 
 def test_general_may_be_asked_for():

@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 
 from .gemm import RELU, TANH, add_transposed, linear, linear_relu, linear_tanh, times_relu_slope, times_tanh_slope
-from .host import CHECKED, TILE, WIDTH, address_of_function, entry, f4, jit
+from .host import CHECKED, WIDTH, address_of_function, entry, f4, jit
 from .memory import ANY, address_of, call, floats_at, table_at
 
 # Columns of the table of layers, int64 [L, COLUMNS].
@@ -210,15 +210,3 @@ def unpack(weights, flat, layers, log_std_flat, log_std_at, log_stds):
             flat[layers[n, FLAT_BIAS] + j] = weights[layers[n, BIAS] + j]
     for d in range(log_stds):
         flat[log_std_flat + d] = weights[log_std_at + d]
-
-
-@entry
-def outputs_of(weights, layers, first, last, head, x, x_stride, rows, work, out):
-    """The outputs of layer `head` for any number of rows, [rows, its OUTPUTS]; for tests and values of many observations."""
-    outputs = layers[head, OUTPUTS]
-    for q0 in range(0, rows, TILE):
-        count = min(TILE, rows - q0)
-        forward(weights, layers, first, last, x, q0 * x_stride, x_stride, count, work)
-        for q in range(count):
-            for j in range(outputs):
-                out[(q0 + q) * outputs + j] = work[layers[head, WORK] + q * layers[head, STRIDE] + j]

@@ -36,7 +36,7 @@ _INTS = """
 forward backward score gradient
 rollout_size num_layers split actor critic trained_size packed_size work_size scratch_size num_blocks num_inputs head_kind
 num_choices action_size mask_size has_masks has_importance log_std_at log_stds normalizes clips clips_values optimizer
-steps_before minibatches
+steps_before minibatches done
 """
 _FLOATS = "clip_range value_coef entropy_coef max_grad_norm learning_rate beta1 beta2 eps weight_decay"
 JOB = np.dtype(
@@ -64,7 +64,7 @@ def learn(job, first, last, thread, threads):
     j = job[0]
     stride = j.trained_size + STATS
     weights, norms = floats_at(j.weights, j.packed_size), floats_at(j.norms, j.num_blocks)
-    gradients, total = floats_at(j.gradients, MAX_SHARDS * stride), floats_at(j.total, stride)
+    gradients, total = floats_at(j.gradients, ANY), floats_at(j.total, stride)
     layers = table_at(j.layers, j.num_layers, network.COLUMNS)
     blocks = table_at(j.blocks, j.num_blocks, 6)
     bounds, order = ints_at(j.bounds, j.minibatches + 1), ints_at(j.order, ANY)
@@ -102,7 +102,10 @@ def learn(job, first, last, thread, threads):
             _step(j, j.steps_before + m + 1, f4(clip), weights, total, blocks[b, 0], blocks[b, 1])
             if blocks[b, 2] >= 0:
                 transpose_rows(weights, layers, blocks[b, 2], blocks[b, 3], blocks[b, 4], blocks[b, 5])
-        if not wait_for_all(barrier, threads):
+        left = not wait_for_all(barrier, threads)
+        if thread == 0:
+            j.done = m + 1  # also if Python never hears what is returned
+        if left:
             return m - first + 1
     return last - first
 
@@ -257,13 +260,23 @@ def _advantage_scale(advantages, order, low, high):
     count = high - low
     if count < 2:
         return f4(0.0), f4(1.0)
-    total, squares = 0.0, 0.0
-    for i in range(low, high):
-        total += advantages[order[i]]
-    mean = total / count
-    for i in range(low, high):
-        squares += (advantages[order[i]] - mean) ** 2
-    return f4(mean), f4(1.0 / (math.sqrt(squares / (count - 1)) + 1e-8))
+    first, total, squares = (
+        np.float64(advantages[order[low]]),
+        np.zeros(4),
+        np.zeros(4),
+    )  # four sums, not one chain of additions
+    for i in range(low, high - 3, 4):
+        for k in range(4):
+            distance = advantages[order[i + k]] - first  # from one of them, so that squares are no larger than they must be
+            total[k] += distance
+            squares[k] += distance * distance
+    for i in range(low + count // 4 * 4, high):
+        distance = advantages[order[i]] - first
+        total[0] += distance
+        squares[0] += distance * distance
+    mean = total.sum() / count
+    variance = max(0.0, squares.sum() - count * mean * mean) / (count - 1)
+    return f4(first + mean), f4(1.0 / (math.sqrt(variance) + 1e-8))
 
 
 @jit
