@@ -193,7 +193,7 @@ class NativeUpdate:
     def _run(self, count: int, bounds: np.ndarray) -> int:
         """Call the kernel on every thread, a slice of minibatches at a time."""
         largest = int(np.diff(bounds).max(initial=1))
-        shards = -(-largest // self._kernels.shard_rows(largest))
+        shards = -(-largest // self._kernels.shard_rows(largest, self.plan.trained_size))
         size = shards * (self.plan.trained_size + self._kernels.STATS)
         if "gradients" not in self._kept or len(self._kept["gradients"]) < size:
             self._keep("gradients", aligned_zeros((size,), np.float32))

@@ -62,7 +62,7 @@ def product_reference(start: Any, a: np.ndarray, b: np.ndarray, finish: str, h: 
     return np.where(h <= 0, 0.0, total) if finish == "relu_slope" else total
 
 
-class _Tile:
+class Tile:
     """Writes the code of one tile into a function that is being compiled."""
 
     def __init__(self, builder: Any, vectors: int):
@@ -76,27 +76,34 @@ class _Tile:
         return pointer
 
     def load(self, pointer: Any) -> Any:
+        """A vector."""
         return self.b.load(self.b.bitcast(pointer, self.vector.as_pointer()), align=4)
 
     def store(self, value: Any, pointer: Any) -> None:
+        """Write a vector."""
         self.b.store(value, self.b.bitcast(pointer, self.vector.as_pointer()), align=4)
 
     def constant(self, number: float) -> Any:
+        """The number in every lane."""
         return ir.Constant(self.vector, [float(np.float32(number))] * WIDTH)
 
     def splat(self, scalar: Any) -> Any:
+        """The scalar in every lane."""
         undefined = ir.Constant(self.vector, ir.Undefined)
         first = self.b.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0))
         return self.b.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(ir.IntType(32), WIDTH), [0] * WIDTH))
 
     def call(self, name: str, *arguments: Any) -> Any:
+        """One of LLVM's own functions of vectors."""
         kind = ir.FunctionType(self.vector, [argument.type for argument in arguments])
         return self.b.call(cgutils.get_or_insert_function(self.b.module, kind, name), arguments)
 
     def fma(self, x: Any, y: Any, z: Any) -> Any:
+        """The sum x · y + z, rounded once."""
         return self.call(f"llvm.fma.v{WIDTH}f32", x, y, z)
 
     def polynomial(self, x: Any, coefficients: tuple[float, ...]) -> Any:
+        """By Horner's rule, lowest coefficient first."""
         value = self.constant(coefficients[-1])
         for coefficient in reversed(coefficients[:-1]):
             value = self.fma(value, x, self.constant(coefficient))
@@ -121,6 +128,7 @@ class _Tile:
         return self.divide(top, self.polynomial(square, _TANH_BOTTOM))
 
     def finished(self, value: Any, finish: str, h: Any) -> Any:
+        """A sum after what comes last: an activation, or its slope at h."""
         zero = self.constant(0.0)
         if finish == "tanh":
             return self.tanh(value)
@@ -170,7 +178,7 @@ def _make_tile(rows: int, vectors: int, start: str, finish: str, transposed: boo
         i8 = types.int64
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            made = _Tile(builder, vectors)
+            made = Tile(builder, vectors)
 
             def pointer(n: int) -> Any:
                 array = context.make_array(signature.args[n])(context, builder, arguments[n])

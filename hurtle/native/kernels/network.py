@@ -13,6 +13,15 @@ import numpy as np
 from .gemm import RELU, TANH, add_transposed, linear, linear_relu, linear_tanh, times_relu_slope, times_tanh_slope
 from .host import CHECKED, WIDTH, address_of_function, entry, f4, jit
 from .memory import ANY, address_of, call, floats_at, table_at
+from .sparse import (
+    LEAST_INPUTS,
+    add_transposed_sparse,
+    find_nonzeros,
+    new_places,
+    sparse_linear,
+    sparse_relu,
+    sparse_tanh,
+)
 
 # Columns of the table of layers, int64 [L, COLUMNS].
 SOURCE = 0  # the layer whose outputs it takes; -1: the observations
@@ -42,6 +51,16 @@ def forward(weights, layers, first, last, x, x_at, x_stride, rows, work):
         panels = stride // width
         a = (work, layers[source, WORK], layers[source, STRIDE]) if source >= 0 else (x, x_at, x_stride)
         c, b, biases = (work, out, stride, width), (weights, weight, width, inputs * width), (weights, bias, 0)
+        if source < 0 and inputs >= LEAST_INPUTS:
+            places, bounds = new_places(rows, inputs)
+            if find_nonzeros(x, x_at, x_stride, rows, inputs, places, bounds):
+                if activation == TANH:
+                    sparse_tanh(c, a, b, biases, rows, panels, width, places, bounds)
+                elif activation == RELU:
+                    sparse_relu(c, a, b, biases, rows, panels, width, places, bounds)
+                else:
+                    sparse_linear(c, a, b, biases, rows, panels, width, places, bounds)
+                continue
         if activation == TANH:
             linear_tanh(c, a, b, biases, rows, inputs, panels, width)
         elif activation == RELU:
@@ -63,6 +82,11 @@ def backward(weights, layers, first, last, x, x_at, x_stride, rows, work, slopes
         _add_column_sums(slopes, own, stride, rows, gradient, at + layers[n, BIAS])
         a = (work, layers[source, WORK], layers[source, STRIDE]) if source >= 0 else (x, x_at, x_stride)
         c, b = (gradient, at + layers[n, WEIGHT], width, inputs * width), (slopes, own, stride, width)
+        if source < 0 and inputs >= LEAST_INPUTS:
+            places, bounds = new_places(rows, inputs)
+            if find_nonzeros(x, x_at, x_stride, rows, inputs, places, bounds):
+                add_transposed_sparse(c, a, b, rows, stride // width, width, places, bounds)
+                continue
         add_transposed(c, a, b, (slopes, 0, 0), inputs, rows, stride // width, width)
         if source < 0 or (n + 1 < last and layers[n + 1, SOURCE] == source):
             continue

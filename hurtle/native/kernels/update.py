@@ -19,6 +19,7 @@ from .sync import wait_for_all
 from .vector_math import exp
 
 MAX_SHARDS = 16
+MANY_WEIGHTS = 1 << 15
 BLOCK = 512
 """Weights that one thread sums up and steps at a time."""
 ADAM, ADAMW, RMSPROP = 0, 1, 2
@@ -47,9 +48,10 @@ JOB = np.dtype(
 """All that an update needs: addresses of arrays, sizes, settings."""
 
 
-def shard_rows(count: int) -> int:
-    """Rows of each shard of a minibatch: whole tiles, in at most MAX_SHARDS shards."""
-    return max(1, -(-count // (TILE * MAX_SHARDS))) * TILE
+def shard_rows(count: int, weights: int) -> int:
+    """Rows of each shard of a minibatch: whole tiles, in at most MAX_SHARDS shards; more where there are many gradients to add."""
+    tiles = -(-count // (TILE * MAX_SHARDS))
+    return max(tiles, 2 if weights > MANY_WEIGHTS else 1) * TILE
 
 
 _shard_rows = jit(shard_rows)
@@ -75,7 +77,7 @@ def learn(job, first, last, thread, threads):
     for m in range(first, last):
         low, high = bounds[m], bounds[m + 1]
         mean, scale = _advantage_scale(advantages, order, low, high) if j.normalizes else (f4(0.0), f4(1.0))
-        size = _shard_rows(high - low)
+        size = _shard_rows(high - low, j.trained_size)
         shards = (high - low + size - 1) // size
         for s in range(thread, shards, threads):
             at = s * stride
