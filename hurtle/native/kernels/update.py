@@ -49,7 +49,7 @@ JOB = np.dtype(
 
 
 def shard_rows(count: int, weights: int) -> int:
-    """Rows of each shard of a minibatch: whole tiles, in at most MAX_SHARDS shards; more where there are many gradients to add."""
+    """Rows of each shard of a minibatch: whole tiles, at most MAX_SHARDS shards; more rows where gradients are large to add."""
     tiles = -(-count // (TILE * MAX_SHARDS))
     return max(tiles, 2 if weights > MANY_WEIGHTS else 1) * TILE
 
