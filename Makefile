@@ -46,6 +46,13 @@ bench: $(BENCH_READY)  ## Benchmarks beside the peers; results go to benchmarks/
 	@$(BIN)/python benchmarks/envs.py
 	@$(BIN)/python benchmarks/vector.py
 	@$(BIN)/python benchmarks/compile.py
+	@$(BIN)/python benchmarks/collect.py
+	@$(BIN)/python benchmarks/train.py
+	@$(BIN)/python benchmarks/train.py --time-to-solve
+	@$(BIN)/python benchmarks/advantages.py
+	@$(BIN)/python benchmarks/gemm.py
+	@$(BIN)/python benchmarks/where.py
+	@$(BIN)/python benchmarks/gears.py
 
 bench-learning: setup  ## The learning grid, hours: what is not finished yet, JOBS=2 at a time, then docs/learning.md
 	@$(BIN)/python benchmarks/learning.py --jobs $(JOBS)
