@@ -11,7 +11,11 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 @pytest.mark.parametrize(
     ("script", "said"),
-    [("gemm.py", "| 1 × 64 "), ("where.py", "| learn: backward"), ("gears.py", "native / general")],
+    [
+        ("gemm.py", "| 1 × 64 "),
+        ("where.py", "| learn: backward"),
+        pytest.param("gears.py", "native / general", marks=pytest.mark.slow),
+    ],
 )
 def test_it_prints_its_table(script, said):
     before = {path: path.stat().st_mtime_ns for path in (BENCHMARKS / "results").iterdir()}

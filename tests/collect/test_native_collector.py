@@ -215,7 +215,10 @@ CASES = {
 BOTH_ENDS = {"cartpole", "masked", "comings"}
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = {"squared", "asterix", "memory", "thrust"}  # what they show, others show too; each is a module to compile
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow) if case in SLOW else case for case in CASES])
 def test_every_field_of_every_step(case):
     env, parameters, config = CASES[case]
     vec = hurtle.make_vec(env, 7, num_workers=1, **parameters)

@@ -149,7 +149,7 @@ def run_here(code, **env):
     return found.stdout
 
 
-@pytest.mark.parametrize("width", ["4", "8"])
+@pytest.mark.parametrize("width", ["4", pytest.param("8", marks=pytest.mark.slow)])
 def test_the_kernels_of_narrower_machines_are_right_too(width):
     code = f"""
         import test_gemm as t
