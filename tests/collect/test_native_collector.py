@@ -569,6 +569,7 @@ def test_others_run_meanwhile():
 INTERRUPTED = """
 import os, signal, threading
 import hurtle
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from hurtle.collect.native import NativeCollector
 from hurtle.policies.build import PolicyConfig
 

@@ -258,8 +258,9 @@ def test_a_log_that_takes_only_ascii():
 
 
 CLOSED = """
-import sys, time
+import signal, sys, time
 from hurtle.tracking.dashboard import make_display
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 with make_display({mode!r}, "cartpole", 1000) as display:
     display.every = 0.0
     display.start("runs/x")
