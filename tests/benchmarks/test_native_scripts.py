@@ -13,7 +13,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
     ("script", "said"),
     [
         ("gemm.py", "| 1 × 64 "),
-        ("where.py", "| learn: backward"),
+        pytest.param("where.py", "| learn: backward", marks=pytest.mark.slow),
         pytest.param("gears.py", "native / general", marks=pytest.mark.slow),
     ],
 )

@@ -65,6 +65,7 @@ def test_an_advantage_that_differs_is_not_timed():
         advantages.check(ours, lambda: [array.T.reshape(-1) for array in found])
 
 
+@pytest.mark.slow
 def test_everybody_collects(capsys, results):
     pytest.importorskip("rlox")
     collect.main(["--quick"])
@@ -74,6 +75,7 @@ def test_everybody_collects(capsys, results):
     assert not results.exists()
 
 
+@pytest.mark.slow
 def test_everybody_trains(capsys, results):
     pytest.importorskip("rlox")
     train.main(["--quick", "--settings", "cartpole-8"])
