@@ -86,6 +86,7 @@ def test_everybody_trains(capsys, results):
     assert not results.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "who_is_there"),
     [("pendulum", ["SB3", "plain torch script"]), ("asterix", ["SB3", "plain torch script"]), ("snake", ["SB3"])],
