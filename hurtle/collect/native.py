@@ -52,7 +52,7 @@ class NativeCollector:
         rewards: What becomes of rewards before they are learned from; None leaves them as they are.
         seed: Env i gets seed + i, and row n's actions are drawn from the stream of seed + n.
         timer: Where the time goes.
-        num_threads: Each has a shard of the envs; None means all free cores, but at least 16 rows for each.
+        num_threads: Each has a shard of the envs; None means all free cores, but at least 8 rows for each.
         gamma: With `gae_lambda`, and rewards left as they are, advantages are computed at once: `compute_advantages` with the
             same numbers has nothing left to do.
         gae_lambda: See `gamma`.

@@ -60,7 +60,6 @@ class NetworkPlan:
     work_size: int
     head_kind: int
     nvec: np.ndarray
-    num_outputs: int
     num_uniforms: int
     mask_size: int
     log_std_flat: int
@@ -151,7 +150,6 @@ class _Planner:
             work_size=self.most_work,
             head_kind=HEADS.index(head.kind),
             nvec=np.array(head.nvec or ([head.num_outputs] if head.kind == "categorical" else head.action_shape), np.int64),
-            num_outputs=head.num_outputs,
             num_uniforms=head.num_uniforms,
             mask_size=head.mask_size or 0,
             log_std_flat=self.flat[id(net.log_std)] if net.log_std is not None else 0,
