@@ -19,6 +19,7 @@ from hurtle.native.kernels import network
 from hurtle.policies.build import PolicyConfig, build_policy
 from hurtle.policies.native_plan import NetworkPlan, plan_for
 
+NONE = np.zeros(0, np.int32)  # no lists of non-zeros
 KERNELS = load_kernels()
 call_forward, call_backward, linear = KERNELS.network.call_forward, KERNELS.network.call_backward, KERNELS.gemm.linear
 WIDE = KERNELS.gemm.PANEL
@@ -29,13 +30,13 @@ WIDTHS, DEPTHS = (32, 64, 128, 256, 512), (1, 2, 3, 4)
 @njit(nogil=True)
 def run_forward(address, weights, layers, x, work, times):
     for _ in range(times):
-        call_forward(address, weights, layers, 0, layers.shape[0], x, 0, INPUTS, ROWS, work)
+        call_forward(address, weights, layers, 0, layers.shape[0], x, 0, INPUTS, ROWS, work, NONE)
 
 
 @njit(nogil=True)
 def run_backward(address, weights, layers, x, work, slopes, gradient, times):
     for _ in range(times):
-        call_backward(address, weights, layers, 0, layers.shape[0], x, 0, INPUTS, ROWS, work, slopes, gradient, 0)
+        call_backward(address, weights, layers, 0, layers.shape[0], x, 0, INPUTS, ROWS, work, slopes, gradient, 0, NONE)
 
 
 @njit(nogil=True)

@@ -27,6 +27,7 @@ SETTINGS = {
 EPOCHS, TILE = 4, 64
 STAGES = ("collect: env", "collect: networks", "collect: sampling", "collect: rest", "learn: forward", "learn: backward",
           "learn: heads", "learn: rest", "Python")  # fmt: skip
+NONE = np.zeros(0, np.int32)  # no lists of non-zeros
 KERNELS = load_kernels()
 call_forward, call_backward = KERNELS.network.call_forward, KERNELS.network.call_backward
 call_sample, call_score, call_gradient = (getattr(KERNELS.head_calls, f"call_{n}") for n in ("sample", "score", "gradient"))
@@ -35,13 +36,13 @@ call_sample, call_score, call_gradient = (getattr(KERNELS.head_calls, f"call_{n}
 @njit(nogil=True)
 def run_forward(address, weights, layers, first, last, x, inputs, rows, work, times):
     for _ in range(times):
-        call_forward(address, weights, layers, first, last, x, 0, inputs, rows, work)
+        call_forward(address, weights, layers, first, last, x, 0, inputs, rows, work, NONE)
 
 
 @njit(nogil=True)
 def run_backward(address, weights, layers, first, last, x, inputs, work, slopes, gradient, times):
     for _ in range(times):
-        call_backward(address, weights, layers, first, last, x, 0, inputs, TILE, work, slopes, gradient, 0)
+        call_backward(address, weights, layers, first, last, x, 0, inputs, TILE, work, slopes, gradient, 0, NONE)
 
 
 @njit(nogil=True)

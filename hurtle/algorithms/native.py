@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hurtle.algorithms.a2c import A2C, A2CConfig
 from hurtle.algorithms.optimizers import ADAM_BETAS, RMSPROP_ALPHA, Optimizers
@@ -30,6 +31,8 @@ from hurtle.policies.policy import Policy
 
 CALL_SECONDS = 0.1
 """How long one call without the GIL may take, so that Ctrl-C is heard."""
+MOST_COPIES, MOST_COPIED = 4, 1 << 16
+"""So few threads each step a copy of so few weights, rather than a part of them all."""
 ROLLOUT_FIELDS = ("obs", "actions", "masks", "log_probs", "values", "advantages", "returns")
 OPTIMIZERS = {"adam": 0, "adamw": 1, "rmsprop": 2}
 MOMENTS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq"), "rmsprop": (None, "square_avg")}
@@ -91,6 +94,7 @@ class NativeUpdate:
         self._threads = thread_count(num_threads, load_kernels().update.MAX_SHARDS)
         self._kernels: Any = load_kernels().update
         self._parameters = list(policy.parameters())
+        self._built_of = _parts(policy)
         self._workers: ShardThreads | None = None
         self._barrier = load_kernels().sync.new_barrier()
         self._pace = 0.0  # seconds a step of a minibatch takes
@@ -193,11 +197,10 @@ class NativeUpdate:
     def _run(self, count: int, bounds: np.ndarray) -> int:
         """Call the kernel on every thread, a slice of minibatches at a time."""
         largest = int(np.diff(bounds).max(initial=1))
-        shards = -(-largest // self._kernels.shard_rows(largest, self.plan.trained_size))
-        size = shards * (self.plan.trained_size + self._kernels.STATS)
-        if "gradients" not in self._kept or len(self._kept["gradients"]) < size:
-            self._keep("gradients", aligned_zeros((size,), np.float32))
+        rows = self._kernels.shard_rows(largest, self.plan.trained_size, bool(self._job[0]["list_length"]))
+        shards = -(-largest // rows)
         threads = max(1, min(self._threads, shards))
+        self._make_room(shards, threads)
         if threads > 1 and (self._workers is None or len(self._workers.shards) != threads):
             self.close()
             self._workers = ShardThreads(threads, threads)
@@ -212,6 +215,18 @@ class NativeUpdate:
             if done < last:
                 break
         return done
+
+    def _make_room(self, shards: int, threads: int) -> None:
+        """Memory for the gradients of the shards, and for the copies of the threads, where they have some."""
+        plan, kernels = self.plan, self._kernels
+        self._job[0]["has_copies"] = has_copies = 1 < threads <= MOST_COPIES and plan.trained_size <= MOST_COPIED
+        sizes = {"gradients": (kernels.MAX_SHARDS * has_copies + shards) * (plan.trained_size + kernels.STATS)}
+        if has_copies:
+            size = kernels.copy_size(plan.packed_size, plan.trained_size, int(self._job[0]["num_blocks"]))
+            sizes["copies"] = (threads - 1) * size
+        for name, size in sizes.items():
+            if name not in self._kept or len(self._kept[name]) < size:
+                self._keep(name, aligned_zeros((size,), np.float32))
 
     def _call(self, first: int, last: int, threads: int) -> int:
         kernel = self._kernels.learn
@@ -232,11 +247,12 @@ class NativeUpdate:
 
     def current_weights(self) -> np.ndarray:
         """The packed weights: those of torch's parameters, packed anew if anybody but this update has changed them."""
-        parameters = list(self.policy.parameters())
+        if any(place.get(name) is not part for place, name, part in self._built_of):
+            self._parameters, self._built_of = list(self.policy.parameters()), _parts(self.policy)
+        parameters = self._parameters
         if any(not parameter.requires_grad for parameter in parameters):
             raise HurtleError("A parameter was frozen after the learner was made: make a new one, which then trains in torch.")
         if any(p.data_ptr() != view.data_ptr() for p, view in zip(parameters, self.weights.views, strict=True)):
-            self._parameters = parameters
             self.weights = FlatTensors(self.plan, parameters)
             self._keep("weights", self.weights.packed)
             self._bind()
@@ -290,11 +306,30 @@ class NativeUpdate:
                     job[actions if name == "actions" else name] = field.data_ptr()
             job["has_masks"], job["rollout_size"] = rollout.masks is not None, rollout.valid.numel()
             self._known, self._fields = known, fields
-        obs = rollout.obs
-        if self.plan.input_kind != PLAIN or obs.dtype != torch.float32:
-            body: Any = self.policy.network.actor_body
-            obs = self._seen = body.input(obs.flatten(0, 1)).contiguous()
-        job["inputs"] = obs.data_ptr()
+        job["list_length"] = self._list_inputs(rollout.obs)
+        if not job["list_length"]:
+            obs = rollout.obs
+            if self.plan.input_kind != PLAIN or obs.dtype != torch.float32:
+                body: Any = self.policy.network.actor_body
+                obs = self._seen = body.input(obs.flatten(0, 1)).contiguous()
+            job["inputs"] = obs.data_ptr()
+
+    def _list_inputs(self, obs: Tensor) -> int:
+        """List what is not zero of the observations; the length of a row's list, or 0 if there are too many such numbers."""
+        length, rows = self.plan.listed_inputs(obs.dtype), obs.shape[0] * obs.shape[1]
+        if not length:
+            return 0
+        sparse = load_kernels().sparse
+        if "lists" not in self._kept or len(self._kept["listed_values"]) < rows * length:
+            values, lists = sparse.list_memory(rows, length)
+            self._keep("listed_values", values)
+            self._keep("lists", lists)
+        values, lists = self._kept["listed_values"], self._kept["lists"]
+        low, span = self.plan.low, self.plan.range if self.plan.scales else self.plan.range[:0]
+        with COMPILING:
+            numbers = obs.flatten().numpy()
+            found = sparse.list_rows(numbers, rows, self.plan.num_inputs, low, span, values, lists[rows:], lists, length)
+        return length if found else 0
 
     def close(self) -> None:
         """End the helper threads."""
@@ -349,10 +384,7 @@ class NativePPO(PPO):
             else:
                 torch.arange(size, out=order[epoch])
         steps = order.flatten() if valid is None else valid[order.flatten()]
-        count = max(1, -(-size // config.minibatch_size))
-        each, larger = divmod(size, count)  # as tensor_split divides them
-        sizes = np.tile(np.repeat([each + 1, each], [larger, count - larger]), epochs)
-        return Order(steps, sizes[sizes > 0])
+        return Order(steps, _minibatch_sizes(size, config.minibatch_size, epochs))
 
     def state_dict(self) -> dict[str, Any]:
         """As PPO's: a run may go on in any gear."""
@@ -395,6 +427,12 @@ class NativeA2C(A2C):
         self.native.load_state_dict(saved["optimizer"])
 
 
+def _parts(module: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
+    """Where a module keeps its parts and parameters, and each of them: walking through it all takes 30 times as long."""
+    places = [place for part in module.modules() for place in (part._modules, part._parameters)]
+    return [(place, name, part) for place in places for name, part in place.items()]
+
+
 def _common_settings(config: PPOConfig | A2CConfig, optimizer: Optimizers) -> dict[str, Any]:
     return {
         "normalizes": config.normalize_advantages,
@@ -405,6 +443,15 @@ def _common_settings(config: PPOConfig | A2CConfig, optimizer: Optimizers) -> di
         "eps": config.adam_eps,
         "weight_decay": config.weight_decay,
     }
+
+
+@lru_cache(maxsize=8)
+def _minibatch_sizes(size: int, minibatch_size: int, epochs: int) -> np.ndarray:
+    """How many steps each minibatch has, as `tensor_split` divides them."""
+    count = max(1, -(-size // minibatch_size))
+    each, larger = divmod(size, count)
+    sizes = np.tile(np.repeat([each + 1, each], [larger, count - larger]), epochs)
+    return sizes[sizes > 0]
 
 
 def _steps_of_segments(rollout: Rollout, drawn: Iterable[tuple[Tensor, Tensor | None]]) -> Order:

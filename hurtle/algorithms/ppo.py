@@ -5,6 +5,7 @@ rollout → advantages → epochs of minibatches → clipped loss → clipped gr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -310,6 +311,9 @@ def explained_variance(rollout: Rollout) -> float:
     if not rollout.all_valid:
         valid = rollout.valid.cpu().numpy().ravel()
         returns, errors = returns[valid], errors[valid]
+    if len(returns) < 2:
+        return math.nan
     with np.errstate(all="ignore"):  # what is not finite is the update's to refuse
-        variance = returns.var() if len(returns) > 1 else 0.0
-        return float(1 - errors.var() / variance) if variance else float("nan")
+        returns, errors = returns - returns.mean(), errors - errors.mean()
+        variance = np.dot(returns, returns)
+        return float(1 - np.dot(errors, errors) / variance) if variance else math.nan

@@ -28,7 +28,7 @@ from hurtle.native.kernel_loader import load_kernels
 from hurtle.native.layout import JOB, aligned_zeros
 from hurtle.native.threads import ShardThreads, thread_count
 from hurtle.policies.build import PolicyConfig, build_policy
-from hurtle.policies.native_plan import SCALED, NetworkPlan, UnsupportedError, plan_for
+from hurtle.policies.native_plan import NetworkPlan, UnsupportedError, plan_for
 from hurtle.policies.policy import Policy
 from hurtle.tracking.timing import Timer
 from hurtle.vector.native import NativeVecEnv
@@ -282,7 +282,7 @@ class NativeCollector:
             num_rows=self.rows.num_rows,
             scratch_size=kernels.heads.scratch_size(plan.head_kind, plan.nvec),
             is_shared=plan.shared,
-            is_scaled=plan.input_kind == SCALED,
+            is_scaled=plan.scales,
             is_beta=head.kind == "beta",
             normalizes=normalizer is not None,
             has_advantages=self._advantages_for is not None,

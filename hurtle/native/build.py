@@ -164,6 +164,7 @@ from collections import namedtuple
 from {package}.head_calls import call_sample
 from {package}.host import TILE
 from {package}.network import COLUMNS, STRIDE, WORK, call_forward
+from {package}.sparse import INPUTS_PER_PLACE, LEAST_INPUTS, list_rows
 
 part = njit(nogil=True, error_model="numpy")
 """

@@ -2,7 +2,7 @@
 
 `stream.py`, `core.py`, `cpu_loops.py`, `cuda_loops.py` and `rollout_loops.py` are never run where they stand: build.py pastes
 their text, without this import, after the code it generates for one env. The constants and adapters below are written by
-`adapters.py`, those of rollouts by `layout.py`; `call_forward` and `call_sample` come from the kernels package.
+`adapters.py`, those of rollouts by `layout.py`; `call_forward`, `call_sample` and `list_rows` come from the kernels package.
 """
 
 from collections import namedtuple
@@ -47,6 +47,10 @@ WORK: int = 0
 """Column of the table of layers: where a layer's outputs lie in the workspace."""
 STRIDE: int = 0
 """Column of the table of layers: the distance of rows there."""
+LEAST_INPUTS: int = 64
+"""Inputs from which on zeros are skipped."""
+INPUTS_PER_PLACE: int = 4
+"""One in so many inputs may then be other than zero."""
 U64 = np.uint64
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 J: Any = None
@@ -120,6 +124,11 @@ def tables(job: Any, place: Any) -> Any:
 
 def call_forward(*arguments: Any) -> None:
     """Run layers of the network on a tile of rows."""
+
+
+def list_rows(*arguments: Any) -> bool:
+    """List what is not zero of a tile of rows; False if that is too much."""
+    return False
 
 
 def call_sample(*arguments: Any) -> None:

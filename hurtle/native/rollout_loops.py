@@ -16,7 +16,9 @@ from hurtle.native.pasted import (
     HAS_MASK,
     HAS_PRESENT,
     INPUTS,
+    INPUTS_PER_PLACE,
     IS_BOX,
+    LEAST_INPUTS,
     MAX_STEPS,
     METRICS,
     STRIDE,
@@ -37,6 +39,7 @@ from hurtle.native.pasted import (
     ints,
     jit,
     lengths,
+    list_rows,
     observations,
     part,
     tables,
@@ -58,17 +61,17 @@ def collect_envs(pool, job, actions, first, last, lo, hi):
     Returns the first trouble, `(step * TROUBLES + kind) * num_rows + row`, after whose step this shard has stopped; or FINE.
     """
     row, end = lo * AGENTS, hi * AGENTS
-    weights, layers, split = floats(job, J.weights), tables(job, J.layers), job[J.split]
-    critic, zero, inputs = i8(0) if job[J.is_shared] else split, i8(0), i8(INPUTS)
+    layers, split = tables(job, J.layers), job[J.split]
+    critic, zero, end_layer = i8(0) if job[J.is_shared] else split, i8(0), i8(len(layers))
     x, places = aligned(TILE * INPUTS), np.empty(TILE, np.int64)
     final_x, final_places, finals = aligned(TILE * INPUTS), np.empty(TILE, np.int64), i8(0)
     work, scratch = aligned(job[J.work_size]), aligned(job[J.scratch_size])
-    uniforms = aligned(TILE * job[J.num_uniforms])
+    uniforms, lists = aligned(TILE * job[J.num_uniforms]), new_lists()
     for t in range(first, last):
         for tile in range(row, end, TILE):
             count = min(i8(TILE), end - tile)
             store(job, t, tile, count, x)
-            call_forward(job[J.forward], weights, layers, zero, split, x, zero, inputs, count, work)
+            infer(job, zero, split, x, count, work, lists)
             choose(job, t, t - first, tile, count, work, uniforms, scratch)
         trouble = step_shard(pool, job, actions, t, lo, hi)
         if trouble != FINE:
@@ -77,22 +80,22 @@ def collect_envs(pool, job, actions, first, last, lo, hi):
         while MAX_STEPS > 0 and n < end:
             n, finals = keep_final_obs(job, t, n, end, final_x, final_places, finals)
             if finals == TILE:
-                call_forward(job[J.forward], weights, layers, critic, i8(len(layers)), final_x, zero, inputs, finals, work)
+                infer(job, critic, end_layer, final_x, finals, work, lists)
                 finals = write_values(job, floats(job, J.final_values), final_places, finals, work)
-    call_forward(job[J.forward], weights, layers, critic, i8(len(layers)), final_x, zero, inputs, finals, work)
+    infer(job, critic, end_layer, final_x, finals, work, lists)
     write_values(job, floats(job, J.final_values), final_places, finals, work)
     steps = zero if job[J.is_shared] else (last - first) * (end - row)
     for tile in range(0, steps, TILE):
         count = min(i8(TILE), steps - tile)
         gather_steps(job, first, tile, count, row, end, x, places)
-        call_forward(job[J.forward], weights, layers, critic, i8(len(layers)), x, zero, inputs, count, work)
+        infer(job, critic, end_layer, x, count, work, lists)
         write_values(job, floats(job, J.values), places, count, work)
     if last < job[J.num_steps]:
         return FINE
     for tile in range(row, end, TILE):
         count = min(i8(TILE), end - tile)
         gather_last(job, tile, count, x, places)
-        call_forward(job[J.forward], weights, layers, critic, i8(len(layers)), x, zero, inputs, count, work)
+        infer(job, critic, end_layer, x, count, work, lists)
         write_values(job, floats(job, J.last_values), places, count, work)
     if job[J.has_advantages]:
         write_advantages(job, row, end)
@@ -105,6 +108,26 @@ def aligned(count):
     memory = np.empty(count + 16, np.float32)
     first = -(memory.ctypes.data // 4) % 16
     return memory[first : first + count]
+
+
+@jit
+def new_lists():
+    """Memory for a tile's numbers that are not zero, and their places; none where there are too few inputs to list them."""
+    length = INPUTS // INPUTS_PER_PLACE if INPUTS >= LEAST_INPUTS else 0
+    return np.empty(TILE * length + 16, np.float32), np.empty(TILE * (length + 1) + 16, np.int32)
+
+
+@part
+def infer(job, first, last, x, count, work, lists):
+    """Run layers [first, last) of the network on a tile; of inputs that are mostly zeros, over the others alone."""
+    weights, layers, inputs, none = floats(job, J.weights), tables(job, J.layers), i8(INPUTS), np.empty(0, np.float32)
+    if INPUTS >= LEAST_INPUTS:
+        values, places = lists
+        length = i8(INPUTS // INPUTS_PER_PLACE)
+        if list_rows(x, count, inputs, none, none, values, places[TILE:], places, length):
+            call_forward(job[J.forward], weights, layers, first, last, values, i8(0), length, count, work, places)
+            return
+    call_forward(job[J.forward], weights, layers, first, last, x, i8(0), inputs, count, work, np.empty(0, np.int32))
 
 
 @part

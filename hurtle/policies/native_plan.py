@@ -13,7 +13,7 @@ from torch import nn
 
 from hurtle.errors import HurtleError
 from hurtle.native.kernel_loader import load_kernels
-from hurtle.native.kernels import gemm, network
+from hurtle.native.kernels import gemm, network, sparse
 from hurtle.native.kernels.host import TILE
 from hurtle.policies.layers import Numbers, OneHot
 from hurtle.policies.mlp import MLP
@@ -74,6 +74,19 @@ class NetworkPlan:
     def shared(self) -> bool:
         """Whether policy and value are computed by one body."""
         return self.split == len(self.layers)
+
+    @property
+    def scales(self) -> bool:
+        """Whether inputs are scaled to other numbers than they are."""
+        return self.input_kind == SCALED and bool(self.low.any() or (self.range != 1).any())
+
+    def listed_inputs(self, dtype: torch.dtype) -> int:
+        """The most non-zeros of an observation of this dtype that the kernels list; 0: none, as zeros are nothing special."""
+        if self.input_kind == SCALED:
+            special = dtype == torch.uint8 and not self.low.any()
+        else:
+            special = self.input_kind == PLAIN and dtype in (torch.uint8, torch.float32)
+        return sparse.list_length(self.num_inputs) if special else 0
 
     def new_weights(self) -> np.ndarray:
         """An empty packed buffer."""

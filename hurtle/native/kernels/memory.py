@@ -63,6 +63,12 @@ def ints_at(address, size):
 
 
 @jit
+def places_at(address, size):
+    """A flat int32 array."""
+    return carray(pointer_at(address), (size,), np.int32)
+
+
+@jit
 def bools_at(address, size):
     """A flat bool array."""
     return carray(pointer_at(address), (size,), np.bool_)

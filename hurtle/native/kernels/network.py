@@ -11,17 +11,9 @@ from functools import cache
 import numpy as np
 
 from .gemm import RELU, TANH, add_transposed, linear, linear_relu, linear_tanh, times_relu_slope, times_tanh_slope
-from .host import CHECKED, WIDTH, address_of_function, entry, f4, jit
-from .memory import ANY, address_of, call, floats_at, table_at
-from .sparse import (
-    LEAST_INPUTS,
-    add_transposed_sparse,
-    find_nonzeros,
-    new_places,
-    sparse_linear,
-    sparse_relu,
-    sparse_tanh,
-)
+from .host import CHECKED, TILE, WIDTH, address_of_function, entry, f4, jit
+from .memory import ANY, address_of, call, floats_at, places_at, table_at
+from .sparse import add_transposed_sparse, sparse_linear, sparse_relu, sparse_tanh
 
 # Columns of the table of layers, int64 [L, COLUMNS].
 SOURCE = 0  # the layer whose outputs it takes; -1: the observations
@@ -43,25 +35,27 @@ TRANSPOSED_ROWS = WIDTH
 
 
 @jit
-def forward(weights, layers, first, last, x, x_at, x_stride, rows, work):
-    """Run layers [first, last) on at most TILE rows; row q of the observations begins at x_at + q * x_stride."""
+def forward(weights, layers, first, last, x, x_at, x_stride, rows, work, lists):
+    """Run layers [first, last) on at most TILE rows; row q of the observations begins at x_at + q * x_stride.
+
+    With `lists`, it consists of lists[q] numbers that are not zero; their places begin at lists[TILE + q * x_stride].
+    """
+    listed = lists.shape[0] > 0
     for n in range(first, last):
         source, inputs, stride, width = layers[n, SOURCE], layers[n, INPUTS], layers[n, STRIDE], layers[n, PANEL_WIDTH]
         out, weight, bias, activation = layers[n, WORK], layers[n, WEIGHT], layers[n, BIAS], layers[n, ACTIVATION]
         panels = stride // width
         a = (work, layers[source, WORK], layers[source, STRIDE]) if source >= 0 else (x, x_at, x_stride)
         c, b, biases = (work, out, stride, width), (weights, weight, width, inputs * width), (weights, bias, 0)
-        if source < 0 and inputs >= LEAST_INPUTS:
-            places, bounds = new_places(rows, inputs)
-            if find_nonzeros(x, x_at, x_stride, rows, inputs, places, bounds):
-                if activation == TANH:
-                    sparse_tanh(c, a, b, biases, rows, panels, width, places, bounds)
-                elif activation == RELU:
-                    sparse_relu(c, a, b, biases, rows, panels, width, places, bounds)
-                else:
-                    sparse_linear(c, a, b, biases, rows, panels, width, places, bounds)
-                continue
-        if activation == TANH:
+        if source < 0 and listed:
+            values, places = x[x_at:], lists[TILE:]
+            if activation == TANH:
+                sparse_tanh(c, values, places, lists, x_stride, b, biases, rows, panels, width)
+            elif activation == RELU:
+                sparse_relu(c, values, places, lists, x_stride, b, biases, rows, panels, width)
+            else:
+                sparse_linear(c, values, places, lists, x_stride, b, biases, rows, panels, width)
+        elif activation == TANH:
             linear_tanh(c, a, b, biases, rows, inputs, panels, width)
         elif activation == RELU:
             linear_relu(c, a, b, biases, rows, inputs, panels, width)
@@ -70,23 +64,22 @@ def forward(weights, layers, first, last, x, x_at, x_stride, rows, work):
 
 
 @jit
-def backward(weights, layers, first, last, x, x_at, x_stride, rows, work, slopes, gradient, at):
+def backward(weights, layers, first, last, x, x_at, x_stride, rows, work, slopes, gradient, at, lists):
     """Add the gradient of layers [first, last) to `gradient`, where the weights' begin at `at`.
 
     `work` is what `forward` left; `slopes`, laid out like it, holds the gradients of the last layers' outputs. Of two layers
     with the same source, the second one has one output (the value): its part is added to what the first one wrote.
     """
+    listed = lists.shape[0] > 0
     for n in range(last - 1, first - 1, -1):
         source, inputs, stride = layers[n, SOURCE], layers[n, INPUTS], layers[n, STRIDE]
         width, own = layers[n, PANEL_WIDTH], layers[n, WORK]
         _add_column_sums(slopes, own, stride, rows, gradient, at + layers[n, BIAS])
         a = (work, layers[source, WORK], layers[source, STRIDE]) if source >= 0 else (x, x_at, x_stride)
         c, b = (gradient, at + layers[n, WEIGHT], width, inputs * width), (slopes, own, stride, width)
-        if source < 0 and inputs >= LEAST_INPUTS:
-            places, bounds = new_places(rows, inputs)
-            if find_nonzeros(x, x_at, x_stride, rows, inputs, places, bounds):
-                add_transposed_sparse(c, a, b, rows, stride // width, width, places, bounds)
-                continue
+        if source < 0 and listed:
+            add_transposed_sparse(c, x[x_at:], lists[TILE:], lists, x_stride, b, rows, stride // width, width)
+            continue
         add_transposed(c, a, b, (slopes, 0, 0), inputs, rows, stride // width, width)
         if source < 0 or (n + 1 < last and layers[n + 1, SOURCE] == source):
             continue
@@ -158,49 +151,51 @@ def transpose_rows(weights, layers, n, panel, first, last):
 # The same by address, for callers that are compiled apart.
 
 
-def _forward_by_address(weights, layers, count, first, last, x, x_stride, rows, work):
-    table = table_at(layers, count, COLUMNS)
-    forward(floats_at(weights, ANY), table, first, last, floats_at(x, ANY), 0, x_stride, rows, floats_at(work, ANY))
+def _forward_by_address(weights, layers, count, first, last, x, x_stride, rows, work, lists, listed):
+    table, observations, w = table_at(layers, count, COLUMNS), floats_at(x, ANY), floats_at(work, ANY)
+    forward(floats_at(weights, ANY), table, first, last, observations, 0, x_stride, rows, w, places_at(lists, listed))
 
 
-def _backward_by_address(weights, layers, count, first, last, x, x_stride, rows, work, slopes, gradient):
+def _backward_by_address(weights, layers, count, first, last, x, x_stride, rows, work, slopes, gradient, lists, listed):
     table, w, s = table_at(layers, count, COLUMNS), floats_at(work, ANY), floats_at(slopes, ANY)
-    observations, g = floats_at(x, ANY), floats_at(gradient, ANY)
-    backward(floats_at(weights, ANY), table, first, last, observations, 0, x_stride, rows, w, s, g, 0)
+    x_array, g, places = floats_at(x, ANY), floats_at(gradient, ANY), places_at(lists, listed)
+    backward(floats_at(weights, ANY), table, first, last, x_array, 0, x_stride, rows, w, s, g, 0, places)
 
 
 @cache
 def addresses() -> tuple[int, int]:
     """Of `forward` and `backward`, for `call_forward` and `call_backward`."""
-    return address_of_function(_forward_by_address, 9), address_of_function(_backward_by_address, 11)
+    return address_of_function(_forward_by_address, 11), address_of_function(_backward_by_address, 13)
 
 
 if CHECKED:
 
     @jit
-    def call_forward(address, weights, layers, first, last, x, x_at, x_stride, rows, work):
+    def call_forward(address, weights, layers, first, last, x, x_at, x_stride, rows, work, lists):
         """`forward`, whose address is given."""
-        forward(weights, layers, first, last, x, x_at, x_stride, rows, work)
+        forward(weights, layers, first, last, x, x_at, x_stride, rows, work, lists)
 
     @jit
-    def call_backward(address, weights, layers, first, last, x, x_at, x_stride, rows, work, slopes, gradient, at):
+    def call_backward(address, weights, layers, first, last, x, x_at, x_stride, rows, work, slopes, gradient, at, lists):
         """`backward`, whose address is given."""
-        backward(weights, layers, first, last, x, x_at, x_stride, rows, work, slopes, gradient, at)
+        backward(weights, layers, first, last, x, x_at, x_stride, rows, work, slopes, gradient, at, lists)
 
 else:
 
     @jit
-    def call_forward(address, weights, layers, first, last, x, x_at, x_stride, rows, work):
+    def call_forward(address, weights, layers, first, last, x, x_at, x_stride, rows, work, lists):
         """`forward`, whose address is given."""
         w, table, observations = address_of(weights, 0), address_of(layers, 0), address_of(x, x_at)
-        call(address, (w, table, layers.shape[0], first, last, observations, x_stride, rows, address_of(work, 0)))
+        into, places = address_of(work, 0), address_of(lists, 0)
+        call(address, (w, table, layers.shape[0], first, last, observations, x_stride, rows, into, places, lists.shape[0]))
 
     @jit
-    def call_backward(address, weights, layers, first, last, x, x_at, x_stride, rows, work, slopes, gradient, at):
+    def call_backward(address, weights, layers, first, last, x, x_at, x_stride, rows, work, slopes, gradient, at, lists):
         """`backward`, whose address is given."""
         w, table, observations = address_of(weights, 0), address_of(layers, 0), address_of(x, x_at)
-        left, s, g = address_of(work, 0), address_of(slopes, 0), address_of(gradient, at)
-        call(address, (w, table, layers.shape[0], first, last, observations, x_stride, rows, left, s, g))
+        left, s, g, places = address_of(work, 0), address_of(slopes, 0), address_of(gradient, at), address_of(lists, 0)
+        size = lists.shape[0]
+        call(address, (w, table, layers.shape[0], first, last, observations, x_stride, rows, left, s, g, places, size))
 
 
 @entry

@@ -1,6 +1,6 @@
 """First layers whose inputs are mostly zeros (grids of bits, one-hot vectors): products that skip them, to the same bits.
 
-observations → places of their non-zeros → the products of gemm.py over these alone. A zero adds nothing to a sum, so that
+observations → lists of their non-zeros → the products of gemm.py over these alone. A zero adds nothing to a sum, so that
 results are those of the dense products. Knows nothing of networks.
 """
 
@@ -11,76 +11,103 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .gemm import VECTORS, Tile
-from .host import WIDTH, inlined, jit
+from .host import WIDTH, entry, f4, inlined, jit
 
 LEAST_INPUTS = 4 * WIDTH
 """Below so many inputs there is little to skip."""
-MOST_PLACES = 4
-"""One in so many inputs may be other than zero: else the dense product is as fast."""
+INPUTS_PER_PLACE = 4
+"""One in so many inputs of a row may be other than zero: else the dense product is as fast."""
 
 
-def _nonzeros(typing_context: Any, x: Any, at: Any) -> Any:
+def list_length(inputs: int) -> int:
+    """The most non-zeros of a row that are listed; 0 where it is not worth it."""
+    return inputs // INPUTS_PER_PLACE if inputs >= LEAST_INPUTS else 0
+
+
+def _list(typing_context: Any, obs: Any, at: Any, k: Any, values: Any, places: Any, to: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        made = Tile(builder, 1)
-        array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        differs = builder.fcmp_unordered("!=", made.load(made.at(array.data, arguments[1])), made.constant(0.0))
-        return builder.zext(builder.bitcast(differs, ir.IntType(WIDTH)), ir.IntType(64))
+        made, i4 = Tile(builder, 1), ir.IntType(32)
 
-    return types.int64(x, types.int64), codegen
+        def pointer(n: int, offset: Any) -> Any:
+            return made.at(context.make_array(signature.args[n])(context, builder, arguments[n]).data, offset)
+
+        def pressed(vector: Any, mask: Any) -> Any:  # the chosen lanes, one after another
+            kind = ir.FunctionType(vector.type, [vector.type, vector.type, mask.type])
+            name = f"llvm.x86.avx512.mask.compress.v16{'f' if vector.type == made.vector else 'i'}32"
+            function = cgutils.get_or_insert_function(builder.module, kind, name)
+            return builder.call(function, [vector, ir.Constant(vector.type, None), mask])
+
+        given = pointer(0, builder.add(arguments[1], arguments[2]))
+        numbers = builder.load(builder.bitcast(given, ir.VectorType(given.type.pointee, WIDTH).as_pointer()), align=1)
+        if obs.dtype == types.uint8:
+            numbers = builder.uitofp(numbers, made.vector)
+        mask = builder.fcmp_unordered("!=", numbers, made.constant(0.0))
+        lanes = ir.VectorType(i4, WIDTH)
+        first = builder.insert_element(ir.Constant(lanes, ir.Undefined), builder.trunc(arguments[2], i4), ir.Constant(i4, 0))
+        spread = builder.shuffle_vector(first, ir.Constant(lanes, ir.Undefined), ir.Constant(lanes, [0] * WIDTH))
+        indices = builder.add(spread, ir.Constant(lanes, list(range(WIDTH))))
+        listed = builder.bitcast(pointer(4, arguments[5]), lanes.as_pointer())
+        made.store(pressed(numbers, mask), pointer(3, arguments[5]))
+        builder.store(pressed(indices, mask), listed, align=4)
+        bits = builder.zext(builder.bitcast(mask, ir.IntType(WIDTH)), ir.IntType(64))
+        return builder.ctpop(bits)
+
+    return types.int64(obs, types.int64, types.int64, values, places, types.int64), codegen
 
 
-_nonzeros_at: Any = intrinsic(_nonzeros)
-"""Which of WIDTH elements are not zero (NaN is not), as bits."""
+_list_vector: Any = intrinsic(_list)
+"""List the non-zeros (NaN is one) of 16 numbers from obs[at + k] on without a branch; returns how many. AVX-512."""
 
 
 @jit
-def new_places(rows, inputs):
-    """Memory for `find_nonzeros`: as many places as are worth listing, and where each row's begin."""
-    return np.empty(rows * inputs // MOST_PLACES + inputs, np.int64), np.empty(rows + 1, np.int64)
+def list_row(obs, at, inputs, low, span, values, places, first, length):
+    """List the non-zeros of one observation from `first` on, `length` at most; returns how many, or -1 if they are more.
+
+    A value is what the network takes: (number - low) / span, or the number itself where `span` is empty. Zeros must be zeros
+    for the network, too: `low` is 0. Up to WIDTH elements behind the list are overwritten.
+    """
+    whole, count = inputs // WIDTH * WIDTH if WIDTH == 16 else 0, 0
+    for k in range(0, whole, WIDTH):
+        count += _list_vector(obs, at, k, values, places, first + count)
+        if count > length:
+            return -1
+    for k in range(whole, inputs):
+        if obs[at + k] != 0:
+            if count == length:
+                return -1
+            values[first + count] = f4(obs[at + k])
+            places[first + count] = k
+            count += 1
+    if span.shape[0]:
+        for i in range(first, first + count):
+            values[i] = (values[i] - low[places[i]]) / span[places[i]]
+    return count
 
 
-@jit
-def find_nonzeros(x, at, stride, rows, inputs, places, bounds):
-    """Write the places of the non-zeros of each row, row q's from bounds[q] to bounds[q + 1]; False if they are too many."""
-    whole, count = inputs // WIDTH * WIDTH, 0
-    bounds[0] = 0
+@entry
+def list_rows(obs, rows, inputs, low, span, values, places, counts, length):
+    """List the non-zeros of all rows; False if one has too many."""
     for q in range(rows):
-        first = at + q * stride
-        if count + inputs > places.shape[0]:
+        counts[q] = list_row(obs, q * inputs, inputs, low, span, values, places, q * length, length)
+        if counts[q] < 0:
             return False
-        for k in range(0, whole, WIDTH):
-            bits = _nonzeros_at(x, first + k)
-            while bits:
-                places[count] = k + _lowest(bits)
-                count += 1
-                bits &= bits - 1
-        for k in range(whole, inputs):
-            if x[first + k] != 0:
-                places[count] = k
-                count += 1
-        bounds[q + 1] = count
-    return count * MOST_PLACES <= rows * inputs
+    return True
 
 
-def _trailing_zeros(typing_context: Any, bits: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.int64(types.int64), codegen
-
-
-_lowest: Any = intrinsic(_trailing_zeros)
-"""The place of the lowest bit that is set."""
+def list_memory(rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """What `list_rows` writes to: values, and counts with the places behind them."""
+    return np.empty(rows * length + WIDTH, np.float32), np.empty(rows * (1 + length) + WIDTH, np.int32)
 
 
 def _make_row(finish: str, vectors: int) -> Any:
-    """An intrinsic for vectors of one row: finish(bias + sum of x[k] * b[k] over the places k from `first` to `last`)."""
+    """An intrinsic for vectors of one row: finish(bias + sum of x[i] * b[places[i]] over i from `first` on)."""
 
     @intrinsic
-    def row(typing_context: Any, c: Any, c_at: Any, x: Any, x_at: Any, places: Any, first: Any, last: Any, b: Any, b_at: Any,
+    def row(typing_context: Any, c: Any, c_at: Any, x: Any, places: Any, first: Any, count: Any, b: Any, b_at: Any,
             b_stride: Any, bias: Any, bias_at: Any) -> Any:  # fmt: skip
         i8 = types.int64
 
@@ -90,42 +117,43 @@ def _make_row(finish: str, vectors: int) -> Any:
             def pointer(n: int, offset: Any) -> Any:
                 return made.at(context.make_array(signature.args[n])(context, builder, arguments[n]).data, offset)
 
-            into, x_first, b_first, biases = (pointer(n, arguments[n + 1]) for n in (0, 2, 7, 10))
-            listed, lanes = pointer(4, arguments[5]), [v * WIDTH for v in range(vectors)]
+            into, b_first, biases = (pointer(n, arguments[n + 1]) for n in (0, 6, 9))
+            values, listed, lanes = pointer(2, arguments[4]), pointer(3, arguments[4]), [v * WIDTH for v in range(vectors)]
+
+            def place(i: Any, u: int) -> Any:
+                return builder.sext(builder.load(made.at(listed, i, u)), ir.IntType(64))
 
             def step(i: Any, count: int, sums: list[Any]) -> list[Any]:
                 for u in range(count):
-                    k = builder.load(made.at(listed, i, u))
-                    element, line = (
-                        made.splat(builder.load(made.at(x_first, k))),
-                        made.at(b_first, builder.mul(k, arguments[9])),
-                    )
+                    line = made.at(b_first, builder.mul(place(i, u), arguments[8]))
+                    element = made.splat(builder.load(made.at(values, i, u)))
                     sums = [made.fma(element, made.load(made.at(line, n)), s) for n, s in zip(lanes, sums, strict=True)]
                 return sums
 
-            sums = made.sums([made.load(made.at(biases, n)) for n in lanes], builder.sub(arguments[6], arguments[5]), step)
+            sums = made.sums([made.load(made.at(biases, n)) for n in lanes], arguments[5], step)
             for lane, value in zip(lanes, sums, strict=True):
                 made.store(made.finished(value, finish, None), made.at(into, lane))
             return context.get_dummy_value()
 
-        return types.void(c, i8, x, i8, places, i8, i8, b, i8, i8, bias, i8), codegen
+        return types.void(c, i8, x, places, i8, i8, b, i8, i8, bias, i8), codegen
 
     return row
 
 
 def _make_product(finish: str) -> Any:
-    """`gemm.linear…` over the listed places."""
+    """`gemm.linear…` of rows whose non-zeros are listed: row q's from q * length on."""
     wide, narrow = (_make_row(finish, vectors) for vectors in (VECTORS, 1))
 
     @inlined
-    def product(c, a, b, x, rows, panels, width, places, bounds):
+    def product(c, values, places, counts, length, b, x, rows, panels, width):
         for q in range(rows):
+            first, count = q * length, np.int64(counts[q])
             for p in range(panels):
                 c_at, b_at, x_at = c[1] + q * c[2] + p * c[3], b[1] + p * b[3], x[1] + p * width
                 if width > WIDTH:
-                    wide(c[0], c_at, a[0], a[1] + q * a[2], places, bounds[q], bounds[q + 1], b[0], b_at, b[2], x[0], x_at)
+                    wide(c[0], c_at, values, places, first, count, b[0], b_at, b[2], x[0], x_at)
                 else:
-                    narrow(c[0], c_at, a[0], a[1] + q * a[2], places, bounds[q], bounds[q + 1], b[0], b_at, b[2], x[0], x_at)
+                    narrow(c[0], c_at, values, places, first, count, b[0], b_at, b[2], x[0], x_at)
 
     return product
 
@@ -153,12 +181,11 @@ _add_scaled: Any = intrinsic(prefer_literal=True)(_axpy)
 
 
 @jit
-def add_transposed_sparse(c, a, b, samples, panels, width, places, bounds):
-    """`gemm.add_transposed` over the listed places of A's rows."""
+def add_transposed_sparse(c, values, places, counts, length, b, samples, panels, width):
+    """`gemm.add_transposed` of an A whose rows are lists."""
     for q in range(samples):
-        for i in range(bounds[q], bounds[q + 1]):
-            k = places[i]
-            factor = a[0][a[1] + q * a[2] + k]
+        for i in range(q * length, q * length + counts[q]):
+            k, factor = np.int64(places[i]), values[i]
             for p in range(panels):
                 c_at, b_at = c[1] + p * c[3] + k * c[2], b[1] + q * b[2] + p * b[3]
                 if width > WIDTH:

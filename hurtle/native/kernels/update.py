@@ -13,7 +13,7 @@ import numpy as np
 from . import network
 from .head_calls import call_gradient, call_score
 from .host import TILE, entry, f4, jit, reordering
-from .memory import ANY, bools_at, floats_at, ints_at, table_at
+from .memory import ANY, bools_at, floats_at, ints_at, places_at, table_at
 from .network import call_backward, call_forward, transpose_rows
 from .sync import wait_for_all
 from .vector_math import exp
@@ -31,13 +31,13 @@ RESULTS = STATS + 1
 
 _ARRAYS = """
 weights gradients total norms first_moments second_moments layers blocks nvec inputs ints floats masks log_probs values
-advantages returns order importance bounds results barrier
+advantages returns order importance bounds results barrier copies listed_values lists
 """
 _INTS = """
 forward backward score gradient
 rollout_size num_layers split actor critic trained_size packed_size work_size scratch_size num_blocks num_inputs head_kind
 num_choices action_size mask_size has_masks has_importance log_std_at log_stds normalizes clips clips_values optimizer
-steps_before minibatches done
+steps_before minibatches done has_copies list_length
 """
 _FLOATS = "clip_range value_coef entropy_coef max_grad_norm learning_rate beta1 beta2 eps weight_decay"
 JOB = np.dtype(
@@ -48,13 +48,24 @@ JOB = np.dtype(
 """All that an update needs: addresses of arrays, sizes, settings."""
 
 
-def shard_rows(count: int, weights: int) -> int:
-    """Rows of each shard of a minibatch: whole tiles, at most MAX_SHARDS shards; more rows where gradients are large to add."""
-    tiles = -(-count // (TILE * MAX_SHARDS))
-    return max(tiles, 2 if weights > MANY_WEIGHTS else 1) * TILE
+def shard_rows(count: int, weights: int, listed: bool) -> int:
+    """Rows of each shard of a minibatch: at least two tiles, at most MAX_SHARDS shards.
+
+    More where gradients are large to add up, while few of the inputs are listed, so that they come at little cost.
+    """
+    tiles = max(2, -(-count // (TILE * MAX_SHARDS)))
+    return TILE * (max(4, tiles) if listed and weights > MANY_WEIGHTS and count >= 8 * TILE else tiles)
 
 
 _shard_rows = jit(shard_rows)
+
+
+def copy_size(packed_size: int, trained_size: int, num_blocks: int) -> int:
+    """Floats of all that a thread has of its own, in whole pairs of cache lines."""
+    return -(-(packed_size + 3 * trained_size + STATS + num_blocks) // 32) * 32
+
+
+_copy_size = jit(copy_size)
 
 
 @entry
@@ -62,35 +73,38 @@ def learn(job, first, last, thread, threads):
     """Learn from minibatches [first, last) as one of `threads` threads; returns how many were done.
 
     Fewer than asked for: the gradient of the next one is not finite (nothing was changed by it), or a thread aborted.
+    Threads share the work of summing gradients and stepping weights; with `has_copies`, each does all of it for weights of
+    its own, to the same bits: few weights are stepped sooner than sent to another core.
     """
     j = job[0]
     stride = j.trained_size + STATS
-    weights, norms = floats_at(j.weights, j.packed_size), floats_at(j.norms, j.num_blocks)
-    gradients, total = floats_at(j.gradients, ANY), floats_at(j.total, stride)
+    weights, moments1, moments2, total, norms = _own_arrays(j, thread)
+    gradients, results = floats_at(j.gradients, ANY), floats_at(j.results, j.minibatches * RESULTS)
     layers = table_at(j.layers, j.num_layers, network.COLUMNS)
     blocks = table_at(j.blocks, j.num_blocks, 6)
     bounds, order = ints_at(j.bounds, j.minibatches + 1), ints_at(j.order, ANY)
     barrier = ints_at(j.barrier, 48)
     advantages = floats_at(j.advantages, j.rollout_size)
-    results = floats_at(j.results, j.minibatches * RESULTS)
     tile = _new_tile(j)
+    own, step = (0, 1) if j.has_copies else (thread, threads)
     for m in range(first, last):
         low, high = bounds[m], bounds[m + 1]
         mean, scale = _advantage_scale(advantages, order, low, high) if j.normalizes else (f4(0.0), f4(1.0))
-        size = _shard_rows(high - low, j.trained_size)
+        size = _shard_rows(high - low, j.trained_size, j.list_length > 0)
         shards = (high - low + size - 1) // size
+        begin = MAX_SHARDS * stride if j.has_copies and m % 2 else 0  # others may still read the last minibatch's
         for s in range(thread, shards, threads):
-            at = s * stride
+            at = begin + s * stride
             gradients[at : at + stride] = f4(0.0)
             for q in range(low + s * size, min(high, low + (s + 1) * size), TILE):
                 _add_tile(j, layers, weights, q, min(TILE, high - q), high - low, mean, scale, tile, gradients, at)
         if not wait_for_all(barrier, threads):
             return m - first
-        for b in range(thread, j.num_blocks, threads):
-            norms[b] = _sum_shards(gradients, stride, shards, total, blocks[b, 0], blocks[b, 1])
-        if thread == 0:
-            _sum_shards(gradients, stride, shards, total, j.trained_size, np.int64(STATS))
-        if not wait_for_all(barrier, threads):
+        for b in range(own, j.num_blocks, step):
+            norms[b] = _sum_shards(gradients, begin, stride, shards, total, blocks[b, 0], blocks[b, 1])
+        if own == 0:
+            _sum_shards(gradients, begin, stride, shards, total, j.trained_size, np.int64(STATS))
+        if not j.has_copies and not wait_for_all(barrier, threads):
             return m - first
         norm = math.sqrt(_sum(norms))
         if thread == 0:
@@ -100,11 +114,11 @@ def learn(job, first, last, thread, threads):
         if not math.isfinite(norm) or not math.isfinite(_sum(total[j.trained_size :])):
             return m - first
         clip = min(1.0, j.max_grad_norm / (norm + 1e-6))
-        for b in range(thread, j.num_blocks, threads):
-            _step(j, j.steps_before + m + 1, f4(clip), weights, total, blocks[b, 0], blocks[b, 1])
+        for b in range(own, j.num_blocks, step):
+            _step(j, j.steps_before + m + 1, f4(clip), weights, moments1, moments2, total, blocks[b, 0], blocks[b, 1])
             if blocks[b, 2] >= 0:
                 transpose_rows(weights, layers, blocks[b, 2], blocks[b, 3], blocks[b, 4], blocks[b, 5])
-        left = not wait_for_all(barrier, threads)
+        left = not j.has_copies and not wait_for_all(barrier, threads)
         if thread == 0:
             j.done = m + 1  # also if Python never hears what is returned
         if left:
@@ -113,11 +127,42 @@ def learn(job, first, last, thread, threads):
 
 
 @jit
+def _own_arrays(j, thread):
+    """What a thread steps: the job's weights and moments, with what they are stepped by; or its own, which begin as copies.
+
+    The first thread has no copy: its weights are the job's. Nobody steps before all have come to the first barrier.
+    """
+    packed, trained, blocks = j.packed_size, j.trained_size, j.num_blocks
+    weights, moments1 = floats_at(j.weights, packed), floats_at(j.first_moments, trained)
+    moments2, total, norms = (
+        floats_at(j.second_moments, trained),
+        floats_at(j.total, trained + STATS),
+        floats_at(j.norms, blocks),
+    )
+    if thread == 0 or not j.has_copies:
+        return weights, moments1, moments2, total, norms
+    size = _copy_size(packed, trained, blocks)
+    own = floats_at(j.copies, ANY)[(thread - 1) * size : thread * size]
+    own[:packed] = weights
+    own[packed : packed + trained] = moments1
+    own[packed + trained : packed + 2 * trained] = moments2
+    summed = packed + 3 * trained + STATS
+    return (
+        own[:packed],
+        own[packed : packed + trained],
+        own[packed + trained : packed + 2 * trained],
+        own[packed + 2 * trained : summed],
+        own[summed : summed + blocks],
+    )
+
+
+@jit
 def _new_tile(j):
     """What one thread needs to work on a tile of rows."""
     numbers = np.empty((9, TILE), np.float32)  # log-probs, entropies, their slopes; old log-probs, values; advantages, returns
     return (
-        np.empty(TILE * j.num_inputs, np.float32),
+        np.empty(TILE * max(j.num_inputs, j.list_length), np.float32),
+        np.empty(TILE * (1 + j.list_length) if j.list_length else 0, np.int32),
         np.empty(j.work_size, np.float32),
         np.empty(j.work_size, np.float32),
         np.empty(j.scratch_size, np.float32),
@@ -131,12 +176,14 @@ def _new_tile(j):
 @jit
 def _add_tile(j, layers, weights, first, rows, count, mean, scale, tile, gradients, at):
     """Add the gradient and the losses of `rows` steps, those of the order from `first` on, to one shard's."""
-    x, work, slopes, scratch, ints, floats, masks, numbers = tile
-    _gather(j, first, rows, mean, scale, x, ints, floats, masks, numbers)
+    x, lists, work, slopes, scratch, ints, floats, masks, numbers = tile
+    _gather(j, first, rows, mean, scale, ints, floats, masks, numbers)
+    _gather_inputs(j, first, rows, x, lists)
+    stride = j.list_length if j.list_length else j.num_inputs
     last = j.num_layers
     nvec = ints_at(j.nvec, j.num_choices)
     shared = j.split == last
-    call_forward(j.forward, weights, layers, 0, j.split, x, 0, j.num_inputs, rows, work)
+    call_forward(j.forward, weights, layers, 0, j.split, x, 0, stride, rows, work, lists)
     actor, actor_stride = layers[j.actor, network.WORK], layers[j.actor, network.STRIDE]
     log_probs, entropies, d_log_probs = numbers[0], numbers[1], numbers[2]
     call_score(
@@ -153,26 +200,43 @@ def _add_tile(j, layers, weights, first, rows, count, mean, scale, tile, gradien
         ints, floats, d_log_probs, d_entropy, scratch, slopes, actor, actor_stride, gradients, at + j.log_std_at,
     )  # fmt: skip
     if not shared:
-        call_backward(j.backward, weights, layers, 0, j.split, x, 0, j.num_inputs, rows, work, slopes, gradients, at)
-        call_forward(j.forward, weights, layers, j.split, last, x, 0, j.num_inputs, rows, work)
+        call_backward(j.backward, weights, layers, 0, j.split, x, 0, stride, rows, work, slopes, gradients, at, lists)
+        call_forward(j.forward, weights, layers, j.split, last, x, 0, stride, rows, work, lists)
     _value_loss(j, layers, rows, inverse, work, slopes, numbers, stats)
-    call_backward(
-        j.backward, weights, layers, 0 if shared else j.split, last, x, 0, j.num_inputs, rows, work, slopes, gradients, at
-    )
+    trunk = 0 if shared else j.split
+    call_backward(j.backward, weights, layers, trunk, last, x, 0, stride, rows, work, slopes, gradients, at, lists)
 
 
 @jit
-def _gather(j, first, rows, mean, scale, x, ints, floats, masks, numbers):
-    """Copy the steps of a tile together; advantages are normalized and weighted here."""
+def _gather_inputs(j, first, rows, x, lists):
+    """Copy what the network takes in the steps of a tile, or the lists of what is not zero of it."""
+    order, size = ints_at(j.order, ANY), j.num_inputs
+    if not j.list_length:
+        inputs = floats_at(j.inputs, j.rollout_size * size)
+        for q in range(rows):
+            step = order[first + q]
+            source, into = inputs[step * size : (step + 1) * size], x[q * size : (q + 1) * size]
+            for k in range(size):
+                into[k] = source[k]
+        return
+    values, listed, length = floats_at(j.listed_values, ANY), places_at(j.lists, ANY), j.list_length
+    for q in range(rows):
+        step = order[first + q]
+        source, into = step * length, q * length
+        lists[q] = listed[step]
+        for k in range(listed[step]):
+            x[into + k] = values[source + k]
+            lists[TILE + into + k] = listed[j.rollout_size + source + k]
+
+
+@jit
+def _gather(j, first, rows, mean, scale, ints, floats, masks, numbers):
+    """Copy the rest of the steps of a tile together; advantages are normalized and weighted here."""
     order = ints_at(j.order, ANY)
-    inputs, size = floats_at(j.inputs, j.rollout_size * j.num_inputs), j.num_inputs
     log_probs, values = floats_at(j.log_probs, j.rollout_size), floats_at(j.values, j.rollout_size)
     advantages, returns = floats_at(j.advantages, j.rollout_size), floats_at(j.returns, j.rollout_size)
     for q in range(rows):
         step = order[first + q]
-        source, into = inputs[step * size : (step + 1) * size], x[q * size : (q + 1) * size]
-        for k in range(size):
-            into[k] = source[k]
         numbers[3, q] = log_probs[step]
         numbers[4, q] = values[step]
         numbers[5, q] = (advantages[step] - mean) * scale
@@ -282,12 +346,13 @@ def _advantage_scale(advantages, order, low, high):
 
 
 @jit
-def _sum_shards(gradients, size, shards, total, first, length):
+def _sum_shards(gradients, begin, size, shards, total, first, length):
     """Sum a block over the shards, in order; returns its sum of squares."""
     into = total[first : first + length]
     into[:] = f4(0.0)
     for s in range(shards):
-        part = gradients[s * size + first : s * size + first + length]
+        at = begin + s * size + first
+        part = gradients[at : at + length]
         for k in range(length):
             into[k] += part[k]
     return _sum_of_squares(into)
@@ -310,10 +375,9 @@ def _sum(values):
 
 
 @jit
-def _step(j, steps, clip, weights, total, first, length):
+def _step(j, steps, clip, weights, moments1, moments2, total, first, length):
     """Step a block of weights along its clipped gradient; `steps` counts this one."""
-    w, g = weights[first : first + length], total[first : first + length]
-    v = floats_at(j.second_moments, j.trained_size)[first : first + length]
+    w, g, v = weights[first : first + length], total[first : first + length], moments2[first : first + length]
     rate, decay, eps, beta2 = f4(j.learning_rate), f4(j.weight_decay), f4(j.eps), f4(j.beta2)
     rest2 = f4(1.0 - j.beta2)
     if j.optimizer == RMSPROP:
@@ -322,7 +386,7 @@ def _step(j, steps, clip, weights, total, first, length):
             v[k] = beta2 * v[k] + rest2 * gradient * gradient
             w[k] -= rate * gradient / (f4(math.sqrt(v[k])) + eps)
         return
-    m = floats_at(j.first_moments, j.trained_size)[first : first + length]
+    m = moments1[first : first + length]
     beta1, rest1 = f4(j.beta1), f4(1.0 - j.beta1)
     step_size = f4(j.learning_rate / (1.0 - j.beta1**steps))
     inverse_root = f4(1.0 / math.sqrt(1.0 - j.beta2**steps))

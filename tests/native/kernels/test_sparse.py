@@ -10,7 +10,16 @@ kernels = load_kernels()
 gemm, sparse = kernels.gemm, kernels.sparse
 linear_tanh, linear_relu, add_transposed = gemm.linear_tanh, gemm.linear_relu, gemm.add_transposed
 sparse_tanh, sparse_relu, add_sparse = sparse.sparse_tanh, sparse.sparse_relu, sparse.add_transposed_sparse
-find, new_places = sparse.find_nonzeros, sparse.new_places
+NONE = np.zeros(0, np.float32)
+
+
+def lists_of(x, low=NONE, span=NONE):
+    """The non-zeros of rows, as the kernels take them; None if they are too many."""
+    rows, inputs = x.shape
+    length = sparse.list_length(inputs)
+    values, lists = sparse.list_memory(rows, length)
+    found = sparse.list_rows(x.ravel(), rows, inputs, low, span, values, lists[rows:], lists, length)
+    return (values, lists[rows:], lists[:rows], length) if found else None
 
 
 @njit
@@ -22,24 +31,19 @@ def dense(c, a, b, x, rows, depth, panels, width, is_tanh):
 
 
 @njit
-def skipping(c, a, b, x, rows, depth, panels, width, is_tanh):
-    places, bounds = new_places(rows, depth)
-    if not find(a[0], a[1], a[2], rows, depth, places, bounds):
-        return False
+def skipping(c, lists, b, x, rows, panels, width, is_tanh):
+    values, places, counts, length = lists
     if is_tanh:
-        sparse_tanh(c, a, b, x, rows, panels, width, places, bounds)
+        sparse_tanh(c, values, places, counts, length, b, x, rows, panels, width)
     else:
-        sparse_relu(c, a, b, x, rows, panels, width, places, bounds)
-    return True
+        sparse_relu(c, values, places, counts, length, b, x, rows, panels, width)
 
 
 @njit
-def both_gradients(c, d, a, b, inputs, rows, panels, width):
+def both_gradients(c, d, a, lists, b, inputs, rows, panels, width):
+    values, places, counts, length = lists
     add_transposed(c, a, b, (b[0], 0, 0), inputs, rows, panels, width)
-    places, bounds = new_places(rows, inputs)
-    found = find(a[0], a[1], a[2], rows, inputs, places, bounds)
-    add_sparse(d, a, b, rows, panels, width, places, bounds)
-    return found
+    add_sparse(d, values, places, counts, length, b, rows, panels, width)
 
 
 def inputs_of(rng, rows, depth, share):
@@ -48,7 +52,7 @@ def inputs_of(rng, rows, depth, share):
 
 
 @pytest.mark.parametrize("is_tanh", [True, False])
-@pytest.mark.parametrize("shape", [(64, 400, 64), (7, 64, 5), (33, 77, 40), (1, 130, 16)])
+@pytest.mark.parametrize("shape", [(64, 400, 64), (7, 64, 5), (33, 77, 40), (1, 130, 16), (2, 405, 65)])
 def test_a_layer_has_the_bits_of_the_dense_one(shape, is_tanh):
     rows, depth, columns = shape
     rng = np.random.default_rng(0)
@@ -56,9 +60,9 @@ def test_a_layer_has_the_bits_of_the_dense_one(shape, is_tanh):
     width, stride = gemm.panel_width(columns), gemm.padded(columns)
     bias = rng.standard_normal(stride).astype(np.float32)
     found, expected = np.full((2, rows * stride), np.nan, np.float32)
-    for call, out in ((dense, expected), (skipping, found)):
-        c, b = (out, 0, stride, width), (weights, 0, width, depth * width)
-        assert call(c, (x.ravel(), 0, depth), b, (bias, 0, 0), rows, depth, stride // width, width, is_tanh) is not False
+    b, panels = (weights, 0, width, depth * width), stride // width
+    dense((expected, 0, stride, width), (x.ravel(), 0, depth), b, (bias, 0, 0), rows, depth, panels, width, is_tanh)
+    skipping((found, 0, stride, width), lists_of(x), b, (bias, 0, 0), rows, panels, width, is_tanh)
     np.testing.assert_array_equal(found, expected)
 
 
@@ -73,29 +77,53 @@ def test_gradients_of_weights_have_the_bits_of_the_dense_ones(shape):
     found = expected.copy()
     c, d = (expected, 0, width, inputs * width), (found, 0, width, inputs * width)
     b = (slopes.ravel(), 0, stride, width)
-    assert both_gradients(c, d, (x.ravel(), 0, inputs), b, inputs, rows, stride // width, width)
+    both_gradients(c, d, (x.ravel(), 0, inputs), lists_of(x), b, inputs, rows, stride // width, width)
     np.testing.assert_array_equal(found, expected)
 
 
-def places_of(x):
-    rows, inputs = x.shape
-    places, bounds = new_places(rows, inputs)
-    found = find(x.ravel(), 0, inputs, rows, inputs, places, bounds)
-    return found, [places[bounds[q] : bounds[q + 1]].tolist() for q in range(rows)] if found else None
+def listed(x, **scale):
+    """Place and value of every number that is listed, row by row; None if they are too many."""
+    if (lists := lists_of(x, **scale)) is None:
+        return None
+    values, places, counts, length = lists
+    starts = [q * length for q in range(len(x))]
+    return [
+        list(zip(places[s : s + n].tolist(), values[s : s + n].tolist(), strict=True))
+        for s, n in zip(starts, counts, strict=True)
+    ]
 
 
-def test_places_are_those_of_the_non_zeros():
+@pytest.mark.parametrize("depth", [64, 65, 100, 127, 128, 405])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+def test_lists_hold_the_non_zeros(depth, dtype):
     rng = np.random.default_rng(2)
-    for depth in (1, 15, 16, 17, 100):
-        x = inputs_of(rng, 9, depth, 0.1)
-        found, places = places_of(x)
-        if found:
-            assert places == [np.flatnonzero(row).tolist() for row in x]
+    x = (100 * inputs_of(rng, 9, depth, 0.1)).astype(np.int64).astype(dtype)
+    x[3] = 0
+    assert listed(x) == [[(k, float(row[k])) for k in np.flatnonzero(row)] for row in x]
+
+
+def test_bytes_are_listed_as_the_network_takes_them():
+    x = np.zeros((2, 70), np.uint8)
+    x[0, 3], x[1, 69] = 7, 255
+    low, span = np.zeros(70, np.float32), np.linspace(1, 255, 70, dtype=np.float32)
+    values = [[(3, np.float32(7) / span[3])], [(69, np.float32(255) / span[69])]]
+    assert listed(x, low=low, span=span) == values
+
+
+def test_nan_is_not_a_zero_and_minus_zero_is():
     x = np.zeros((3, 64), np.float32)
     x[1, 5], x[2, 63] = np.nan, -0.0
-    assert places_of(x) == (True, [[], [5], []])
+    found = listed(x)
+    assert found[0] == found[2] == []
+    assert found[1][0][0] == 5
+    assert np.isnan(found[1][0][1])
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 1.0])
 def test_what_is_not_sparse_is_left_to_the_dense_product(share):
-    assert places_of(inputs_of(np.random.default_rng(3), 64, 100, share))[0] is False
+    assert listed(inputs_of(np.random.default_rng(3), 64, 100, share)) is None
+
+
+def test_short_rows_are_not_listed():
+    assert sparse.list_length(sparse.LEAST_INPUTS - 1) == 0
+    assert sparse.list_length(sparse.LEAST_INPUTS) > 0
