@@ -31,8 +31,8 @@ from hurtle.policies.policy import Policy
 
 CALL_SECONDS = 0.1
 """How long one call without the GIL may take, so that Ctrl-C is heard."""
-MOST_COPIES, MOST_COPIED = 4, 1 << 16
-"""So few threads each step a copy of so few weights, rather than a part of them all."""
+MOST_SUMMED, MOST_COPIED = 4, 1 << 16
+"""Of so few shards and so few weights, each thread sums and steps all, rather than a part."""
 ROLLOUT_FIELDS = ("obs", "actions", "masks", "log_probs", "values", "advantages", "returns")
 OPTIMIZERS = {"adam": 0, "adamw": 1, "rmsprop": 2}
 MOMENTS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq"), "rmsprop": (None, "square_avg")}
@@ -219,8 +219,9 @@ class NativeUpdate:
     def _make_room(self, shards: int, threads: int) -> None:
         """Memory for the gradients of the shards, and for the copies of the threads, where they have some."""
         plan, kernels = self.plan, self._kernels
-        self._job[0]["has_copies"] = has_copies = 1 < threads <= MOST_COPIES and plan.trained_size <= MOST_COPIED
-        sizes = {"gradients": (kernels.MAX_SHARDS * has_copies + shards) * (plan.trained_size + kernels.STATS)}
+        self._job[0]["num_shards"] = shards  # of the largest minibatch
+        self._job[0]["has_copies"] = has_copies = threads > 1 and shards <= MOST_SUMMED and plan.trained_size <= MOST_COPIED
+        sizes = {"gradients": (1 + has_copies) * shards * (plan.trained_size + kernels.STATS)}
         if has_copies:
             size = kernels.copy_size(plan.packed_size, plan.trained_size, int(self._job[0]["num_blocks"]))
             sizes["copies"] = (threads - 1) * size

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -25,8 +24,8 @@ from hurtle.errors import ActionError, HurtleError, NonFiniteError
 from hurtle.native.batch import PLAY_SECONDS, CpuBatch
 from hurtle.native.build import COMPILING, Program, build
 from hurtle.native.kernel_loader import load_kernels
-from hurtle.native.layout import JOB, aligned_zeros
-from hurtle.native.threads import ShardThreads, thread_count
+from hurtle.native.layout import JOB, address_struct, aligned_zeros
+from hurtle.native.threads import SHARD_GRAIN, ShardThreads, thread_count
 from hurtle.policies.build import PolicyConfig, build_policy
 from hurtle.policies.native_plan import NetworkPlan, UnsupportedError, plan_for
 from hurtle.policies.policy import Policy
@@ -35,6 +34,7 @@ from hurtle.vector.native import NativeVecEnv
 
 ROWS_PER_THREAD = 8
 """With fewer, threads would spend more on each other's cache lines than they gain."""
+LARGE_ARRAYS = ("envs", "obs", "final_obs")
 ROLLOUT_FIELDS = (
     *("obs", "actions", "masks", "log_probs", "values", "rewards", "terminated", "truncated", "starts", "valid"),
     *("final_values", "last_values", "advantages", "returns"),
@@ -116,6 +116,7 @@ class NativeCollector:
         self._functions = _compiled(vec, self._batch, self._job).functions
         few = max(1, self.rows.num_rows // ROWS_PER_THREAD)
         self._threads = ShardThreads(self.rows.num_envs, thread_count(num_threads, self.rows.num_envs if num_threads else few))
+        self._shards = [_Shard(self._batch, self._starts, lo, hi) for lo, hi in self._threads.shards]
         self._slice = 1  # steps of one call; their time sets the next
 
     @property
@@ -211,8 +212,12 @@ class NativeCollector:
     def _collect_slice(self, rollout: Rollout, first: int) -> int:
         """As many steps as take about 0.1 s: shorter than a rollout only where that is long. Returns how many it were."""
         size = min(self._slice, rollout.num_steps - first)
-        job = partial(self._functions.collect_envs, self._batch.pool, self._job, self._batch.actions, first, first + size)
         began = perf_counter()
+        told = {shard.lo: (shard.pool, shard.job(self._job), shard.actions) for shard in self._shards}
+
+        def job(lo: int, hi: int) -> int:
+            return self._functions.collect_envs(*told[lo], first, first + size, lo, hi)
+
         try:
             trouble = min(self._threads.run(job))
         finally:
@@ -353,6 +358,44 @@ class NativeCollector:
     def stop_threads(self) -> None:
         """End the threads alone: nothing more can be collected."""
         self._threads.close()
+
+
+class _Shard:
+    """What one thread works with: the batch; its small arrays in memory of its own, where cache lines hold envs of others, too.
+
+    Args:
+        batch: Of all envs.
+        starts: Who begins an episode, [rows].
+        lo: The first env.
+        hi: The first env that is not its own.
+    """
+
+    def __init__(self, batch: CpuBatch, starts: np.ndarray, lo: int, hi: int):
+        self.lo = lo
+        self.pool, self.actions = batch.pool, batch.actions
+        self._own: dict[str, np.ndarray] = {}
+        if hi - lo == batch.num_envs or hi - lo >= SHARD_GRAIN:
+            return
+        small = {name: array for name, array in batch.arrays._asdict().items() if name not in LARGE_ARRAYS}
+        own = {name: aligned_zeros(array.shape, array.dtype) for name, array in small.items()}
+        self.pool = address_struct(batch.arrays._replace(**own))
+        self.actions = aligned_zeros(batch.actions.shape, batch.actions.dtype)
+        beginning = aligned_zeros(starts.shape, starts.dtype)
+        pairs = [(small[name], own[name]) for name in own] + [(batch.actions, self.actions)]
+        pairs.append((starts.reshape(batch.num_envs, -1), beginning.reshape(batch.num_envs, -1)))
+        exchanged = [(shared[lo:hi].ctypes.data, mine[lo:hi].ctypes.data, mine[lo:hi].nbytes) for shared, mine in pairs]
+        actions = "env_numbers" if isinstance(batch.spec.action_space, spaces.Box) else "env_choices"
+        self._own = {f"env_{name}": array for name, array in own.items()}
+        self._own |= {actions: self.actions, "beginning": beginning, "exchanged": np.array(exchanged, np.int64)}
+
+    def job(self, job: np.ndarray) -> np.ndarray:
+        """What compiled code is told of this shard."""
+        if not self._own:
+            return job
+        told = job.copy()
+        for name, array in self._own.items():
+            told[JOB[name]], told[JOB[name] + 1] = array.ctypes.data, array.size
+        return told
 
 
 class _EpisodeLog:

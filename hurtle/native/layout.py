@@ -42,6 +42,7 @@ JOB_ARRAYS = (
     *("env_obs", "env_final_obs", "env_reward", "env_terminated", "env_truncated", "env_ended", "env_mask", "env_present"),
     *("env_episode_ended", "env_episode_return", "env_episode_length", "env_episode_metrics"),
     *("env_choices", "env_numbers"),
+    "exchanged",  # of what a thread keeps in memory of its own for the length of a call: (address, own address, bytes) each
 )
 """What a rollout is told: of each array its address and size."""
 JOB_NUMBERS = (
@@ -132,6 +133,11 @@ J = namedtuple("J", "{" ".join(JOB)}")(*{list(JOB.values())})
 
 
 {"".join(views)}@jit
+def bytes_at(address, size):
+    return carray(pointer_at(U64(address)), (size,), np.uint8)
+
+
+@jit
 def tables(job, k):
     return carray(pointer_at(U64(job[k])), (job[k + 1] // COLUMNS, COLUMNS), np.int64)
 """

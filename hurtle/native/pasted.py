@@ -118,6 +118,10 @@ def observations(job: Any, place: Any) -> Any:
     """The array of that place in the job, of the observation's dtype."""
 
 
+def bytes_at(address: Any, size: Any) -> Any:
+    """The bytes at an address."""
+
+
 def tables(job: Any, place: Any) -> Any:
     """The table of layers at that place in the job, int64 [layers, columns]."""
 

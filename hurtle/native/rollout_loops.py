@@ -29,6 +29,7 @@ from hurtle.native.pasted import (
     action_is_legal,
     advance_env,
     bools,
+    bytes_at,
     call_forward,
     call_sample,
     doubles,
@@ -60,6 +61,27 @@ def collect_envs(pool, job, actions, first, last, lo, hi):
 
     Returns the first trouble, `(step * TROUBLES + kind) * num_rows + row`, after whose step this shard has stopped; or FINE.
     """
+    exchange(job, False)
+    trouble = collect_steps(pool, job, actions, first, last, lo, hi)
+    exchange(job, True)
+    return trouble
+
+
+@jit
+def exchange(job, back):
+    """Copy what a thread keeps to itself into its own memory, or back: threads would wait for each other's cache lines."""
+    table = ints(job, J.exchanged)
+    for k in range(0, len(table), 3):
+        shared, own = bytes_at(table[k], table[k + 2]), bytes_at(table[k + 1], table[k + 2])
+        if back:
+            copy(own, shared, table[k + 2])
+        else:
+            copy(shared, own, table[k + 2])
+
+
+@part
+def collect_steps(pool, job, actions, first, last, lo, hi):
+    """What `collect_envs` does, in whatever memory."""
     row, end = lo * AGENTS, hi * AGENTS
     layers, split = tables(job, J.layers), job[J.split]
     critic, zero, end_layer = i8(0) if job[J.is_shared] else split, i8(0), i8(len(layers))

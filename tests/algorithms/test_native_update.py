@@ -143,6 +143,30 @@ def test_observations_that_are_bytes_or_choices_become_the_same_numbers():
         assert_equal_policies(policy, learner.policy)
 
 
+@pytest.mark.parametrize("share", [0.05, 0.9])
+@pytest.mark.parametrize(
+    "obs",
+    [
+        spaces.Box(0, 1, (400,), np.uint8),
+        spaces.Box(0, 255, (9, 9), np.uint8),
+        spaces.Box(5, 255, (70,), np.uint8),
+        spaces.Box(-9, 9, (75,), np.float32),
+    ],
+    ids=["bits", "bytes", "bytes that have no zero", "floats"],
+)
+def test_wide_observations_with_few_numbers_that_are_not_zero(obs, share):
+    policy = make_policy(obs=obs, hidden=(40,))
+    torch_learner, learner = pair(policy, PPOConfig(num_epochs=2, minibatch_size=64, learning_rate=1e-3))
+    rollout = made_of(policy, obs)
+    torch.manual_seed(0)
+    lowest = 0 if obs.low.min() <= 0 else 5
+    rollout.obs.masked_fill_(torch.rand(rollout.obs.shape) > share, lowest)
+    assert_equal_metrics(torch_learner.update(rollout), learner.update(rollout))
+    assert_equal_policies(policy, learner.policy)
+    listed = learner.native._job["list_length"][0] > 0
+    assert listed == (share < 0.1 and lowest == 0)
+
+
 def made_of(policy, obs):
     rollout = made(policy, steps=16, rows=8)
     obs.seed(0)
@@ -170,7 +194,7 @@ def test_a_rollout_without_a_valid_step_teaches_nothing():
         assert_equal_policies(policy, learner.policy, 0, 0)
 
 
-@pytest.mark.parametrize("minibatch_size", [1024, 192, 50])
+@pytest.mark.parametrize("minibatch_size", [1024, 512, 192, 50])
 def test_the_number_of_threads_does_not_change_a_bit(minibatch_size, monkeypatch):
     monkeypatch.setattr("hurtle.native.threads.free_cores", lambda: 8)
     policy = make_policy(hidden=(64, 40))

@@ -37,7 +37,7 @@ _INTS = """
 forward backward score gradient
 rollout_size num_layers split actor critic trained_size packed_size work_size scratch_size num_blocks num_inputs head_kind
 num_choices action_size mask_size has_masks has_importance log_std_at log_stds normalizes clips clips_values optimizer
-steps_before minibatches done has_copies list_length
+steps_before minibatches done has_copies num_shards list_length
 """
 _FLOATS = "clip_range value_coef entropy_coef max_grad_norm learning_rate beta1 beta2 eps weight_decay"
 JOB = np.dtype(
@@ -92,7 +92,7 @@ def learn(job, first, last, thread, threads):
         mean, scale = _advantage_scale(advantages, order, low, high) if j.normalizes else (f4(0.0), f4(1.0))
         size = _shard_rows(high - low, j.trained_size, j.list_length > 0)
         shards = (high - low + size - 1) // size
-        begin = MAX_SHARDS * stride if j.has_copies and m % 2 else 0  # others may still read the last minibatch's
+        begin = j.num_shards * stride if j.has_copies and m % 2 else 0  # others may still read the last minibatch's
         for s in range(thread, shards, threads):
             at = begin + s * stride
             gradients[at : at + stride] = f4(0.0)
