@@ -6,6 +6,7 @@ are views of one flat buffer, which is packed for the kernels before an update a
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -327,9 +328,9 @@ class NativeUpdate:
             self._keep("lists", lists)
         values, lists = self._kept["listed_values"], self._kept["lists"]
         low, span = self.plan.low, self.plan.range if self.plan.scales else self.plan.range[:0]
-        with COMPILING:
-            numbers = obs.flatten().numpy()
-            found = sparse.list_rows(numbers, rows, self.plan.num_inputs, low, span, values, lists[rows:], lists, length)
+        numbers, inputs = obs.flatten().numpy(), self.plan.num_inputs
+        with COMPILING if not sparse.list_rows.signatures else contextlib.nullcontext():
+            found = sparse.list_rows(numbers, rows, inputs, low, span, values, lists[rows:], lists, length)
         return length if found else 0
 
     def close(self) -> None:

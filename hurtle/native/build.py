@@ -7,6 +7,7 @@ The hash covers the whole text, so that Numba's disk cache can never hand out st
 from __future__ import annotations
 
 import ast
+import gc
 import hashlib
 import importlib.util
 import os
@@ -47,7 +48,8 @@ from hurtle.native.pasted import Arrays
 
 f4 = np.float32
 i8 = np.int64
-jit = njit(nogil=True, error_model="numpy", forceinline=True)
+INNER = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # not for Python to call
+jit = njit(forceinline=True, **INNER)
 entry = njit(nogil=True, error_model="numpy", cache=True)
 """,
     "cuda": """\
@@ -65,7 +67,29 @@ entry = cuda.jit(cache=True)
 }
 STAGE_BYTES = 48 * 1024
 """Shared memory that any CUDA device grants a block; more rows at a time beat more blocks at a time (measured on an H200)."""
-COMPILING = threading.RLock()
+
+
+class _Compiling:
+    """A lock that a thread may take again; the garbage collector, which finds nothing in what compilers make, has a break."""
+
+    def __init__(self) -> None:
+        self._lock, self._depth, self._collects = threading.RLock(), 0, False
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if self._depth == 0:
+            self._collects = gc.isenabled()
+            gc.disable()
+        self._depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._depth -= 1
+        if self._depth == 0 and self._collects:
+            gc.enable()
+        self._lock.release()
+
+
+COMPILING = _Compiling()
 """Held while a module is generated, imported and compiled: Numba and the import system take one thread at a time."""
 LOOPS = {"cpu": "cpu_loops.py", "cuda": "cuda_loops.py", "python": "cpu_loops.py"}
 
@@ -166,7 +190,7 @@ from {package}.host import TILE
 from {package}.network import COLUMNS, STRIDE, WORK, call_forward
 from {package}.sparse import INPUTS_PER_PLACE, LEAST_INPUTS, list_rows
 
-part = njit(nogil=True, error_model="numpy")
+part = njit(**INNER)
 """
 
 

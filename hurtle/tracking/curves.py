@@ -54,8 +54,12 @@ def plot_run(folder: str | Path | RunFolder) -> Path:
     steps = columns.get("step", np.empty(0))
     panels = {name: label for name, label in PANELS.items() if np.isfinite(columns.get(name, np.nan)).any()}
     rows = -(-len(panels) // 3)
-    figure = Figure(figsize=(9, 4 + 1.7 * rows), layout="constrained")  # no pyplot: nothing global, no window
-    grid = figure.add_gridspec(1 + rows, 3, height_ratios=[4] + [1.7] * rows)
+    height = 4 + 1.7 * rows
+    figure = Figure(figsize=(9, height))  # no pyplot: nothing global, no window
+    grid = figure.add_gridspec(  # a layout that fits itself would draw everything twice
+        1 + rows, 3, height_ratios=[4] + [1.7] * rows, hspace=0.65 if rows > 1 else 0.4, wspace=0.24,
+        left=0.085, right=0.98, top=1 - 0.4 / height, bottom=0.5 / height,
+    )  # fmt: skip
     _plot_return(figure.add_subplot(grid[0, :]), steps, columns, run.path.name)
     for index, (name, label) in enumerate(panels.items()):
         axes = figure.add_subplot(grid[1 + index // 3, index % 3])

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from numba import njit
 
 from hurtle.native.kernel_loader import load_kernels
 
@@ -16,7 +17,7 @@ SAMPLES = 256 * TILE
 def looped(function, dtype=np.float32):
     """The function as one of arrays of a multiple of TILE numbers, and the loop that was compiled."""
 
-    @kernels.host.jit
+    @njit(nogil=True, error_model="numpy", fastmath={"contract"})
     def loop(x, y):
         for q in range(TILE):
             y[q] = function(x[q])
