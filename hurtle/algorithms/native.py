@@ -6,7 +6,6 @@ are views of one flat buffer, which is packed for the kernels before an update a
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -104,6 +103,9 @@ class NativeUpdate:
         self._kept: dict[str, np.ndarray] = {}  # what the job has addresses of
         self._fields: dict[str, Tensor] = {}  # of the last rollout
         self._known: list[Any] = []  # their addresses and shapes
+        self._lists = False  # whether observations are such that their non-zeros may be listed
+        self._listed_rows = 0
+        self._listed_dtype: torch.dtype | None = None
         self._seen: Tensor | None = None  # observations as the network's numbers, where they are not that already
         self.weights = FlatTensors(self.plan, self._parameters)
         self._bind()
@@ -198,8 +200,9 @@ class NativeUpdate:
     def _run(self, count: int, bounds: np.ndarray) -> int:
         """Call the kernel on every thread, a slice of minibatches at a time."""
         largest = int(np.diff(bounds).max(initial=1))
-        rows = self._kernels.shard_rows(largest, self.plan.trained_size, bool(self._job[0]["list_length"]))
+        rows = self._kernels.shard_rows(largest, self.plan.trained_size, self._lists)
         shards = -(-largest // rows)
+        self._job[0]["shard_rows"], self._job[0]["num_shards"] = rows, shards
         threads = max(1, min(self._threads, shards))
         self._make_room(shards, threads)
         if threads > 1 and (self._workers is None or len(self._workers.shards) != threads):
@@ -220,7 +223,6 @@ class NativeUpdate:
     def _make_room(self, shards: int, threads: int) -> None:
         """Memory for the gradients of the shards, and for the copies of the threads, where they have some."""
         plan, kernels = self.plan, self._kernels
-        self._job[0]["num_shards"] = shards  # of the largest minibatch
         self._job[0]["has_copies"] = has_copies = threads > 1 and shards <= MOST_SUMMED and plan.trained_size <= MOST_COPIED
         sizes = {"gradients": (1 + has_copies) * shards * (plan.trained_size + kernels.STATS)}
         if has_copies:
@@ -249,7 +251,7 @@ class NativeUpdate:
 
     def current_weights(self) -> np.ndarray:
         """The packed weights: those of torch's parameters, packed anew if anybody but this update has changed them."""
-        if any(place.get(name) is not part for place, name, part in self._built_of):
+        if any(len(place) != size or place.get(name) is not part for place, size, name, part in self._built_of):
             self._parameters, self._built_of = list(self.policy.parameters()), _parts(self.policy)
         parameters = self._parameters
         if any(not parameter.requires_grad for parameter in parameters):
@@ -319,18 +321,23 @@ class NativeUpdate:
     def _list_inputs(self, obs: Tensor) -> int:
         """List what is not zero of the observations; the length of a row's list, or 0 if there are too many such numbers."""
         length, rows = self.plan.listed_inputs(obs.dtype), obs.shape[0] * obs.shape[1]
+        self._lists = length > 0
         if not length:
             return 0
         sparse = load_kernels().sparse
-        if "lists" not in self._kept or len(self._kept["listed_values"]) < rows * length:
-            values, lists = sparse.list_memory(rows, length)
+        if self._listed_rows != rows:
+            self._listed_rows, (values, lists) = rows, sparse.list_memory(rows, length)
             self._keep("listed_values", values)
             self._keep("lists", lists)
         values, lists = self._kept["listed_values"], self._kept["lists"]
         low, span = self.plan.low, self.plan.range if self.plan.scales else self.plan.range[:0]
         numbers, inputs = obs.flatten().numpy(), self.plan.num_inputs
-        with COMPILING if not sparse.list_rows.signatures else contextlib.nullcontext():
-            found = sparse.list_rows(numbers, rows, inputs, low, span, values, lists[rows:], lists, length)
+        arguments = (inputs, low, span, values, lists[rows:], lists, length)
+        if self._listed_dtype != obs.dtype:
+            with COMPILING:
+                sparse.list_rows(numbers, 0, *arguments)
+            self._listed_dtype = obs.dtype
+        found = sparse.list_rows(numbers, rows, *arguments)
         return length if found else 0
 
     def close(self) -> None:
@@ -429,10 +436,10 @@ class NativeA2C(A2C):
         self.native.load_state_dict(saved["optimizer"])
 
 
-def _parts(module: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
-    """Where a module keeps its parts and parameters, and each of them: walking through it all takes 30 times as long."""
+def _parts(module: nn.Module) -> list[tuple[dict[str, Any], int, str, Any]]:
+    """Where a module keeps parts and parameters, how many, and each of them: comparing these is fast."""
     places = [place for part in module.modules() for place in (part._modules, part._parameters)]
-    return [(place, name, part) for place in places for name, part in place.items()]
+    return [(place, len(place), name, part) for place in places for name, part in place.items()]
 
 
 def _common_settings(config: PPOConfig | A2CConfig, optimizer: Optimizers) -> dict[str, Any]:
@@ -453,7 +460,9 @@ def _minibatch_sizes(size: int, minibatch_size: int, epochs: int) -> np.ndarray:
     count = max(1, -(-size // minibatch_size))
     each, larger = divmod(size, count)
     sizes = np.tile(np.repeat([each + 1, each], [larger, count - larger]), epochs)
-    return sizes[sizes > 0]
+    sizes = sizes[sizes > 0]
+    sizes.setflags(write=False)
+    return sizes
 
 
 def _steps_of_segments(rollout: Rollout, drawn: Iterable[tuple[Tensor, Tensor | None]]) -> Order:

@@ -374,8 +374,8 @@ class _Shard:
         self.lo = lo
         self.pool, self.actions = batch.pool, batch.actions
         self._own: dict[str, np.ndarray] = {}
-        if hi - lo == batch.num_envs or hi - lo >= SHARD_GRAIN:
-            return
+        if lo % SHARD_GRAIN == 0 and (hi % SHARD_GRAIN == 0 or hi == batch.num_envs):
+            return  # no cache line of it holds envs of others
         small = {name: array for name, array in batch.arrays._asdict().items() if name not in LARGE_ARRAYS}
         own = {name: aligned_zeros(array.shape, array.dtype) for name, array in small.items()}
         self.pool = address_struct(batch.arrays._replace(**own))

@@ -70,23 +70,36 @@ STAGE_BYTES = 48 * 1024
 
 
 class _Compiling:
-    """A lock that a thread may take again; the garbage collector, which finds nothing in what compilers make, has a break."""
+    """A lock that a thread may take again, and a break for the garbage collector.
+
+    Compilers make millions of objects, which it would go through again and again.
+    """
 
     def __init__(self) -> None:
         self._lock, self._depth, self._collects = threading.RLock(), 0, False
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._in_child)
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        if self._depth == 0:
+        self._depth += 1
+        if self._depth == 1:
             self._collects = gc.isenabled()
             gc.disable()
-        self._depth += 1
 
     def __exit__(self, *error: object) -> None:
-        self._depth -= 1
-        if self._depth == 0 and self._collects:
+        try:
+            if self._depth == 1 and self._collects:
+                gc.enable()
+        finally:
+            self._depth -= 1
+            self._lock.release()
+
+    def _in_child(self) -> None:
+        """Whoever held it in the parent does not exist here."""
+        if self._depth and self._collects:
             gc.enable()
-        self._lock.release()
+        self._lock, self._depth = threading.RLock(), 0
 
 
 COMPILING = _Compiling()
@@ -186,9 +199,9 @@ def kernel_source() -> str:
 from collections import namedtuple
 
 from {package}.head_calls import call_sample
-from {package}.host import TILE
+from {package}.host import TILE, WIDTH
 from {package}.network import COLUMNS, STRIDE, WORK, call_forward
-from {package}.sparse import INPUTS_PER_PLACE, LEAST_INPUTS, list_rows
+from {package}.sparse import list_length, list_rows
 
 part = njit(**INNER)
 """

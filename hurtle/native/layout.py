@@ -125,6 +125,7 @@ def job_source(spec: EnvSpec) -> str:
     ]
     return f"""\
 INPUTS = OBS_SIZE // AGENTS
+LIST_LENGTH = list_length(INPUTS)
 HAS_MASK = {spec.has_mask}
 HAS_PRESENT = {spec.has_present}
 IS_BOX = {isinstance(spec.action_space, spaces.Box)}

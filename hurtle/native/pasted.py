@@ -47,10 +47,10 @@ WORK: int = 0
 """Column of the table of layers: where a layer's outputs lie in the workspace."""
 STRIDE: int = 0
 """Column of the table of layers: the distance of rows there."""
-LEAST_INPUTS: int = 64
-"""Inputs from which on zeros are skipped."""
-INPUTS_PER_PLACE: int = 4
-"""One in so many inputs may then be other than zero."""
+LIST_LENGTH: int = 0
+"""The most numbers of an observation that are listed because they are not zero; 0: none are."""
+WIDTH: int = 16
+"""Numbers of a vector."""
 U64 = np.uint64
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 J: Any = None

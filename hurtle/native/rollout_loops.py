@@ -16,14 +16,14 @@ from hurtle.native.pasted import (
     HAS_MASK,
     HAS_PRESENT,
     INPUTS,
-    INPUTS_PER_PLACE,
     IS_BOX,
-    LEAST_INPUTS,
+    LIST_LENGTH,
     MAX_STEPS,
     METRICS,
     STRIDE,
     TILE,
     U64,
+    WIDTH,
     WORK,
     J,
     action_is_legal,
@@ -134,22 +134,21 @@ def aligned(count):
 
 @jit
 def new_lists():
-    """Memory for a tile's numbers that are not zero, and their places; none where there are too few inputs to list them."""
-    length = INPUTS // INPUTS_PER_PLACE if INPUTS >= LEAST_INPUTS else 0
-    return np.empty(TILE * length + 16, np.float32), np.empty(TILE * (length + 1) + 16, np.int32)
+    """Memory for a tile's numbers that are not zero, and for how many they are, with their places behind that."""
+    return np.empty(TILE * LIST_LENGTH + WIDTH, np.float32), np.empty(TILE * (LIST_LENGTH + 1) + WIDTH, np.int32)
 
 
 @part
 def infer(job, first, last, x, count, work, lists):
     """Run layers [first, last) of the network on a tile; of inputs that are mostly zeros, over the others alone."""
-    weights, layers, inputs, none = floats(job, J.weights), tables(job, J.layers), i8(INPUTS), np.empty(0, np.float32)
-    if INPUTS >= LEAST_INPUTS:
-        values, places = lists
-        length = i8(INPUTS // INPUTS_PER_PLACE)
-        if list_rows(x, count, inputs, none, none, values, places[TILE:], places, length):
-            call_forward(job[J.forward], weights, layers, first, last, values, i8(0), length, count, work, places)
+    weights, layers, inputs = floats(job, J.weights), tables(job, J.layers), i8(INPUTS)
+    values, places = lists
+    if LIST_LENGTH > 0:
+        none = values[:0]
+        if list_rows(x, count, inputs, none, none, values, places[TILE:], places, i8(LIST_LENGTH)):
+            call_forward(job[J.forward], weights, layers, first, last, values, i8(0), i8(LIST_LENGTH), count, work, places)
             return
-    call_forward(job[J.forward], weights, layers, first, last, x, i8(0), inputs, count, work, np.empty(0, np.int32))
+    call_forward(job[J.forward], weights, layers, first, last, x, i8(0), inputs, count, work, places[:0])
 
 
 @part

@@ -194,20 +194,76 @@ def test_a_rollout_without_a_valid_step_teaches_nothing():
         assert_equal_policies(policy, learner.policy, 0, 0)
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "rmsprop"])
 @pytest.mark.parametrize("minibatch_size", [1024, 512, 192, 50])
-def test_the_number_of_threads_does_not_change_a_bit(minibatch_size, monkeypatch):
+def test_the_number_of_threads_does_not_change_a_bit(minibatch_size, optimizer, monkeypatch):
     monkeypatch.setattr("hurtle.native.threads.free_cores", lambda: 8)
     policy = make_policy(hidden=(64, 40))
     rollout = made(policy, steps=64, rows=16)
+    config = PPOConfig(minibatch_size=minibatch_size, learning_rate=1e-3, optimizer=optimizer)
     found = []
     for threads in (1, 2, 3, 7):
-        _, learner = pair(policy, PPOConfig(minibatch_size=minibatch_size, learning_rate=1e-3), num_threads=threads)
+        _, learner = pair(policy, config, num_threads=threads)
+        if threads == 2:
+            monkeypatch.setattr(learner.native, "_pace", 1e9)  # one minibatch per call at first
         metrics = [learner.update(rollout) for _ in range(2)]
         found.append((metrics, learner.policy))
         learner.native.close()
     for metrics, trained in found[1:]:
         assert metrics == found[0][0]
         assert_equal_policies(found[0][1], trained, 0, 0)
+
+
+@pytest.mark.parametrize(("steps", "minibatch_size"), [(2049, 2048), (4097, 4096), (1023, 512), (1535, 512)])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_minibatches_of_two_sizes(steps, minibatch_size, threads, monkeypatch):
+    """A minibatch of one row less must not have more shards than there is room for."""
+    monkeypatch.setattr("hurtle.native.threads.free_cores", lambda: 3)
+    obs = spaces.Box(0, 1, (600,), np.uint8)
+    policy = make_policy(obs=obs, hidden=(64,))
+    rollout = made(policy, steps=steps, rows=1)
+    torch.manual_seed(0)
+    rollout.obs.copy_(torch.rand(rollout.obs.shape) < 0.02)
+    config = PPOConfig(num_epochs=2, minibatch_size=minibatch_size, learning_rate=1e-4)
+    torch_learner, learner = pair(policy, config, num_threads=threads)
+    for _ in range(2):
+        assert_equal_metrics(torch_learner.update(rollout), learner.update(rollout))
+    assert_equal_policies(policy, learner.policy)
+    job = learner.native._job[0]
+    assert job["list_length"] > 0
+    assert len(learner.native._kept["gradients"]) == (1 + job["has_copies"]) * job["num_shards"] * (
+        job["trained_size"] + learner.native._kernels.STATS
+    )
+    learner.native.close()
+
+
+def test_rollouts_that_grow_shrink_and_change_their_share_of_zeros():
+    obs = spaces.Box(-9, 9, (64,), np.float32)
+    policy = make_policy(obs=obs)
+    torch_learner, learner = pair(policy, PPOConfig(num_epochs=1, minibatch_size=64, learning_rate=1e-3))
+    for steps, share in ((8, 0.05), (9, 0.05), (9, 1.0), (4, 0.05), (12, 0.05)):
+        rollout = made(policy, steps=steps, rows=16, seed=steps)
+        torch.manual_seed(steps)
+        rollout.obs.masked_fill_(torch.rand(rollout.obs.shape) > share, 0.0)
+        assert_equal_metrics(torch_learner.update(rollout), learner.update(rollout))
+        assert (learner.native._job["list_length"][0] > 0) == (share < 1)
+    assert_equal_policies(policy, learner.policy)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_nan_stops_all_threads(threads, monkeypatch):
+    monkeypatch.setattr("hurtle.native.threads.free_cores", lambda: 2)
+    policy = make_policy()
+    _, learner = pair(policy, PPOConfig(num_epochs=2, minibatch_size=256, shuffle=False), num_threads=threads)
+    rollout = made(policy, steps=64, rows=8)
+    rollout.use_advantages = lambda *args: None
+    rollout.advantages.normal_()
+    rollout.returns[-1, 0] = torch.nan  # in the second minibatch, in the second thread's shard
+    with pytest.raises(NonFiniteError, match="not finite"):
+        learner.update(rollout)
+    assert learner.native.steps == 1
+    assert all(parameter.isfinite().all() for parameter in learner.policy.parameters())
+    learner.native.close()
 
 
 @pytest.mark.parametrize("field", ["advantages", "obs", "log_probs", "returns"])

@@ -364,8 +364,10 @@ def test_without_the_envs_new_episodes_begin_with_other_seeds():
     assert not torch.equal(again.obs[0], rollout.obs[0])
 
 
-def test_the_vector_stays_usable():
-    collector = native("cartpole", 3)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_vector_stays_usable(threads, monkeypatch):
+    monkeypatch.setattr("hurtle.native.threads.free_cores", lambda: 3)
+    collector = native("cartpole", 3, num_threads=threads)
     rollout = collector.new_rollout(6)
     collector.collect(rollout)
     state = copy.deepcopy(collector.vec.state_dict())
@@ -511,8 +513,10 @@ def test_nothing_is_learned_from_bad_numbers():
     assert float(collector.policy.normalizer.count) == 0.0
 
 
-def test_weights_that_are_not_finite():
-    collector = native(Spoilt, 3)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_weights_that_are_not_finite(threads, monkeypatch):
+    monkeypatch.setattr("hurtle.native.threads.free_cores", lambda: 3)
+    collector = native(Spoilt, 3, num_threads=threads)
     collector.sync_weights(np.full(collector.num_weights, np.nan, np.float32))
     with pytest.raises(ActionError, match=r"Env 0 got the action \[nan\]"):
         collector.collect(collector.new_rollout(2))

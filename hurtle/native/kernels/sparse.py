@@ -15,7 +15,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .gemm import VECTORS, Tile
-from .host import WIDTH, entry, f4, inlined, jit
+from .host import CHECKED, WIDTH, entry, f4, inlined, jit
 
 LEAST_INPUTS = 4 * WIDTH
 """Below so many inputs there is little to skip."""
@@ -63,6 +63,26 @@ _list_vector: Any = intrinsic(_list)
 """List the non-zeros (NaN is one) of 16 numbers from obs[at + k] on without a branch; returns how many. AVX-512."""
 
 
+if WIDTH == 16:
+
+    @jit
+    def _list_vectors(obs, at, inputs, values, places, first, length):
+        """List the non-zeros of whole vectors, until they are too many; returns how many, and of how many inputs."""
+        whole, count = inputs // WIDTH * WIDTH, 0
+        for k in range(0, whole, WIDTH):
+            count += _list_vector(obs, at, k, values, places, first + count)
+            if count > length:
+                break
+        return count, whole
+
+else:
+
+    @jit
+    def _list_vectors(obs, at, inputs, values, places, first, length):
+        """Leave all of it to the loop over single numbers."""
+        return 0, 0
+
+
 @jit
 def list_row(obs, at, inputs, low, span, values, places, first, length):
     """List the non-zeros of one observation from `first` on, `length` at most; returns how many, or -1 if they are more.
@@ -70,18 +90,17 @@ def list_row(obs, at, inputs, low, span, values, places, first, length):
     A value is what the network takes: (number - low) / span, or the number itself where `span` is empty. Zeros must be zeros
     for the network, too: `low` is 0. Up to WIDTH elements behind the list are overwritten.
     """
-    whole, count = inputs // WIDTH * WIDTH if WIDTH == 16 else 0, 0
-    for k in range(0, whole, WIDTH):
-        count += _list_vector(obs, at, k, values, places, first + count)
-        if count > length:
-            return -1
+    if CHECKED and first + length + WIDTH > min(values.shape[0], places.shape[0]):
+        raise IndexError("a list would leave its memory")
+    count, whole = _list_vectors(obs, at, inputs, values, places, first, length)
     for k in range(whole, inputs):
         if obs[at + k] != 0:
-            if count == length:
-                return -1
-            values[first + count] = f4(obs[at + k])
-            places[first + count] = k
+            if count < length:
+                values[first + count] = f4(obs[at + k])
+                places[first + count] = k
             count += 1
+    if count > length:
+        return -1
     if span.shape[0]:
         for i in range(first, first + count):
             values[i] = (values[i] - low[places[i]]) / span[places[i]]

@@ -20,6 +20,7 @@ from .vector_math import exp
 
 MAX_SHARDS = 16
 MANY_WEIGHTS = 1 << 15
+"""From so many on, adding up gradients takes a part of the time that counts."""
 BLOCK = 512
 """Weights that one thread sums up and steps at a time."""
 ADAM, ADAMW, RMSPROP = 0, 1, 2
@@ -37,7 +38,7 @@ _INTS = """
 forward backward score gradient
 rollout_size num_layers split actor critic trained_size packed_size work_size scratch_size num_blocks num_inputs head_kind
 num_choices action_size mask_size has_masks has_importance log_std_at log_stds normalizes clips clips_values optimizer
-steps_before minibatches done has_copies num_shards list_length
+steps_before minibatches done has_copies shard_rows num_shards list_length
 """
 _FLOATS = "clip_range value_coef entropy_coef max_grad_norm learning_rate beta1 beta2 eps weight_decay"
 JOB = np.dtype(
@@ -48,16 +49,14 @@ JOB = np.dtype(
 """All that an update needs: addresses of arrays, sizes, settings."""
 
 
-def shard_rows(count: int, weights: int, listed: bool) -> int:
-    """Rows of each shard of a minibatch: at least two tiles, at most MAX_SHARDS shards.
+def shard_rows(count: int, weights: int, lists: bool) -> int:
+    """Rows of each shard, where the largest minibatch has `count`: at least two tiles, at most MAX_SHARDS shards.
 
-    More where gradients are large to add up, while few of the inputs are listed, so that they come at little cost.
+    Inputs of which non-zeros alone are listed cost little to compute, but their many gradients as much as any to add up: they
+    get larger shards, unless hardly any would be left.
     """
     tiles = max(2, -(-count // (TILE * MAX_SHARDS)))
-    return TILE * (max(4, tiles) if listed and weights > MANY_WEIGHTS and count >= 8 * TILE else tiles)
-
-
-_shard_rows = jit(shard_rows)
+    return TILE * (max(4, tiles) if lists and weights > MANY_WEIGHTS and count >= 8 * TILE else tiles)
 
 
 def copy_size(packed_size: int, trained_size: int, num_blocks: int) -> int:
@@ -77,7 +76,7 @@ def learn(job, first, last, thread, threads):
     its own, to the same bits: few weights are stepped sooner than sent to another core.
     """
     j = job[0]
-    stride = j.trained_size + STATS
+    stride, size = j.trained_size + STATS, j.shard_rows
     weights, moments1, moments2, total, norms = _own_arrays(j, thread)
     gradients, results = floats_at(j.gradients, ANY), floats_at(j.results, j.minibatches * RESULTS)
     layers = table_at(j.layers, j.num_layers, network.COLUMNS)
@@ -90,7 +89,6 @@ def learn(job, first, last, thread, threads):
     for m in range(first, last):
         low, high = bounds[m], bounds[m + 1]
         mean, scale = _advantage_scale(advantages, order, low, high) if j.normalizes else (f4(0.0), f4(1.0))
-        size = _shard_rows(high - low, j.trained_size, j.list_length > 0)
         shards = (high - low + size - 1) // size
         begin = j.num_shards * stride if j.has_copies and m % 2 else 0  # others may still read the last minibatch's
         for s in range(thread, shards, threads):
@@ -161,7 +159,7 @@ def _new_tile(j):
     """What one thread needs to work on a tile of rows."""
     numbers = np.empty((9, TILE), np.float32)  # log-probs, entropies, their slopes; old log-probs, values; advantages, returns
     return (
-        np.empty(TILE * max(j.num_inputs, j.list_length), np.float32),
+        np.empty(TILE * j.num_inputs, np.float32),
         np.empty(TILE * (1 + j.list_length) if j.list_length else 0, np.int32),
         np.empty(j.work_size, np.float32),
         np.empty(j.work_size, np.float32),

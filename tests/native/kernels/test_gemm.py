@@ -158,6 +158,12 @@ def test_the_kernels_of_narrower_machines_are_right_too(width):
             t.test_layers_equal_the_reference("tanh", shape)
             t.test_gradients_of_weights_are_added(shape)
         t.test_a_row_has_the_same_bits_whatever_rows_are_beside_it()
+        import numpy as np, test_sparse as s
+        for dtype in (np.float32, np.uint8):
+            s.test_lists_hold_the_non_zeros(dtype, 77)
+        s.test_a_full_list_is_one_and_a_longer_one_is_none()
+        s.test_a_layer_has_the_bits_of_the_dense_one((33, 77, 40), True)
+        s.test_gradients_of_weights_have_the_bits_of_the_dense_ones((33, 77, 40))
     """
     run_here(code, HURTLE_VECTOR_WIDTH=width)
 

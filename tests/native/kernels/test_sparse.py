@@ -95,7 +95,7 @@ def listed(x, **scale):
 
 @pytest.mark.parametrize("depth", [64, 65, 100, 127, 128, 405])
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
-def test_lists_hold_the_non_zeros(depth, dtype):
+def test_lists_hold_the_non_zeros(dtype, depth):
     rng = np.random.default_rng(2)
     x = (100 * inputs_of(rng, 9, depth, 0.1)).astype(np.int64).astype(dtype)
     x[3] = 0
@@ -117,6 +117,33 @@ def test_nan_is_not_a_zero_and_minus_zero_is():
     assert found[0] == found[2] == []
     assert found[1][0][0] == 5
     assert np.isnan(found[1][0][1])
+
+
+def test_a_full_list_is_one_and_a_longer_one_is_none():
+    """Wherever the one too many is: among the inputs that are taken as vectors, or among the last ones."""
+    inputs = 77
+    length = sparse.list_length(inputs)
+    for places in (range(length), range(inputs - length, inputs), range(0, 4 * length, 4)):
+        x = np.zeros((2, inputs), np.float32)
+        x[:, list(places)] = 1.0
+        assert [[k for k, _ in row] for row in listed(x)] == [list(places)] * 2
+        for more in set(range(inputs)) - set(places):
+            longer = x.copy()
+            longer[1, more] = 2.0
+            assert listed(longer) is None
+
+
+def test_lists_stay_in_their_memory():
+    rng = np.random.default_rng(4)
+    for inputs in (64, 65, 77, 405):
+        length = sparse.list_length(inputs)
+        values, lists = sparse.list_memory(3, length)
+        guarded = [np.concatenate([part, np.full(99, -7, part.dtype)]) for part in (values, lists)]
+        for share in (0.1, 0.2, 1.0):
+            x = inputs_of(rng, 3, inputs, share).ravel()
+            sparse.list_rows(x, 3, inputs, NONE, NONE, guarded[0], guarded[1][3:], guarded[1], length)
+            assert (guarded[0][len(values) :] == -7).all()
+            assert (guarded[1][len(lists) :] == -7).all()
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 1.0])
