@@ -36,8 +36,10 @@ class GeneralCollector:
         stop_requested: Set it, for instance in a signal handler, to end `collect` at the next step.
     """
 
-    def __init__(self, vec: VectorEnv, actor: Actor, rewards: RewardRule, seed: int = 0, timer: Timer | None = None):
-        self.rows, self.actor, self.rewards = VecRows(vec), actor, rewards
+    def __init__(
+        self, vec: VectorEnv, actor: Actor, rewards: RewardRule | None = None, seed: int = 0, timer: Timer | None = None
+    ):
+        self.rows, self.actor, self.rewards = VecRows(vec), actor, rewards or RewardRule()
         self.vec: Any = vec
         self.timer = timer or Timer()
         self.steps = 0  # of each env
@@ -55,6 +57,10 @@ class GeneralCollector:
         """Whether the env tells which actions are legal."""
         self._begin()
         return self._mask is not None
+
+    def new_rollout(self, num_steps: int) -> Rollout:
+        """A rollout that `collect` can fill."""
+        return Rollout(self.actor.policy, num_steps, self.rows.num_rows, self.has_masks)
 
     def collect(self, rollout: Rollout) -> EpisodeStats | None:
         """Fill the rollout with the next `num_steps` steps of every env; the episodes that ended, or None if asked to stop."""

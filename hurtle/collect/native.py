@@ -138,16 +138,19 @@ class NativeCollector:
         """A rollout that `collect` can fill."""
         return Rollout(self.policy, num_steps, self.rows.num_rows, self.has_masks)
 
-    def sync_weights(self, flat: np.ndarray | Tensor) -> None:
+    def sync_weights(self, flat: np.ndarray | Tensor | None) -> None:
         """Act with these weights from now on, whatever becomes of the policy's own; without it, `collect` takes the policy's.
 
         Args:
             flat: All parameters in the order of `policy.parameters()`, as `torch.nn.utils.parameters_to_vector` gives them:
-                one contiguous float32 buffer on the CPU, which is copied.
+                one contiguous float32 buffer on the CPU, which is copied. None goes back to the policy's own.
 
         Raises:
             HurtleError: It has another size, dtype or layout.
         """
+        if flat is None:
+            self._synced, self._packed_weights = False, None
+            return
         expected = f"one contiguous float32 buffer of {self.num_weights} weights (torch.nn.utils.parameters_to_vector)"
         if not isinstance(flat, Tensor | np.ndarray):
             raise HurtleError(f"sync_weights takes {expected}, got a {type(flat).__name__}.")
@@ -449,9 +452,7 @@ def _plan_of(policy: Policy) -> NetworkPlan:
     try:
         return plan_for(policy)
     except UnsupportedError as error:
-        raise HurtleError(
-            f"This policy cannot act natively: {error}. Use GeneralCollector, which takes any policy, or policy='mlp'."
-        ) from None
+        raise HurtleError(f"This policy cannot act natively: {error}. Use GeneralCollector, which takes any policy.") from None
 
 
 def _check_spaces(vec: NativeVecEnv, policy: Policy) -> None:

@@ -120,7 +120,7 @@ def plan_for(policy: Policy) -> NetworkPlan:
     if policy.is_recurrent:
         raise UnsupportedError("it has a memory")
     if type(net) is not MLP:
-        raise UnsupportedError(f"its network is a {type(net).__name__}, not an MLP")
+        raise UnsupportedError(f"its network is a {type(net).__name__}, not an MLP (policy='mlp' asks for one)")
     if policy.head.kind not in HEADS:
         raise UnsupportedError(f"its actions are {policy.head.kind}")
     if any(p.dtype != torch.float32 or p.device.type != "cpu" or not p.requires_grad for p in policy.parameters()):

@@ -422,6 +422,16 @@ def test_weights_that_do_not_fit(change, message):
         collector.sync_weights(change(parameters_to_vector(collector.policy.parameters()).detach()))
 
 
+def test_the_policys_own_weights_again():
+    collector, same = native("cartpole", 4), native("cartpole", 4)
+    collector.sync_weights(np.zeros(collector.num_weights, np.float32))
+    collector.sync_weights(None)
+    rollouts = [one.new_rollout(8) for one in (collector, same)]
+    for one, rollout in zip((collector, same), rollouts, strict=True):
+        one.collect(rollout)
+    assert torch.equal(rollouts[0].values, rollouts[1].values)
+
+
 def test_a_policy_from_a_config():
     vec = hurtle.make_vec("cartpole", 2)
     collector = NativeCollector(vec, PolicyConfig(hidden_sizes=(8,)), seed=4)
