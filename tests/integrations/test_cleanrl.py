@@ -46,6 +46,7 @@ def test_it_trains_with_either_library(env, library, mode):
     assert np.mean(returns[-20:]) > 1.3 * np.mean(returns[:20])
 
 
+@pytest.mark.slow
 def test_it_learns_cartpole():
     returns = cleanrl_ppo.train(vectors("cartpole"), replace(SHORT, total_steps=24_576))
     assert np.mean(returns[-20:]) > 150

@@ -381,6 +381,7 @@ def test_sac_takes_continuous_actions():
     assert model.num_timesteps >= 80
 
 
+@pytest.mark.slow
 def test_ppo_learns_cartpole():
     vec = make_sb3_vec("cartpole", 8)
     model = sb3.PPO("MlpPolicy", vec, seed=0, device="cpu", **PPO_SETTINGS)
