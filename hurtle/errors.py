@@ -27,7 +27,15 @@ class ActionError(HurtleError, ValueError):
 
 
 class DeviceError(HurtleError, RuntimeError):
-    """A device that was asked for and is not there, or that cannot do what was asked."""
+    """A device that was asked for and is not there, or that cannot do what was asked.
+
+    Attributes:
+        device_lost: Nothing can be read from the device any more; only a new process can use it again.
+    """
+
+    def __init__(self, message: str, device_lost: bool = False):
+        super().__init__(message)
+        self.device_lost = device_lost
 
 
 class EnvFailedError(HurtleError, RuntimeError):

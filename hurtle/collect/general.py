@@ -60,13 +60,13 @@ class GeneralCollector:
 
     def new_rollout(self, num_steps: int) -> Rollout:
         """A rollout that `collect` can fill."""
-        return Rollout(self.actor.policy, num_steps, self.rows.num_rows, self.has_masks)
+        return Rollout(self.actor.policy, num_steps, self.rows.num_rows, self.has_masks, str(self.actor.device))
 
     def collect(self, rollout: Rollout) -> EpisodeStats | None:
         """Fill the rollout with the next `num_steps` steps of every env; the episodes that ended, or None if asked to stop."""
         self._begin()
         rows, actor, timer = self.rows, self.actor, self.timer
-        host = {name: _host_array(rollout, name) for name in OUTCOMES}
+        host = {name: actor.staging.host_array(getattr(rollout, name)) for name in OUTCOMES}
         episodes: list[EpisodeStats] = []
         cut_off: list[tuple[int, np.ndarray, np.ndarray, tuple[Tensor, ...]]] = []  # truncated: step, rows, final obs, memory
         rollout.all_valid, rollout.advantages_for = True, None
@@ -83,7 +83,7 @@ class GeneralCollector:
             with timer("inference"):
                 actions, rollout.log_probs[t], rollout.values[t] = actor.act(rollout.obs[t], mask, rollout.starts[t])
                 rollout.actions[t] = actions
-                for_env = rows.actions(actor.env_actions(actions))
+                for_env = rows.actions(actor.env_actions())
             with timer("env"):
                 obs, rewards, terminated, truncated, infos = self.vec.step(for_env)
             with timer("copy"):
@@ -127,11 +127,12 @@ class GeneralCollector:
             self._raw[t] = self._obs
         rollout.obs[t] = self.actor.see(self._obs)
         host["starts"][t] = self._starts
-        if rollout.device.type != "cpu":
-            rollout.starts[t] = torch.from_numpy(self._starts)
+        staging = self.actor.staging
+        if not staging.shares_memory:
+            rollout.starts[t] = staging.to_device("starts", self._starts)
         if rollout.masks is None:
             return None
-        rollout.masks[t] = True if self._mask is None else torch.from_numpy(self._mask)
+        rollout.masks[t] = True if self._mask is None else staging.to_device("mask", self._mask)
         return rollout.masks[t]
 
     def _acting(self) -> np.ndarray | None:
@@ -174,9 +175,10 @@ class GeneralCollector:
             host["final_values"][times, rows] = self.actor.values(final, state).cpu().numpy()
 
     def _finish(self, rollout: Rollout, host: dict[str, np.ndarray]) -> None:
-        if rollout.device.type != "cpu":
+        staging = self.actor.staging
+        if not staging.shares_memory:
             for name, array in host.items():
-                getattr(rollout, name).copy_(torch.from_numpy(array))
+                getattr(rollout, name).copy_(staging.to_device(f"all {name}", array))
         self.rewards.apply(rollout)
         if self.actor.policy.normalizer is not None:
             self.actor.policy.normalizer.update(self._raw, host["valid"])
@@ -207,9 +209,3 @@ class GeneralCollector:
     def close(self) -> None:
         """Close the vector."""
         self.vec.close()
-
-
-def _host_array(rollout: Rollout, name: str) -> np.ndarray:
-    """Where outcomes of steps are written: the rollout itself, or memory that is copied to its device at the end."""
-    field = getattr(rollout, name)
-    return field.numpy() if rollout.device.type == "cpu" else np.zeros(field.shape, str(field.dtype).removeprefix("torch."))

@@ -1,28 +1,41 @@
 """`PoolCollector`: asynchronous pools, whose envs come back in any order and at their own pace.
 
-recv → the envs' last steps are completed → policy → their next steps begin → send. Every env writes a segment of T steps;
+recv → the envs' last steps are completed → policy → send → what it said is written down. Every env writes a segment of T steps;
 a rollout is the first N segments that are full. Fast envs fill several, slow ones carry theirs over: no step is lost.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hurtle.buffers.rollout import EpisodeStats, Rollout
 from hurtle.collect.inference import Actor
 from hurtle.collect.rewards import RewardRule
 from hurtle.collect.rows import VecRows, merge_stats
+from hurtle.native.threads import free_cores
 from hurtle.tracking.timing import Timer
 from hurtle.vector.vec_env import VecEnv
 
-STEP_FIELDS = (
-    *("obs", "actions", "masks", "log_probs", "values", "rewards", "terminated", "truncated"),
-    *("final_values", "starts", "valid"),
-)
+POLICY_FIELDS = ("obs", "actions", "masks", "log_probs", "values", "final_values")
+"""Written where the policy is …"""
+HOST_FIELDS = ("rewards", "terminated", "truncated", "starts", "valid")
+"""… and by the host, in memory of its own where that is a GPU; copied when a rollout is handed over."""
+
+
+class _Steps(NamedTuple):
+    """The steps that a batch of rows begins."""
+
+    places: Tensor  # in the segments, flat
+    seen: Tensor
+    mask: Tensor | None
+    starts: Tensor
+    full: np.ndarray  # which of the rows had filled their segments …
+    filled: np.ndarray  # … and those segments
 
 
 class PoolCollector:
@@ -30,6 +43,9 @@ class PoolCollector:
 
     The steps of a segment may stem from two versions of the policy, when an update fell into it; each has the log-prob of the
     policy that took it.
+
+    With worker processes this is double buffering: while the policy acts for one batch, the envs of the others are stepped. A
+    batch is sent as soon as its actions are known; log-probs, values and memory are not waited for.
 
     Args:
         vec: A pool: a `VecEnv` with `batch_size < num_envs`.
@@ -50,6 +66,7 @@ class PoolCollector:
         count = self.rows.num_rows
         self._num_segments = 2 * count + vec.batch_size * self.rows.num_agents  # one under way per row, N full, one batch more
         self._segments: Rollout | None = None
+        self._host: dict[str, np.ndarray] = {}  # the fields of the segments that the host writes
         self._raw = np.zeros(0)  # [T, segments, …]: what the policy's normalizer learns from
         self._segment = np.arange(count)  # which one each row fills
         self._time = np.zeros(count, np.int64)  # how far it is
@@ -94,10 +111,15 @@ class PoolCollector:
             rows = (env_ids[:, None] * self.rows.num_agents + np.arange(self.rows.num_agents)).reshape(-1)
             with self.timer("copy"):
                 episodes += self._complete(rows, env_ids, batch)
+                steps = self._begin_steps(rows, batch)
             with self.timer("inference"):
-                actions = self._act(rows, batch)
+                actions, log_probs, values = self.actor.act(steps.seen, steps.mask, steps.starts, rows)
+                values = values.clone()  # a network's may be a view of what it saw, which is the env's memory
+                for_env = self.rows.actions(self.actor.env_actions())
             with self.timer("env"):
-                self.vec.send(self.rows.actions(actions), env_ids)
+                self.vec.send(for_env, env_ids)
+            with self.timer("copy"):
+                self._write(steps, actions, log_probs, values)
         with self.timer("copy"):
             self._hand_over(rollout)
         return merge_stats(episodes)
@@ -106,6 +128,7 @@ class PoolCollector:
         policy = self.actor.policy
         has_masks = self.has_masks  # receives the first batch, if nobody has
         self._segments = Rollout(policy, rollout.num_steps, self._num_segments, has_masks, str(rollout.device))
+        self._host = {name: self.actor.staging.host_array(getattr(self._segments, name)) for name in HOST_FIELDS}
         if policy.normalizer is not None:
             assert self._held is not None
             obs = self.rows.flat(self._held[0])
@@ -124,11 +147,9 @@ class PoolCollector:
         counts = self._counts[rows] & acted
         terminated, truncated = terminated & counts, truncated & counts
         done = acted.nonzero()[0]
-        at = (torch.from_numpy(self._time[rows[done]]), torch.from_numpy(self._segment[rows[done]]))
+        at = self._time[rows[done]], self._segment[rows[done]]
         for name, values in (("rewards", rewards * counts), ("terminated", terminated), ("truncated", truncated)):
-            field = getattr(segments, name)
-            field[at] = torch.from_numpy(values[done]).to(field)
-        segments.final_values[at] = 0.0
+            self._host[name][at] = values[done]
         ended = terminated | truncated
         stats = self.rows.episodes(infos, rewards, ended, None)
         cut = (truncated & ~terminated).nonzero()[0]
@@ -136,76 +157,92 @@ class PoolCollector:
             # with NEXT_STEP, the observation of now is the final one
             final = obs[cut] if self.rows.next_step else self.rows.final_obs(infos, cut, obs)
             self.rows.check_finite("final observation", final, self._steps, rows[cut])
-            where = (torch.from_numpy(self._time[rows[cut]]), torch.from_numpy(self._segment[rows[cut]]))
-            segments.final_values[where] = self.actor.values(final, self.actor.state_of(rows[cut])).to(segments.device)
+            segments.final_values.flatten()[self._places(rows[cut])] = self.actor.values(final, self.actor.state_of(rows[cut]))
         self._time[rows[done]] += 1
         self._begin_episodes(rows, self.rows.over(infos, ended, counts), ended)
         return [] if stats is None else [stats]
 
     def _begin_episodes(self, rows: np.ndarray, over: np.ndarray, ended: np.ndarray) -> None:
         """Note who of these rows begins an episode with the coming step; see `GeneralCollector`."""
-        segments = self._segments
-        assert segments is not None
         acted, acting, starts, resetting = (part[rows] for part in (self._acted, self._counts, self._starts, self._resetting))
         waiting = starts & ~acting
         for row in rows[over & ~acting & ~starts & ~resetting]:  # gone without a flag, and the env is over
             segment = int(self._segment[row])
-            last = segments.valid[: self._time[row], segment].nonzero()[-1:, 0]
-            segments.terminated[last, segment] = True
+            last = self._host["valid"][: self._time[row], segment].nonzero()[0][-1:]
+            self._host["terminated"][last, segment] = True
         began = (resetting | waiting | (ended & ~over)) if self.rows.next_step else (ended | waiting | over)
         self._starts[rows] = began | ~acted
         self._resetting[rows] = over & self.rows.next_step
 
-    def _act(self, rows: np.ndarray, batch: tuple[Any, ...]) -> np.ndarray:
-        """Begin the next step of these rows, in a new segment where the old one is full; returns the env's actions."""
+    def _begin_steps(self, rows: np.ndarray, batch: tuple[Any, ...]) -> _Steps:
+        """Begin the next step of these rows, in a new segment where the old one is full.
+
+        What the env told is written down now: once actions are sent, its arrays may change.
+        """
         segments, actor = self._segments, self.actor
         assert segments is not None
         obs, infos = self.rows.flat(batch[0]), batch[-1]
-        seen, device = actor.see(obs), segments.device
-        mask = None if segments.masks is None else torch.from_numpy(self.rows.mask(infos)).to(device)
-        starts = torch.from_numpy(self._starts[rows]).to(device)
         full = (self._time[rows] == segments.num_steps).nonzero()[0]
-        old = self._segment[rows[full]]
+        filled = self._segment[rows[full]]
         for row in rows[full]:
             segment = self._free.popleft()
             self._segment[row], self._row_of[segment], self._time[row] = segment, row, 0
-        first = rows[self._time[rows] == 0]
-        for part, memory in zip(segments.initial_state, actor.state_of(first), strict=True):
-            part[torch.from_numpy(self._segment[first])] = memory
-        actions, log_probs, values = actor.act(seen, mask, starts, rows)
-        segments.last_values[torch.from_numpy(old)] = values[torch.from_numpy(full)]
-        self._full.extend(old.tolist())
         present = self.rows.present(infos)
         self._counts[rows] = ~self._resetting[rows] if present is None else present & ~self._resetting[rows]
         self._acted[rows] = True
-        time, segment = self._time[rows], self._segment[rows]
-        at = (torch.from_numpy(time), torch.from_numpy(segment))
-        for name, written in (("obs", seen), ("actions", actions), ("log_probs", log_probs), ("values", values)):
-            field = getattr(segments, name)
-            field[at] = written.to(field)
-        segments.starts[at], segments.valid[at] = starts, torch.from_numpy(self._counts[rows]).to(device)
-        if segments.masks is not None and mask is not None:
-            segments.masks[at] = mask
+        at = self._time[rows], self._segment[rows]
+        self._host["starts"][at], self._host["valid"][at] = self._starts[rows], self._counts[rows]
         if actor.policy.normalizer is not None:
-            self._raw[time, segment] = obs
-        return actor.env_actions(actions)
+            self._raw[at] = obs
+        places, seen = self._places(rows), actor.see(obs)
+        segments.obs.flatten(0, 1)[places] = seen
+        mask: Tensor | None = None
+        if segments.masks is not None and (legal := self.rows.mask(infos)) is not None:
+            segments.masks.flatten(0, 1)[places] = mask = actor.staging.to_device("mask", legal)
+        first = rows[self._time[rows] == 0]
+        if segments.initial_state and first.size:
+            begun = actor.staging.to_device("segments begun", self._segment[first])
+            for part, memory in zip(segments.initial_state, actor.state_of(first), strict=True):
+                part[begun] = memory
+        return _Steps(places, seen, mask, actor.staging.to_device("starts", self._starts[rows]), full, filled)
+
+    def _write(self, steps: _Steps, actions: Tensor, log_probs: Tensor, values: Tensor) -> None:
+        """Write down what the policy said; the envs are under way already."""
+        segments, staging = self._segments, self.actor.staging
+        assert segments is not None
+        for name, written in (("actions", actions), ("log_probs", log_probs), ("values", values)):
+            field = getattr(segments, name)
+            field.flatten(0, 1)[steps.places] = written.to(field)
+        if steps.full.size:
+            filled = staging.to_device("segments filled", steps.filled)
+            segments.last_values[filled] = values[staging.to_device("rows full", steps.full)]
+            self._full.extend(steps.filled.tolist())
+
+    def _places(self, rows: np.ndarray) -> Tensor:
+        """Where these rows' steps are in the segments: flat indices, on the device."""
+        return self.actor.staging.to_device("places", self._time[rows] * self._num_segments + self._segment[rows])
 
     def _hand_over(self, rollout: Rollout) -> None:
         """Copy the segments that were full first into the rollout."""
         segments = self._segments
         assert segments is not None
         chosen = [self._full.popleft() for _ in range(rollout.num_rows)]
-        index = torch.tensor(chosen, device=segments.device)
-        for name in STEP_FIELDS:
+        staging = self.actor.staging
+        index = staging.to_device("chosen", np.array(chosen))
+        for name in POLICY_FIELDS:
             if (field := getattr(segments, name)) is not None:
                 getattr(rollout, name).copy_(field[:, index])
+        for name in HOST_FIELDS:
+            getattr(rollout, name).copy_(staging.to_device(f"all {name}", self._host[name][:, chosen]))
         rollout.last_values.copy_(segments.last_values[index])
         for part, memory in zip(rollout.initial_state, segments.initial_state, strict=True):
             part.copy_(memory[index])
-        rollout.all_valid, rollout.advantages_for = bool(rollout.valid.all()), None
+        segments.final_values.index_fill_(1, index, 0.0)  # for whoever fills them next
+        valid = self._host["valid"][:, chosen]
+        rollout.all_valid, rollout.advantages_for = bool(valid.all()), None
         self.rewards.apply(rollout, self._row_of[chosen])
         if self.actor.policy.normalizer is not None:
-            self.actor.policy.normalizer.update(self._raw[:, chosen], rollout.valid)
+            self.actor.policy.normalizer.update(self._raw[:, chosen], valid)
         self._free.extend(chosen)
 
     def state_dict(self) -> dict[str, Any]:
@@ -222,3 +259,28 @@ class PoolCollector:
     def close(self) -> None:
         """Close the vector."""
         self.vec.close()
+
+
+def double_buffered_batch(num_envs: int, num_workers: int | None, backend: str, device: torch.device | str) -> int | None:
+    """The `batch_size` with which a pool keeps a GPU and worker processes busy at once; None where a pool would not help.
+
+    With half of the envs per batch, the workers step one half while the policy acts for the other. That takes workers with at
+    least two envs each: a worker whose only env waits for its action has nothing to do in the meantime. The pool must be in
+    the order "ready", the default: "fair" would take the envs of the same workers each time, and let the others wait.
+
+    Args:
+        num_envs: Of the vector.
+        num_workers: As `make_vec` takes it; None: as many as it would start.
+        backend: As `make_vec` takes it; only "process" has workers for certain.
+        device: Where the policy is.
+
+    Example:
+        >>> double_buffered_batch(64, 8, "process", "cuda")
+        32
+        >>> double_buffered_batch(64, 8, "process", "cpu") is None
+        True
+    """
+    if torch.device(device).type != "cuda" or backend != "process":
+        return None
+    workers = num_workers or min(num_envs, free_cores())
+    return num_envs // 2 if num_envs % 2 == 0 and num_envs >= 2 * workers else None

@@ -1,13 +1,37 @@
-"""The torch device that a run asks for, and torch's global settings for as long as it lasts."""
+"""The torch device that a run asks for, torch's global settings for as long as it lasts, and what a GPU's errors mean."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-from hurtle.errors import DeviceError
+from hurtle.errors import DeviceError, HurtleError
+
+_GPU_CLASSES = ("OutOfMemoryError", "AcceleratorError", "OutOfResources", "CudaDriverError", "CudaSupportError", "CUDAError")
+"""Of torch, Triton, Numba and NVIDIA's own package, which are not imported for it …"""
+_GPU_WORDS = re.compile(
+    r"CUDA (driver |kernel |runtime )?error|CUDA out of memory|Triton Error \[CUDA\]|CUDA_ERROR_|cudaError|"
+    r"cuDNN error|CU(BLAS|DNN|SOLVER|SPARSE)_STATUS_"
+)
+"""… and what they say in errors of Python's own classes."""
+_NO_DRIVER = re.compile(
+    r"no nvidia driver|driver on your system is too old|driver version is insufficient|driver initialization failed|"
+    r"error at driver init|driver library cannot be found|cuda unknown error|no cuda gpus|no cuda-capable device|"
+    r"not compiled with cuda|accelerator device when none is available",
+    re.IGNORECASE,
+)
+_NO_MEMORY = re.compile(r"out.of.memory|_ALLOC_FAILED|MemoryAllocation", re.IGNORECASE)
+_LOST = re.compile(
+    r"illegal.(memory.access|address|instruction)|misaligned.address|launch.fail|launch.timed.out|launch.timeout|"
+    r"device-side assert|ERROR_ASSERT|uncorrectable|hardware.stack|invalid.program.counter|invalid.pc\b|"
+    r"invalid.address.space|context.is.destroyed|gpu is lost|unknown error",
+    re.IGNORECASE,
+)
+_LOST_CODES = frozenset((214, 220, 700, 702, 709, 710, *range(714, 720), 999))
+"""Those of CUDA after which every further call fails, until the process ends."""
 
 
 def find_device(device: str) -> torch.device:
@@ -53,3 +77,94 @@ def own_random_streams(device: torch.device) -> Iterator[None]:
     """What is drawn inside leaves torch's global generators as they were."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
+
+
+@contextmanager
+def gpu_errors(device: torch.device | str = "cuda") -> Iterator[None]:
+    """Turn what torch, Numba and Triton raise when a GPU fails into errors that say what to do; others pass.
+
+    Args:
+        device: That of the run; its memory is what an error about memory tells of.
+
+    Raises:
+        DeviceError: Its `device_lost` says whether anything can still be read from the device.
+    """
+    try:
+        yield
+    except Exception as error:
+        explained = explain_gpu_error(error, torch.device(device))
+        if explained is None:
+            raise
+        raise explained from error
+
+
+def explain_gpu_error(error: Exception, device: torch.device) -> DeviceError | None:
+    """What an error of a GPU means, and what to do about it; None if it is no such error."""
+    if isinstance(error, HurtleError):
+        return None
+    said = _words_of(error)
+    if _NO_DRIVER.search(str(error)):
+        return DeviceError(
+            f"There is no GPU that torch {torch.__version__} can use: {said} Check that nvidia-smi lists one, that its driver "
+            "is recent, and that torch was installed with CUDA. Without a GPU, use device='cpu'."
+        )
+    if not (_is_of_a_gpu(error) or _GPU_WORDS.search(str(error))):
+        return None
+    if type(error).__name__ == "OutOfResources":
+        return DeviceError(
+            f"A GPU kernel does not fit this GPU: {said} Use smaller hidden_sizes, or gear='general', which runs without it."
+        )
+    if isinstance(error, torch.OutOfMemoryError) or _NO_MEMORY.search(str(error)):
+        return DeviceError(
+            f"The GPU is out of memory{_memory_of(device)}. {said} Use fewer num_envs, a smaller num_steps or a smaller "
+            "minibatch_size; nvidia-smi shows who else uses the GPU."
+        )
+    if _says_lost(error) or _is_lost(device):
+        return DeviceError(
+            f"The GPU has failed, and nothing can be read from it any more: {said} Restart the process; the run goes on from "
+            "its last checkpoint with --resume. If it happens again, CUDA_LAUNCH_BLOCKING=1 shows where, and nvidia-smi -q "
+            "whether the hardware is at fault.",
+            device_lost=True,
+        )
+    return DeviceError(
+        f"The GPU could not do what was asked for: {said} Check with nvidia-smi that nobody else holds the GPU, and that the "
+        f"driver is recent enough for torch {torch.__version__}."
+    )
+
+
+def _is_of_a_gpu(error: Exception) -> bool:
+    """Whether one of the packages that drive GPUs raised it, by its class."""
+    packages = ("torch", "triton", "numba", "numba_cuda", "cuda")
+    return any(kind.__name__ in _GPU_CLASSES and kind.__module__.split(".")[0] in packages for kind in type(error).__mro__)
+
+
+def _says_lost(error: Exception) -> bool:
+    code = getattr(error, "error_code", getattr(error, "code", None))
+    return (isinstance(code, int) and code in _LOST_CODES) or _LOST.search(str(error)) is not None
+
+
+def _is_lost(device: torch.device) -> bool:
+    """Ask the device, for errors that leave it open."""
+    if device.type != "cuda" or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        return _says_lost(error)
+    return False
+
+
+def _memory_of(device: torch.device) -> str:
+    try:
+        free, total = torch.cuda.mem_get_info(device if device.type == "cuda" else None)
+    except (RuntimeError, AssertionError):  # it cannot even tell that
+        return ""
+    return f" ({free / 2**30:.1f} of {total / 2**30:.1f} GiB are free)"
+
+
+def _words_of(error: Exception) -> str:
+    """What an error says, without the advice for torch's own developers that may follow; it ends with a full stop."""
+    if asked := re.search(r"Tried to allocate [\d.]+ \w+", str(error)):
+        return f"{asked.group()}."
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{lines[0].strip().rstrip('.')}."

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from fake_gpu import FakeGpu
 from gymnasium import spaces
 from scripted_envs import Script, collector_of, sharp_policy
 
 import hurtle
 from hurtle.collect.inference import Actor
+from hurtle.collect.transfer import Staging
 
 OBS, ACTIONS = spaces.Box(-1, 1, (3,), np.float64), spaces.Discrete(3)
 
@@ -118,6 +120,48 @@ def test_mixed_precision(recurrent):
         assert log_probs.dtype == values.dtype == torch.float32
         found.append(values)
     torch.testing.assert_close(found[1], found[0], rtol=0.05, atol=0.05)
+
+
+def test_actions_come_back_while_the_rest_is_still_under_way():
+    """Nothing waits for the device but `env_actions`, and that for a copy that was launched before the log-probs."""
+    policy = sharp_policy(OBS, spaces.Discrete(3, start=5), "gru")
+    gpu = FakeGpu(late_uploads=False)
+    actor = Actor(policy, 4, 0, staging=Staging("cpu", gpu))
+    log_prob = torch.Tensor.gather
+
+    def noted(*given):
+        gpu.log.append("log_prob")
+        return log_prob(*given)
+
+    obs, starts = np.random.default_rng(0).normal(size=(4, 3)), torch.zeros(4, dtype=torch.bool)
+    for rows in (None, np.array([2, 0])):
+        seen = actor.see(obs if rows is None else obs[rows])
+        gpu.log.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.Tensor, "gather", noted)
+            actions, _, _ = actor.act(seen, None, starts[: len(seen)], rows)
+        launched = ["upload"] * (1 if rows is None else 2)  # the uniforms; which rows these are
+        assert gpu.log == [*launched, "download", "log_prob"]
+        assert actor.env_actions().tolist() == (actions + 5).tolist()
+        assert gpu.log[-1] == "wait"
+
+
+def test_a_policy_acts_the_same_through_a_gpu():
+    """Draws, memory and values of rows in odd groups; a staged array in the wrong place would change them."""
+    policy = sharp_policy(OBS, ACTIONS, "lstm", normalize=True)
+    policy.normalizer.update(np.random.default_rng(2).normal(1.0, 3.0, (9, 4, 3)))
+    plain, staged = Actor(policy, 6, 9), Actor(policy, 6, 9, staging=Staging("cpu", FakeGpu(late_uploads=False)))
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        rows = rng.permutation(6)[: rng.integers(1, 6)]
+        obs, starts = rng.normal(size=(len(rows), 3)), torch.from_numpy(rng.random(len(rows)) < 0.3)
+        found, expected = ((*actor.act(actor.see(obs), None, starts, rows), actor.env_actions()) for actor in (staged, plain))
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+        every, begun = rng.normal(size=(6, 3)), rng.random(6) < 0.5
+        assert torch.equal(staged.values(every, None, begun), plain.values(every, None, begun))
+    for one, other in zip(staged.state, plain.state, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.slow

@@ -4,15 +4,22 @@ import numpy as np
 import pytest
 import torch
 from env_replay import Replay, check_statistics
+from fake_gpu import FakeGpu
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from scripted_envs import Script, Walk, collector_of, sharp_policy
 
 import hurtle
 from hurtle.algorithms.ppo import evaluate_actions
+from hurtle.collect.inference import Actor
+from hurtle.collect.transfer import Staging
 from hurtle.errors import HurtleError
 
 NUM_ENVS = 5
+FIELDS = (
+    *("obs", "actions", "log_probs", "values", "rewards", "terminated", "truncated", "final_values", "starts", "valid"),
+    "last_values",
+)
 SAME, NEXT = AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP
 
 
@@ -223,3 +230,45 @@ def test_python_envs_resume_with_new_seeds():
     assert bool(other_rollout.starts[0].all())
     collector.close()
     other.close()
+
+
+@pytest.mark.parametrize("recurrent", ["none", "lstm"])
+@pytest.mark.parametrize("mode", [SAME, NEXT])
+def test_a_gpu_in_between_changes_no_bit(mode, recurrent):
+    """With pinned buffers on the way to the policy and back, and outcomes copied at the end."""
+    found = []
+    for gpu in (None, FakeGpu(late_uploads=False)):
+        vec = VECTORS["serial"](mode, masked_script)
+        policy = sharp_policy(vec.single_observation_space, vec.single_action_space, recurrent, normalize=True)
+        collector, rollout = collector_of(vec, policy, 7, mode="normalize", seed=3)
+        if gpu is not None:
+            collector.actor = Actor(policy, NUM_ENVS, 3, staging=Staging("cpu", gpu))
+        for _ in range(3):
+            collector.collect(rollout)
+            fields = {name: getattr(rollout, name).clone() for name in (*FIELDS, "masks")}
+            fields |= {f"state {k}": part.clone() for k, part in enumerate(rollout.initial_state)}
+            found.append({**fields, "all valid": rollout.all_valid, "mean": policy.normalizer.mean.clone()})
+        collector.close()
+    for expected, staged in zip(found[:3], found[3:], strict=True):
+        for name, value in expected.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(staged[name])), name
+
+
+def test_a_step_waits_for_its_actions_and_for_nothing_else():
+    """One wait before each step of the envs, after everything of the step was launched; none in between."""
+    vec, gpu = VECTORS["serial"](SAME), FakeGpu(late_uploads=False)
+    policy = sharp_policy(vec.single_observation_space, vec.single_action_space)
+    collector, rollout = collector_of(vec, policy, 6)
+    collector.actor = Actor(policy, NUM_ENVS, 0, staging=Staging("cpu", gpu))
+    step = vec.step
+
+    def noted(actions):
+        gpu.log.append("step")
+        return step(actions)
+
+    vec.step = noted
+    collector.collect(rollout)
+    uploads = ["upload"] * 3  # observations, starts, uniforms
+    assert gpu.log[: 6 * 6] == [*uploads, "download", "wait", "step"] * 6
+    assert "wait" not in gpu.log[6 * 6 :]
+    collector.close()

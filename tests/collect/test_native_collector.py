@@ -118,6 +118,7 @@ class Taught(Actor):
         taken = self.rollout.actions[self.now].clone()
         self.now += 1
         torch.testing.assert_close(taken, own, rtol=1e-5, atol=1e-5)
+        self._chosen = self.staging.start_to_host("actions", taken)
         with torch.no_grad():
             return taken, self.policy(seen, (), mask)[0].log_prob(taken), values
 

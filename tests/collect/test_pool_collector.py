@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 import torch
 from env_replay import Replay, check_statistics
+from fake_gpu import FakeGpu
 from gymnasium.vector import AutoresetMode
 from scripted_envs import Script, Walk, collector_of, sharp_policy
 
 import hurtle
 from hurtle.algorithms.ppo import evaluate_actions
+from hurtle.collect import pool
+from hurtle.collect.inference import Actor
+from hurtle.collect.pool import HOST_FIELDS, POLICY_FIELDS, double_buffered_batch
+from hurtle.collect.transfer import Staging
 
 SAME, NEXT = AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP
 
@@ -245,3 +250,92 @@ def test_statistics_of_a_fair_pool():
     counts, stats, replays = followed(vec, Script, policy, SAME, 12, 1)
     assert counts.tolist() == [[1, 1, 1, 1]]
     check_statistics(stats, replays)
+
+
+@pytest.mark.parametrize("recurrent", ["none", "lstm"])
+@pytest.mark.parametrize("mode", [SAME, NEXT])
+def test_a_gpu_in_between_changes_no_bit(mode, recurrent):
+    found = []
+    for gpu in (None, FakeGpu(late_uploads=False)):
+        vec = OddPool([6, 1, 0.3, 2, 3, 0.5], 2, mode, masks=True)
+        policy = sharp_policy(vec.single_observation_space, vec.single_action_space, recurrent, normalize=True)
+        collector, rollout = collector_of(vec, policy, 4, mode="normalize", seed=3)
+        if gpu is not None:
+            collector.actor = Actor(policy, 6, 3, staging=Staging("cpu", gpu))
+        for _ in range(5):
+            collector.collect(rollout)
+            fields = {name: getattr(rollout, name).clone() for name in (*POLICY_FIELDS, *HOST_FIELDS, "last_values")}
+            fields |= {f"state {k}": part.clone() for k, part in enumerate(rollout.initial_state)}
+            found.append({**fields, "all valid": rollout.all_valid, "mean": policy.normalizer.mean.clone()})
+        collector.close()
+    for expected, staged in zip(found[:5], found[5:], strict=True):
+        for name, value in expected.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(staged[name])), name
+
+
+def test_a_batch_is_sent_as_soon_as_its_actions_are_there():
+    """Before anything is asked of the next batch, with one wait, and before what else the policy said is written down."""
+    vec, gpu = OddPool([1, 1, 1, 1], 2, SAME), FakeGpu(late_uploads=False)
+    policy = sharp_policy(vec.single_observation_space, vec.single_action_space)
+    collector, rollout = collector_of(vec, policy, 3)
+    collector.actor = Actor(policy, 4, 0, staging=Staging("cpu", gpu))
+
+    def noted(owner, name):
+        inner = getattr(owner, name)
+
+        def call(*given):
+            gpu.log.append(name)
+            return inner(*given)
+
+        setattr(owner, name, call)
+
+    for owner, name in ((vec, "recv"), (vec, "send"), (collector, "_write")):
+        noted(owner, name)
+    for _ in range(3):
+        collector.collect(rollout)
+    batches = " ".join(gpu.log).split("recv")
+    assert len(batches) > 15
+    for batch in batches:
+        words = batch.split()
+        written = words.index("_write")
+        assert words[written - 3 : written] == ["download", "wait", "send"], batch
+        assert set(words[: written - 3] + words[written + 1 :]) == {"upload"}, batch
+
+
+class Seer(torch.nn.Module):
+    """Its value is a view of what it saw."""
+
+    def __init__(self):
+        super().__init__()
+        self.actor = torch.nn.Linear(2, 3)
+
+    def encode(self, obs):
+        return obs
+
+    def decode(self, features):
+        return torch.distributions.Categorical(logits=self.actor(features)), features[:, :1]
+
+
+def test_values_are_those_of_what_was_seen_when_the_env_writes_over_it():
+    vec = hurtle.make_vec(Walk, 4, batch_size=2)  # native envs step in `send`, in memory that the policy saw
+    policy = sharp_policy(vec.single_observation_space, vec.single_action_space)
+    policy.network = Seer()
+    collector, rollout = collector_of(vec, policy, 5)
+    for _ in range(3):
+        collector.collect(rollout)
+        assert torch.equal(rollout.values, rollout.obs[..., 0])
+    assert rollout.values.unique().numel() > 2
+    collector.close()
+
+
+def test_which_pools_are_double_buffered(monkeypatch):
+    monkeypatch.setattr(pool, "free_cores", lambda: 8)
+    assert double_buffered_batch(16, 4, "process", "cuda") == 8
+    assert double_buffered_batch(16, None, "process", torch.device("cuda", 1)) == 8
+    assert double_buffered_batch(6, 3, "process", "cuda:0") == 3
+    assert double_buffered_batch(14, None, "process", "cuda") is None  # eight workers: some would have one env
+    assert double_buffered_batch(4, None, "process", "cuda") is None  # four workers with one each
+    assert double_buffered_batch(15, 2, "process", "cuda") is None  # no half
+    assert double_buffered_batch(16, 4, "process", "cpu") is None
+    for backend in ("serial", "native", "ray", "auto"):
+        assert double_buffered_batch(16, 4, backend, "cuda") is None

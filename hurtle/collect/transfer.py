@@ -1,0 +1,165 @@
+"""`Staging`: pinned memory between the host and a GPU, so that copies run while both go on working.
+
+array → pinned buffer → device tensor, and back; on the CPU, views. Knows nothing of envs, policies or rollouts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+BUFFERS = 2
+"""Of each name: one is filled while the copy out of the other may still be running."""
+
+
+class CudaCopies:
+    """All that staging asks of a GPU; it works on whichever stream is the GPU's current one.
+
+    Args:
+        device: Which GPU.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device = device
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Host memory that the GPU copies from and to by itself."""
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def upload(self, buffer: Tensor) -> Tensor:
+        """Begin to copy a pinned buffer into new memory of the GPU."""
+        return buffer.to(self._device, non_blocking=True)
+
+    def download(self, tensor: Tensor, buffer: Tensor) -> None:
+        """Begin to copy a tensor of the GPU into a pinned buffer."""
+        buffer.copy_(tensor, non_blocking=True)
+
+    def event(self) -> Any:
+        """A mark in the GPU's queue of work; its `synchronize()` waits until the GPU has come there."""
+        return torch.cuda.Event()
+
+    def record(self, event: Any) -> None:
+        """Let the event mark all that was launched until now."""
+        event.record(torch.cuda.current_stream(self._device))
+
+
+@dataclass
+class _Buffer:
+    """Pinned memory, NumPy's view of it, and the copy that uses it."""
+
+    memory: Tensor
+    array: np.ndarray
+    event: Any
+
+    def fits(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+        """Whether its first rows can hold such an array."""
+        own = self.memory.shape
+        return self.memory.dtype == dtype and len(own) == len(shape) and own[0] >= shape[0] and own[1:] == shape[1:]
+
+
+class Arrival:
+    """An array that is on its way to the host."""
+
+    def __init__(self, array: np.ndarray, event: Any = None):
+        self._array, self._event = array, event
+
+    def wait(self) -> np.ndarray:
+        """The array, once it is there; whatever was launched after its copy is not waited for."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._array
+
+
+class Staging:
+    """Copies between NumPy arrays and a device's tensors.
+
+    A copy to a GPU has begun when `to_device` returns, and what is launched after it sees the result; the array may be changed
+    at once. Each name has two pinned buffers, used in turn, and none is filled again before the copy out of it is done.
+
+    Args:
+        device: Where the tensors are.
+        copies: How they get there; None takes what the device has: on the CPU tensors and arrays share their memory.
+
+    Example:
+        >>> staging = Staging(torch.device("cpu"))
+        >>> staging.to_device("starts", np.array([True, False]))
+        tensor([ True, False])
+    """
+
+    def __init__(self, device: torch.device | str, copies: CudaCopies | None = None):
+        self.device = torch.device(device)
+        self._copies = CudaCopies(self.device) if copies is None and self.device.type == "cuda" else copies
+        self._buffers: dict[tuple[str, str], list[_Buffer]] = {}  # by direction and name, the next to use first
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether tensors of the device and arrays of the host are the same memory."""
+        return self._copies is None and self.device.type == "cpu"
+
+    def to_device(self, name: str, array: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
+        """The array as a tensor of the device, without waiting for the copy.
+
+        Args:
+            name: Whose buffers to use; arrays of one name differ in nothing but their number of rows.
+            array: `[rows, …]`.
+            dtype: Of the tensor; None keeps the array's.
+
+        Returns:
+            On the CPU a view where the dtype allows it, on a GPU new memory.
+        """
+        if self._copies is None:
+            tensor = torch.as_tensor(array, device=self.device)
+            return tensor if dtype is None else tensor.to(dtype)
+        buffer = self._next_buffer("to device", name, array.shape, dtype or _torch_dtype(array.dtype))
+        np.copyto(buffer.array[: len(array)], array, casting="unsafe")
+        tensor = self._copies.upload(buffer.memory[: len(array)])
+        self._copies.record(buffer.event)
+        return tensor
+
+    def to_host(self, name: str, tensor: Tensor) -> np.ndarray:
+        """The tensor as an array; waits for this copy, and for nothing that was launched after it.
+
+        Args:
+            name: Whose buffers to use.
+            tensor: `[rows, …]`, of the device.
+
+        Returns:
+            On the CPU a view; else memory that the second next copy of this name uses again.
+        """
+        return self.start_to_host(name, tensor).wait()
+
+    def start_to_host(self, name: str, tensor: Tensor) -> Arrival:
+        """Begin what `to_host` does; the host may go on, and launch more, until it needs the array."""
+        if self._copies is None:
+            return Arrival(tensor.cpu().numpy())
+        buffer = self._next_buffer("to host", name, tuple(tensor.shape), tensor.dtype)
+        self._copies.download(tensor, buffer.memory[: len(tensor)])
+        self._copies.record(buffer.event)
+        return Arrival(buffer.array[: len(tensor)], buffer.event)
+
+    def host_array(self, tensor: Tensor) -> np.ndarray:
+        """Where the host writes what is to become this tensor: its own memory on the CPU, else zeros for `to_device`."""
+        return tensor.numpy() if self.shares_memory else np.zeros(tensor.shape, str(tensor.dtype).removeprefix("torch."))
+
+    def _next_buffer(self, direction: str, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> _Buffer:
+        """A buffer that no copy uses any more, with memory for such an array."""
+        assert self._copies is not None
+        buffers = self._buffers.setdefault((direction, name), [])
+        buffer = buffers.pop(0) if len(buffers) == BUFFERS else None
+        if buffer is not None:
+            buffer.event.synchronize()
+        if buffer is None or not buffer.fits(shape, dtype):
+            memory = self._copies.pinned(shape, dtype)
+            buffer = _Buffer(memory, memory.numpy(), self._copies.event() if buffer is None else buffer.event)
+        buffers.append(buffer)
+        return buffer
+
+
+@cache
+def _torch_dtype(dtype: np.dtype) -> torch.dtype:
+    return torch.from_numpy(np.zeros(0, dtype)).dtype
