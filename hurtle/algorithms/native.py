@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from hurtle.algorithms.a2c import A2C, A2CConfig
-from hurtle.algorithms.optimizers import ADAM_BETAS, RMSPROP_ALPHA, Optimizers
+from hurtle.algorithms.flat import BETAS, loaded_moments, saved_moments
+from hurtle.algorithms.optimizers import Optimizers
 from hurtle.algorithms.ppo import METRICS, PPO, PPOConfig
 from hurtle.buffers.rollout import Rollout
 from hurtle.errors import HurtleError, NonFiniteError
@@ -35,7 +36,6 @@ MOST_SUMMED, MOST_COPIED = 4, 1 << 16
 """Of so few shards and so few weights, each thread sums and steps all, rather than a part."""
 ROLLOUT_FIELDS = ("obs", "actions", "masks", "log_probs", "values", "advantages", "returns")
 OPTIMIZERS = {"adam": 0, "adamw": 1, "rmsprop": 2}
-MOMENTS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq"), "rmsprop": (None, "square_avg")}
 
 
 class FlatTensors:
@@ -111,7 +111,8 @@ class NativeUpdate:
         self._bind()
         self._written = np.full_like(self.weights.flat, np.nan)  # what was packed or unpacked last
         self._moments: dict[str, FlatTensors] = {}
-        self._new_moments()
+        zeros = [torch.zeros_like(parameter) for parameter in self._parameters]
+        self._use_moments(zeros, zeros)
         self._describe_network()
 
     def _bind(self) -> None:
@@ -121,41 +122,26 @@ class NativeUpdate:
 
     # Moments are packed, and in checkpoints what torch's optimizers have there.
 
-    def _new_moments(self, saved: list[dict[str, Tensor]] | None = None) -> None:
-        zeros = [torch.zeros_like(parameter) for parameter in self._parameters]
-        for field, name in zip(("first_moments", "second_moments"), MOMENTS[self.optimizer.name], strict=True):
-            values = zeros if saved is None or name is None else [state[name] for state in saved]
+    def _use_moments(self, first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
+        for field, values in (("first_moments", first), ("second_moments", second)):
             self._moments[field] = FlatTensors(self.plan, values)
             self._moments[field].pack()
             self._keep(field, self._moments[field].packed)
 
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Of all parameters."""
+        self.optimizer.set_learning_rate(learning_rate)
+
     def state_dict(self) -> dict[str, Any]:
         """What `Optimizers.state_dict` gives, so that a run may go on in any gear."""
-        names = MOMENTS[self.optimizer.name]
         for moment in self._moments.values():
             moment.unpack()
-        states = {}
-        for n in range(len(self._parameters)) if self.steps else ():
-            views = {name: moment.views[n].clone() for name, moment in zip(names, self._moments.values(), strict=True) if name}
-            states[n] = {"step": torch.tensor(float(self.steps)), **views}
-        optimizer = self.optimizer
-        group: dict[str, Any] = {"lr": optimizer.learning_rate, "eps": optimizer.eps, "weight_decay": optimizer.weight_decay}
-        if optimizer.name == "rmsprop":
-            group |= {"alpha": RMSPROP_ALPHA, "momentum": 0, "centered": False}
-        else:
-            group |= {"betas": ADAM_BETAS, "fused": True}
-        group["params"] = list(range(len(self._parameters)))
-        return {"name": optimizer.name, "parts": [{"state": states, "param_groups": [group]}]}
+        return saved_moments(self.optimizer, self.steps, *(moment.views for moment in self._moments.values()))
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on with saved moments."""
-        self.optimizer.check_name(saved)
-        states = list(saved["parts"][0]["state"].values())
-        name = MOMENTS[self.optimizer.name][1]
-        if states and [s[name].shape for s in states] != [p.shape for p in self._parameters]:
-            raise HurtleError("The checkpoint's optimizer belongs to a policy that is built differently.")
-        self.steps = int(states[0]["step"]) if states else 0
-        self._new_moments(states or None)
+        self.steps, *moments = loaded_moments(self.optimizer, saved)
+        self._use_moments(*moments)
 
     def learn(self, rollout: Rollout, order: Order, **settings: Any) -> np.ndarray:
         """Learn from minibatches in turn.
@@ -163,7 +149,7 @@ class NativeUpdate:
         Args:
             rollout: Advantages computed.
             order: Which steps make the minibatches.
-            settings: Of the loss and the optimizer, see `kernels.update.JOB`.
+            settings: Of the loss and the gradients' norm, see `kernels.update.JOB`.
 
         Returns:
             The results of each minibatch, `[minibatches, RESULTS]`.
@@ -181,6 +167,8 @@ class NativeUpdate:
         if order.importance is not None:
             self._keep("importance", order.importance.numpy())
         self._describe_rollout(rollout)
+        for name in ("learning_rate", "eps", "weight_decay"):
+            job[name] = getattr(self.optimizer, name)
         for name, value in settings.items():
             job[name] = value
         job["minibatches"], job["steps_before"], job["has_importance"] = count, self.steps, order.importance is not None
@@ -293,8 +281,7 @@ class NativeUpdate:
             job["gradient"] = kernels.head_calls.gradient_address(plan.head_kind)
         job["num_choices"] = len(plan.nvec)
         name = self.optimizer.name
-        job["optimizer"], job["beta1"] = OPTIMIZERS[name], ADAM_BETAS[0]
-        job["beta2"] = RMSPROP_ALPHA if name == "rmsprop" else ADAM_BETAS[1]
+        job["optimizer"], (job["beta1"], job["beta2"]) = OPTIMIZERS[name], BETAS[name]
         job["action_size"] = math.prod(self.policy.head.action_shape)
         job["scratch_size"] = kernels.heads.scratch_size(plan.head_kind, plan.nvec)
 
@@ -358,15 +345,16 @@ class NativePPO(PPO):
     """
 
     config: PPOConfig
+    optimizer: Any  # what saves and loads the moments: the compiled update, in place of torch's
 
     def __init__(self, policy: Policy, config: PPOConfig, seed: int = 0, num_threads: int | None = None):
         super().__init__(policy, config, seed)
-        self.native = NativeUpdate(policy, self.optimizer, num_threads)
+        self.optimizer = self.native = NativeUpdate(policy, self.optimizer, num_threads)
 
     def _epochs(self, rollout: Rollout, remaining: float, clip_range: float) -> Tensor:
         config = self.config
         settings = {"clips": True, "clips_values": config.clip_values, "clip_range": clip_range}
-        settings |= _common_settings(config, self.optimizer)
+        settings |= _common_settings(config)
         together = config.num_epochs if config.target_kl is None and not (config.vtrace or config.priority_alpha) else 1
         seen: list[Tensor] = []
         for _ in range(0, config.num_epochs, together):
@@ -395,15 +383,6 @@ class NativePPO(PPO):
         steps = order.flatten() if valid is None else valid[order.flatten()]
         return Order(steps, _minibatch_sizes(size, config.minibatch_size, epochs))
 
-    def state_dict(self) -> dict[str, Any]:
-        """As PPO's: a run may go on in any gear."""
-        return {"optimizer": self.native.state_dict(), "generator": self._generator.get_state()}
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from a saved state."""
-        self.native.load_state_dict(saved["optimizer"])
-        self._generator.set_state(saved["generator"].cpu())
-
 
 class NativeA2C(A2C):
     """A2C with the compiled update; see `A2C`.
@@ -416,24 +395,17 @@ class NativeA2C(A2C):
     """
 
     config: A2CConfig
+    optimizer: Any  # what saves and loads the moments: the compiled update, in place of torch's
 
     def __init__(self, policy: Policy, config: A2CConfig, seed: int = 0, num_threads: int | None = None):
         super().__init__(policy, config, seed)
-        self.native = NativeUpdate(policy, self.optimizer, num_threads)
+        self.optimizer = self.native = NativeUpdate(policy, self.optimizer, num_threads)
 
     def _learn(self, rollout: Rollout) -> dict[str, float]:
-        settings = {"clips": False, "clips_values": False, "clip_range": 0.0, **_common_settings(self.config, self.optimizer)}
+        settings = {"clips": False, "clips_values": False, "clip_range": 0.0, **_common_settings(self.config)}
         steps = rollout.valid_steps()
         results = self.native.learn(rollout, Order(steps, np.array([len(steps)])), **settings)[0]
         return dict(zip(("policy_loss", "value_loss", "entropy", "grad_norm"), results[[0, 1, 2, 5]].tolist(), strict=True))
-
-    def state_dict(self) -> dict[str, Any]:
-        """As A2C's: a run may go on in any gear."""
-        return {"optimizer": self.native.state_dict()}
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from a saved state."""
-        self.native.load_state_dict(saved["optimizer"])
 
 
 def _parts(module: nn.Module) -> list[tuple[dict[str, Any], int, str, Any]]:
@@ -442,15 +414,12 @@ def _parts(module: nn.Module) -> list[tuple[dict[str, Any], int, str, Any]]:
     return [(place, len(place), name, part) for place in places for name, part in place.items()]
 
 
-def _common_settings(config: PPOConfig | A2CConfig, optimizer: Optimizers) -> dict[str, Any]:
+def _common_settings(config: PPOConfig | A2CConfig) -> dict[str, Any]:
     return {
         "normalizes": config.normalize_advantages,
         "value_coef": config.value_coef,
         "entropy_coef": config.entropy_coef,
         "max_grad_norm": config.max_grad_norm,
-        "learning_rate": optimizer.learning_rate,
-        "eps": config.adam_eps,
-        "weight_decay": config.weight_decay,
     }
 
 
