@@ -1,0 +1,93 @@
+"""The fused MLP against the policy it stands for: what it sees, chooses and learns, on any device."""
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from hurtle.algorithms.ppo import PPOConfig, evaluate_actions, ppo_loss
+from hurtle.buffers.rollout import Minibatch
+from hurtle.native.rng import ACTION_STREAM, seed_range, stream_states
+from hurtle.native.triton.mlp import FusedMLP, mlp_shape
+from hurtle.native.uniforms import uniforms
+from hurtle.policies.build import PolicyConfig, build_policy
+
+DISCRETE, BOX = spaces.Discrete(3, start=2), spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+def make(action_space, device, inputs=5, hidden=16, activation="tanh", precision="float32", normalizes=False):
+    """A policy with weights that matter, flat, and its kernels."""
+    config = PolicyConfig(hidden_sizes=(hidden, hidden), activation=activation, log_std_init=-0.4)
+    space = spaces.Box(-np.inf, np.inf, (inputs,), np.float32)
+    policy = build_policy(config, space, action_space, normalize_observations=normalizes, seed=1).to(device)
+    torch.manual_seed(0)
+    for parameter in policy.parameters():
+        parameter.data += 0.2 * torch.randn(parameter.shape).to(device)
+    weights = torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
+    return policy, FusedMLP(mlp_shape(policy), weights, precision)
+
+
+def check_acting(action_space, device="cpu", rows=70, steps=3, **options):
+    """Actions, log-probs and values are those of the policy from the same uniforms."""
+    policy, fused = make(action_space, device, **options)
+    inputs = fused.shape.inputs
+    streams = stream_states(seed_range(5, rows), ACTION_STREAM)
+    on_device = torch.from_numpy(streams.view(np.int64).copy()).to(device)
+    clock = torch.tensor([11], device=device)
+    gaussian = fused.shape.gaussian
+    bounds = (torch.tensor([2], device=device),)
+    if gaussian:
+        bounds = tuple(torch.tensor(bound, device=device) for bound in (BOX.low, BOX.high))
+    normalizer = None
+    if policy.normalizer is not None:
+        policy.normalizer.update(np.random.default_rng(0).normal(2.0, 3.0, (9, 4, inputs)).astype(np.float32))
+        normalizer = policy.normalizer.mean, (policy.normalizer.variance + policy.normalizer.eps).sqrt(), policy.normalizer.clip
+    for t in range(steps):
+        obs = torch.randn(rows, inputs).to(device)
+        seen, log_probs, values = torch.empty_like(obs), torch.empty(rows, device=device), torch.empty(rows, device=device)
+        shape = (rows, 2) if gaussian else (rows,)
+        dtype = torch.float32 if gaussian else torch.int64
+        actions, env_actions = (torch.full(shape, -9, dtype=dtype, device=device) for _ in range(2))
+        fused.act(obs, on_device, clock, t, seen, actions, log_probs, env_actions, bounds, normalizer)
+        fused.values(seen, values)
+        expected = obs if policy.normalizer is None else policy.normalizer.normalize(obs)
+        torch.testing.assert_close(seen, expected, rtol=1e-6, atol=1e-6)
+        drawn = torch.from_numpy(uniforms(streams, np.full(rows, 11 + t), policy.num_uniforms)).to(device)
+        with torch.no_grad():
+            distribution, value, _ = policy(seen)
+        torch.testing.assert_close(actions, distribution.sample(drawn), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(log_probs, distribution.log_prob(actions), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(values, value, rtol=1e-4, atol=1e-4)
+        np.testing.assert_array_equal(env_actions.cpu().numpy(), policy.head.env_actions(actions.cpu().numpy()))
+
+
+def check_gradients(action_space, limit, device="cpu", total=150, count=90, clip_values=True, **options):
+    """The gradients and means of a minibatch are those of `ppo_loss`, relative to their norm."""
+    policy, fused = make(action_space, device, **options)
+    generator = torch.Generator().manual_seed(3)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator).to(device)
+
+    obs = normal(total, fused.shape.inputs)
+    with torch.no_grad():
+        distribution, values, _ = policy(obs)
+        actions = distribution.sample(torch.rand(total, policy.num_uniforms, generator=generator).to(device))
+        log_probs = distribution.log_prob(actions) + 0.3 * normal(total)
+    values, advantages, returns = values + 0.3 * normal(total), 1.0 + normal(total), normal(total)
+    order = torch.randperm(total, generator=generator)[:count].to(device)
+    config = PPOConfig(clip_values=clip_values, entropy_coef=0.02)
+    chosen = advantages[order]
+    moments = torch.stack([chosen.mean(), 1.0 / (chosen.std() + 1e-8)])
+    clip = torch.tensor([config.clip_range], device=device)
+    fused.partials.fill_(torch.nan)
+    found = fused.gradients(
+        obs, order, actions, log_probs, values, advantages, returns, moments, clip, config.value_coef, config.entropy_coef,
+        config.clip_values,
+    )  # fmt: skip
+    batch = Minibatch(obs[order], None, *(field[order] for field in (actions, log_probs, values, advantages, returns)))
+    losses = ppo_loss(*evaluate_actions(policy, batch), batch, config.clip_range, config)
+    losses.total.backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+    gradients = fused.partials.sum(0)
+    assert (gradients - expected).norm() / expected.norm() <= limit
+    torch.testing.assert_close(found, torch.stack(losses[1:]), rtol=10 * limit, atol=10 * limit)

@@ -1,0 +1,46 @@
+"""The fused MLP in Triton's interpreter; tests/gpu runs the same checks on a GPU."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+triton = pytest.importorskip("triton")
+
+from checks_mlp import BOX, DISCRETE, check_acting, check_gradients  # noqa: E402
+
+from hurtle.native.triton.mlp import NotFusedError, mlp_shape  # noqa: E402
+from hurtle.policies.build import PolicyConfig, build_policy  # noqa: E402
+
+SPACES = {"choices": DISCRETE, "numbers": BOX}
+
+
+@pytest.mark.parametrize("actions", SPACES)
+@pytest.mark.parametrize("options", [{}, {"activation": "relu"}, {"normalizes": True}], ids=["tanh", "relu", "normalized"])
+def test_acting(actions, options):
+    check_acting(SPACES[actions], **options)
+
+
+@pytest.mark.parametrize("actions", SPACES)
+@pytest.mark.parametrize("clip_values", [True, False])
+def test_gradients(actions, clip_values):
+    check_gradients(SPACES[actions], 1e-5, clip_values=clip_values)
+
+
+def test_gradients_with_relu():
+    check_gradients(DISCRETE, 1e-5, activation="relu")
+
+
+@pytest.mark.parametrize(
+    ("config", "observations", "why"),
+    [
+        (PolicyConfig(hidden_sizes=(64,)), spaces.Box(-1, 1, (4,)), "two of one width"),
+        (PolicyConfig(hidden_sizes=(64, 32)), spaces.Box(-1, 1, (4,)), "two of one width"),
+        (PolicyConfig(separate_networks=False), spaces.Box(-1, 1, (4,)), "share layers"),
+        (PolicyConfig(recurrent="gru"), spaces.Box(-1, 1, (4,)), "not a plain MLP"),
+        (PolicyConfig(), spaces.Box(-1, 1, (99,)), "up to 64 floats"),
+        (PolicyConfig(), spaces.Box(0, 9, (4,), np.uint8), "up to 64 floats"),
+    ],
+)
+def test_other_policies_are_refused_with_a_reason(config, observations, why):
+    with pytest.raises(NotFusedError, match=why):
+        mlp_shape(build_policy(config, observations, DISCRETE))
