@@ -6,8 +6,8 @@ A row is one agent of one env; in an asynchronous pool it is a segment, a run of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,6 +28,40 @@ class EpisodeStats:
     returns: np.ndarray
     lengths: np.ndarray
     metrics: dict[str, np.ndarray]
+
+
+@dataclass
+class EpisodeTotals:
+    """Of many episodes at once, where each by itself would be too many to tell.
+
+    Attributes:
+        count: How many ended.
+        returns: Sum of their returns.
+        best_return: The highest.
+        lengths: Sum of their lengths.
+        best_length: The longest.
+        metrics: Means of the env's metrics.
+    """
+
+    count: int = 0
+    returns: float = 0.0
+    best_return: float = -np.inf
+    lengths: float = 0.0
+    best_length: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, parts: Sequence[EpisodeTotals]) -> EpisodeTotals:
+        """The totals of several rollouts; metrics are those of the last one that has some."""
+        total = cls()
+        for part in parts:
+            total.count += part.count
+            total.returns += part.returns
+            total.lengths += part.lengths
+            total.best_return = max(total.best_return, part.best_return)
+            total.best_length = max(total.best_length, part.best_length)
+            total.metrics = part.metrics or total.metrics
+        return total
 
 
 class Minibatch(NamedTuple):
@@ -106,6 +140,9 @@ class Rollout:
         """Fill `advantages` by GAE, and `returns` = advantages + values."""
         self.advantages_for = None
         compute, arrays = self.kernel(gae, gae_cuda)
+        if self.device.type == "cuda":
+            compute(*arrays, gamma, gae_lambda, self.kernel_valid(), self.advantages, self.returns)
+            return
         compute(*arrays, gamma, gae_lambda, self.kernel_valid(), self.kernel_array(self.advantages))
         torch.add(self.advantages, self.values, out=self.returns)
 
@@ -130,14 +167,14 @@ class Rollout:
         """
         model = Rollout(policy, 1, self.num_rows, self.masks is not None)
         for name in names:
-            field, like = getattr(self, name), getattr(model, name)
-            if field is None or like is None:
+            own, like = getattr(self, name), getattr(model, name)
+            if own is None or like is None:
                 continue
             shape = tuple(like.shape) if name == "last_values" else (self.num_steps, *like.shape[1:])
-            if (tuple(field.shape), field.dtype, field.device.type) != (shape, like.dtype, "cpu") or not field.is_contiguous():
+            if (tuple(own.shape), own.dtype, own.device.type) != (shape, like.dtype, "cpu") or not own.is_contiguous():
                 raise HurtleError(
-                    f"The rollout's {name} must be {like.dtype} of shape {shape}, contiguous and on the CPU, got {field.dtype} "
-                    f"of shape {tuple(field.shape)} on {field.device}: make it with Rollout(policy, …)."
+                    f"The rollout's {name} must be {like.dtype} of shape {shape}, contiguous and on the CPU, got {own.dtype} "
+                    f"of shape {tuple(own.shape)} on {own.device}: make it with Rollout(policy, …)."
                 )
 
     def steps(self, chosen: Tensor) -> Minibatch:

@@ -16,29 +16,44 @@ from hurtle.native.cuda_support import import_cuda
 
 cuda = import_cuda()
 f4 = np.float32
-BLOCK_THREADS = 128
+BLOCK_THREADS = 64
+AHEAD = 8
+"""Steps that a thread reads before it computes with the first: a step needs the one after it, reading does not."""
 
 clipped = cuda.jit(device=True)(vtrace.clipped.py_func)
 
 
 @cuda.jit
-def gae_kernel(rewards, values, terminated, truncated, final_values, last_values, gamma, decay, valid, masked, out):
-    """`gae` of one column; `valid` is read if `masked`."""
+def gae_kernel(
+    rewards, values, terminated, truncated, final_values, last_values, gamma, decay, valid, masked, out, returns, has_returns,
+):  # fmt: skip
+    """`gae` of one column, and advantages + values if `has_returns`; `valid` is read if `masked`."""
     n = cuda.grid(1)
     if n < rewards.shape[1]:
+        reward, value = cuda.local.array(AHEAD, np.float32), cuda.local.array(AHEAD, np.float32)
+        ends = cuda.local.array(AHEAD, np.int8)  # 1: terminated, 2: truncated, 4: does not count
         next_value, advantage = last_values[n], f4(0.0)
-        for t in range(rewards.shape[0] - 1, -1, -1):
-            if masked and not valid[t, n]:
-                out[t, n] = f4(0.0)
-            else:
-                after, carried = next_value, advantage
-                if terminated[t, n]:
-                    after, carried = f4(0.0), f4(0.0)
-                elif truncated[t, n]:
-                    after, carried = final_values[t, n], f4(0.0)
-                advantage = rewards[t, n] + gamma * after - values[t, n] + decay * carried
-                next_value = values[t, n]
-                out[t, n] = advantage
+        for block in range((rewards.shape[0] + AHEAD - 1) // AHEAD):
+            last = rewards.shape[0] - 1 - block * AHEAD
+            for k in range(AHEAD):
+                t = max(last - k, 0)
+                reward[k], value[k] = rewards[t, n], values[t, n]
+                ends[k] = (1 if terminated[t, n] else 0) | (2 if truncated[t, n] else 0)
+                if masked:
+                    ends[k] |= 0 if valid[t, n] else 4
+            for k in range(AHEAD):
+                t = last - k
+                if t >= 0:
+                    shown = f4(0.0)
+                    if not ends[k] & 4:
+                        after, carried = next_value, advantage
+                        if ends[k]:
+                            after, carried = f4(0.0) if ends[k] & 1 else final_values[t, n], f4(0.0)
+                        advantage = reward[k] + gamma * after - value[k] + decay * carried
+                        next_value, shown = value[k], advantage
+                    out[t, n] = shown
+                    if has_returns:
+                        returns[t, n] = shown + value[k]
 
 
 @cuda.jit

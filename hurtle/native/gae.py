@@ -12,6 +12,7 @@ import numpy as np
 
 from hurtle.errors import HurtleError
 from hurtle.native.kernel_loader import load_kernels
+from hurtle.native.triton import has_triton
 
 f4 = np.float32
 
@@ -110,10 +111,11 @@ def gae_cuda(
     gae_lambda: float,
     valid: Any = None,
     out: Any = None,
+    returns: Any = None,
 ) -> Any:
     """`gae` of torch tensors on a GPU, on torch's current stream and without a copy; it can be captured in a CUDA graph.
 
-    Tensors must be float32 or bool and contiguous.
+    Tensors must be float32 or bool and contiguous. `returns`, if given, gets advantages + values.
 
     Raises:
         DeviceError: There is no GPU, or numba-cuda is missing.
@@ -124,9 +126,15 @@ def gae_cuda(
 
     out = torch.empty_like(rewards) if out is None else out
     columns = rewards, values, terminated, truncated, final_values, last_values
-    check_tensors(*columns, valid, out=out)
+    has_returns, returns = returns is not None, out if returns is None else returns
+    check_tensors(*columns, valid, out=out, returns=returns)
+    if valid is None and has_returns and has_triton():
+        from hurtle.native.triton.gae import gae_scan
+
+        gae_scan(*columns, gamma, gae_lambda, out, returns)
+        return out
     masked, valid = valid is not None, terminated if valid is None else valid
-    launch(gae_kernel, *columns, f4(gamma), f4(gamma * gae_lambda), valid, masked, out)
+    launch(gae_kernel, *columns, f4(gamma), f4(gamma * gae_lambda), valid, masked, out, returns, has_returns)
     return out
 
 

@@ -57,6 +57,29 @@ class EpisodeWindow:
         for name, values in (metrics or {}).items():
             self._metrics.setdefault(name, deque(maxlen=self.size)).extend(_floats(values))
 
+    def add_totals(
+        self,
+        count: int,
+        returns: float,
+        best_return: float,
+        lengths: float,
+        best_length: float,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Add so many episodes that only sums of their returns and lengths are known: each counts as their mean."""
+        if not count:
+            return
+        shown = min(count, self.size)
+        self._returns.extend([returns / count] * shown)
+        self._lengths.extend([lengths / count] * shown)
+        self.count += count
+        self.best_return = float(np.fmax(self.best_return, best_return))
+        self.best_length = float(np.fmax(self.best_length, best_length))
+        if self.count >= self.size:
+            self.best_mean_return = float(np.fmax(self.best_mean_return, self.mean_return))
+        for name, value in (metrics or {}).items():
+            self._metrics.setdefault(name, deque(maxlen=self.size)).extend([value] * shown)
+
     @property
     def mean_return(self) -> float:
         """Mean return of the window."""
