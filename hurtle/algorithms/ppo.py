@@ -263,12 +263,14 @@ class PPO:
     @torch.no_grad()
     def _correct_advantages(self, rollout: Rollout) -> None:
         """V-trace with the ratios of the policy as it is now."""
-        config = self.config
         batch = rollout.segments(torch.arange(rollout.num_rows, device=rollout.device))._replace(kept=None)
         batch = batch._replace(actions=rollout.actions.flatten(0, 1))
         with self._mixed_precision(rollout.device):
             log_probs, _, _ = evaluate_actions(self.policy, batch)
-        log_ratios = log_probs.float().view_as(rollout.log_probs) - rollout.log_probs
+        self._use_vtrace(rollout, log_probs.float().view_as(rollout.log_probs) - rollout.log_probs)
+
+    def _use_vtrace(self, rollout: Rollout, log_ratios: Tensor) -> None:
+        config = self.config
         settings = (config.gamma, config.gae_lambda, config.rho_clip, config.c_clip)
         compute, arrays = rollout.kernel(vtrace, vtrace_cuda)
         targets, advantages = compute(rollout.kernel_array(log_ratios), *arrays, *settings, rollout.kernel_valid())
@@ -307,6 +309,8 @@ def segments_per_minibatch(minibatch_size: int, num_steps: int) -> int:
 
 def explained_variance(rollout: Rollout) -> float:
     """1 − Var(returns − values) / Var(returns): 1 is a perfect critic, 0 is no better than a constant."""
+    if rollout.device.type != "cpu":
+        return explained_variance_on_device(rollout).item()
     returns, errors = rollout.returns.cpu().numpy().ravel(), rollout.advantages.cpu().numpy().ravel()
     if not rollout.all_valid:
         valid = rollout.valid.cpu().numpy().ravel()
@@ -317,3 +321,17 @@ def explained_variance(rollout: Rollout) -> float:
         returns, errors = returns - returns.mean(), errors - errors.mean()
         variance = np.dot(returns, returns)
         return float(1 - np.dot(errors, errors) / variance) if variance else math.nan
+
+
+def explained_variance_on_device(rollout: Rollout) -> Tensor:
+    """The same without a word to the host: [1]."""
+    returns, errors = rollout.returns.double(), rollout.advantages.double()
+    if rollout.all_valid:
+        return (1 - errors.var() / returns.var()).float().view(1)
+    count = rollout.valid.sum()
+
+    def spread(numbers: Tensor) -> Tensor:
+        mean = torch.where(rollout.valid, numbers, 0.0).sum() / count
+        return torch.where(rollout.valid, (numbers - mean).square(), 0.0).sum()
+
+    return (1 - spread(errors) / spread(returns)).float().view(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 
 from hurtle.buffers.rollout import Rollout
 from hurtle.errors import UnknownNameError, did_you_mean
-from hurtle.policies.normalizers import RewardNormalizer
+from hurtle.policies.normalizers import RewardNormalizer, merge_moments
 
 MODES = ("raw", "sign", "normalize")
 
@@ -42,6 +43,25 @@ class RewardRule:
         elif self.normalizer is not None:
             ended = rollout.terminated | rollout.truncated
             rollout.rewards.copy_(self.normalizer.scale(rollout.rewards, ended, rollout.valid, rows))
+
+    def to(self, device: torch.device) -> RewardRule:
+        """The same rule, its statistics on a device; for `apply_on_device`."""
+        if self.normalizer is not None:
+            self.normalizer.to(device)
+        return self
+
+    def apply_on_device(self, rollout: Rollout, kernels: Callable[..., None]) -> None:
+        """`apply` without a word to the host; `kernels` runs functions of device_rows.py on the device."""
+        if self.mode == "sign":
+            rollout.rewards.sign_()
+        elif self.normalizer is not None:
+            normalizer, returns = self.normalizer, torch.empty_like(rollout.rewards, dtype=torch.float64)
+            scale = (normalizer.variance + normalizer.eps).sqrt()
+            ended = rollout.terminated | rollout.truncated
+            fields = (rollout.rewards, ended, rollout.valid, normalizer.gamma, normalizer.returns, returns)
+            kernels("return_rows", rollout.num_rows, *fields)
+            rollout.rewards.copy_((rollout.rewards.double() / scale).clamp(-normalizer.clip, normalizer.clip))
+            merge_moments(normalizer, returns, None if rollout.all_valid else rollout.valid)
 
     def state_dict(self) -> dict[str, Any]:
         """The normalizer's statistics."""

@@ -63,6 +63,7 @@ class ActionHead:
         self.nvec: tuple[int, ...] = ()
         self.mask_size: int | None = None
         self.log_std_size = 0
+        self._on_device: dict[torch.device, tuple[Tensor, ...]] = {}
         if isinstance(action_space, spaces.Box):
             self._continuous(action_space, distribution)
         elif isinstance(action_space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
@@ -124,6 +125,33 @@ class ActionHead:
             return Beta(alpha, beta)
         assert log_std is not None
         return (Gaussian if self.kind == "gaussian" else SquashedGaussian)(outputs, log_std)
+
+    def env_tensor(self, raw: Tensor) -> Tensor:
+        """`env_actions` of a tensor, on its device and without a word to the host; flat, [B, …]."""
+        space, flat = self.action_space, raw.reshape(len(raw), -1)
+        if not isinstance(space, spaces.Box):
+            (start,) = self._constants(raw.device)
+            return flat + start
+        low, width, least, greatest = self._constants(raw.device)
+        actions = flat
+        if self.kind == "squashed_gaussian":
+            actions = low + (flat.double().tanh() + 1.0) / 2.0 * width
+        elif self.kind == "beta":
+            actions = low + flat * width
+        if space.dtype.kind != "f":
+            actions = actions.double().round()
+        return torch.minimum(torch.maximum(actions.to(least.dtype), least), greatest)
+
+    def _constants(self, device: torch.device) -> tuple[Tensor, ...]:
+        """What `env_tensor` computes with, flat, on a device: the first choices, or low and range, and the bounds."""
+        if device not in self._on_device:
+            space, numbers = self.action_space, [np.atleast_1d(getattr(self, "_start", 0))]
+            if isinstance(space, spaces.Box):
+                dtype = space.dtype if space.dtype.kind == "f" else np.float64
+                numbers = [self._low, self._range, space.low.astype(dtype), space.high.astype(dtype)]
+            with torch.inference_mode(False):
+                self._on_device[device] = tuple(torch.from_numpy(part.ravel().copy()).to(device) for part in numbers)
+        return self._on_device[device]
 
     def env_actions(self, raw: np.ndarray) -> np.ndarray:
         """Raw actions [B, *action_shape] as the env takes them, [B, *action_space.shape] in the space's dtype."""

@@ -67,6 +67,10 @@ class Categorical(Distribution):
     def __init__(self, logits: Tensor):
         self.log_probs = _full_precision(logits).log_softmax(-1)
 
+    def flat_log_probs(self) -> Tensor:
+        """Log-probabilities of all choices, [B, n]."""
+        return self.log_probs
+
     def sample(self, uniforms: Tensor) -> Tensor:
         """The first choice whose cumulative probability exceeds the uniform."""
         return _inverse_cdf(self.log_probs, uniforms)
@@ -100,6 +104,11 @@ class MultiCategorical(Distribution):
             impossible = logits.new_full((len(logits), 1), -torch.inf)  # below those of illegal options, should all be illegal
             logits = torch.cat([logits, impossible], 1)[:, _padded_places(nvec, logits.device)]
         self.log_probs = logits.unflatten(1, (len(nvec), max(nvec))).log_softmax(-1)  # [B, k, max(nvec)]
+
+    def flat_log_probs(self) -> Tensor:
+        """Log-probabilities of all choices one after the other, [B, sum(nvec)]."""
+        flat = self.log_probs.flatten(1)
+        return flat[:, _real_places(self.nvec, flat.device)] if len(set(self.nvec)) > 1 else flat
 
     def sample(self, uniforms: Tensor) -> Tensor:
         """Each choice by its own uniform."""
@@ -284,10 +293,7 @@ def masked(distribution: Distribution, mask: Tensor) -> Distribution:
     if isinstance(distribution, Categorical):
         return Categorical(_legal(distribution.log_probs, mask))
     if isinstance(distribution, MultiCategorical):
-        nvec, log_probs = distribution.nvec, distribution.log_probs.flatten(1)
-        if len(set(nvec)) > 1:
-            log_probs = log_probs[:, _real_places(nvec, log_probs.device)]
-        return MultiCategorical(_legal(log_probs, mask), nvec)
+        return MultiCategorical(_legal(distribution.flat_log_probs(), mask), distribution.nvec)
     raise HurtleError(
         f"An action mask needs a Categorical or MultiCategorical distribution, got a {type(distribution).__name__}."
     )

@@ -121,6 +121,28 @@ class RewardNormalizer(_Moments):
         return torch.from_numpy(scaled).to(device)
 
 
+def merge_moments(moments: _Moments, columns: Tensor, valid: Tensor | None = None) -> None:
+    """Merge samples [T, N, *shape] on their device, without a word to the host; what is not valid, bool [T, N], is left out.
+
+    All of them at once, not column by column: the same statistics but for the rounding of float64.
+    """
+    samples = columns.reshape(-1, moments.mean.numel()).double()
+    if valid is None:
+        size = torch.full_like(moments.count, len(samples))
+        mean = samples.mean(0)
+        m2 = (samples - mean).square().sum(0)
+    else:
+        weights = valid.reshape(-1, 1).double()
+        size = weights.sum()
+        mean = (weights * samples).sum(0) / size.clamp_min(1.0)
+        m2 = (weights * (samples - mean).square()).sum(0)
+    total = (moments.count + size).clamp_min(1.0)
+    delta = mean.view_as(moments.mean) - moments.mean
+    moments.m2.add_(m2.view_as(moments.m2) + delta.square() * (moments.count * size / total))
+    moments.mean.add_(delta * (size / total))
+    moments.count.add_(size)
+
+
 def _array(values: Any) -> np.ndarray:
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 

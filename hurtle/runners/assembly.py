@@ -16,7 +16,7 @@ from torch import nn
 from hurtle.algorithms.a2c import A2CConfig
 from hurtle.algorithms.ppo import PPOConfig, segments_per_minibatch
 from hurtle.buffers.rollout import Rollout
-from hurtle.collect.pool import PoolCollector
+from hurtle.collect.pool import PoolCollector, double_buffered_batch
 from hurtle.collect.rewards import RewardRule
 from hurtle.envs.registry import EnvLike, make, resolve
 from hurtle.errors import HurtleError
@@ -26,7 +26,7 @@ from hurtle.native.rng import stream_state
 from hurtle.policies.build import build_policy
 from hurtle.policies.policy import Policy
 from hurtle.policies.spaces import layout_to_dict, space_to_dict
-from hurtle.runners.config import Settings, check_divides
+from hurtle.runners.config import Settings, TrainConfig, check_divides
 from hurtle.runners.devices import find_device
 from hurtle.runners.gears import Algorithm, Collector, Gear, choose_gear
 from hurtle.tracking.timing import Timer
@@ -100,11 +100,13 @@ def assemble(settings: Settings, env: EnvLike | gymnasium.vector.VectorEnv, modu
             train.num_envs,
             backend=train.backend,
             num_workers=train.num_workers,
-            batch_size=train.pool_batch_size,
+            batch_size=train.pool_batch_size
+            or double_buffered_batch(train.num_envs, train.num_workers, train.backend, str(device)),
             seed=seed,
             emulate=own_actions is not None,
             step_timeout=train.step_timeout,
             restart_workers=train.restart_workers,
+            device=str(device) if _runs_on(device, train, env) else "cpu",
             **train.env_parameters,
         )
     try:
@@ -113,6 +115,13 @@ def assemble(settings: Settings, env: EnvLike | gymnasium.vector.VectorEnv, modu
         if vec is not env:
             vec.close()
         raise
+
+
+def _runs_on(device: torch.device, train: TrainConfig, env: EnvLike) -> bool:
+    """Whether the envs themselves go to the GPU: native ones do, unless something was asked for that only the CPU has."""
+    if device.type != "cuda" or train.gear not in ("auto", "device") or train.backend not in ("auto", "native"):
+        return False
+    return train.pool_batch_size is None and isinstance(resolve(env, train.env_parameters), Env)
 
 
 def _join(

@@ -94,8 +94,8 @@ class TrainConfig:
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
     """Of tensorboard, wandb and mlflow."""
 
-    gear: Literal["auto", "native", "general"] = "auto"
-    """auto, native (all compiled) or general (torch)."""
+    gear: Literal["auto", "native", "device", "general"] = "auto"
+    """auto, native (compiled), device (GPU) or general."""
     compile: bool = False
     """Compile the networks with torch.compile."""
     precision: Literal["float32", "tf32", "bf16"] = "float32"

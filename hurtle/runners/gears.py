@@ -1,4 +1,4 @@
-"""Which gear a run takes: compiled code where envs and policy allow it, torch everywhere else; and why.
+"""Which gear a run takes: all on the GPU, or compiled, where envs and policy allow it; torch everywhere else; and why.
 
 settings, envs, policy → collector and algorithm. One meaning: a run may change gears at any checkpoint.
 """
@@ -11,21 +11,25 @@ from typing import Any
 import torch
 
 from hurtle.algorithms.a2c import A2C, A2CConfig
+from hurtle.algorithms.device import DevicePPO
 from hurtle.algorithms.native import NativeA2C, NativePPO
 from hurtle.algorithms.ppo import PPO, PPOConfig
+from hurtle.collect.device import DeviceCollector, device_obstacle
 from hurtle.collect.general import GeneralCollector
 from hurtle.collect.inference import Actor
 from hurtle.collect.native import NativeCollector, vector_obstacle
 from hurtle.collect.pool import PoolCollector
 from hurtle.collect.rewards import RewardRule
 from hurtle.errors import HurtleError
+from hurtle.native.graphs import Graphs
+from hurtle.native.triton import has_triton
 from hurtle.policies.native_plan import UnsupportedError, plan_for
 from hurtle.policies.policy import Policy
 from hurtle.runners.config import TrainConfig
 from hurtle.tracking.timing import Timer
 
 AUTOCAST = {"float32": None, "tf32": None, "bf16": torch.bfloat16}
-Collector = GeneralCollector | PoolCollector | NativeCollector
+Collector = GeneralCollector | PoolCollector | NativeCollector | DeviceCollector
 Algorithm = PPO | A2C
 
 
@@ -34,7 +38,7 @@ class Gear:
     """How a run collects and learns.
 
     Attributes:
-        name: "native" or "general".
+        name: "device", "native" or "general".
         why: What decided it, for the user.
     """
 
@@ -65,8 +69,17 @@ def choose_gear(
     """The fastest gear that can do what is asked for, or the one that is.
 
     Raises:
-        HurtleError: gear="native" was asked for and is not possible; says why.
+        HurtleError: gear="native" or gear="device" was asked for and is not possible; says why.
     """
+    on_gpu = next(policy.parameters()).is_cuda
+    if train.gear == "device" or (train.gear == "auto" and on_gpu):
+        why_not = device_obstacle(vec)
+        if why_not is None:
+            return _device(train, config, vec, policy, rewards, seed, timer)
+        if train.gear == "device":
+            raise HurtleError(
+                f"gear='device' is not possible here: {why_not}. Use gear='auto', which then takes the general one."
+            )
     obstacle = native_obstacle(train, vec, policy)
     if train.gear == "native" and obstacle:
         raise HurtleError(f"gear='native' is not possible here: {obstacle}. Use gear='auto', which then takes the general one.")
@@ -88,6 +101,41 @@ def choose_gear(
         algorithm = _torch_algorithm(train, config, policy)
         why = f"envs and policy run compiled; the update stays in torch, many times slower, since {error}"
     return Gear("native", why, collector, algorithm)
+
+
+def _device(
+    train: TrainConfig,
+    config: PPOConfig | A2CConfig,
+    vec: Any,
+    policy: Policy,
+    rewards: RewardRule,
+    seed: int,
+    timer: Timer,
+) -> Gear:
+    """Envs, policy and update on one device; on a GPU in CUDA graphs, and in kernels of our own where they know the policy."""
+    graphs = Graphs(next(policy.parameters()).device)
+    options: dict[str, Any] = {"graphs": graphs, "precision": train.precision, "compiled": train.compile}
+    algorithm: Algorithm
+    if isinstance(config, PPOConfig) and config.optimizer != "muon":
+        algorithm = DevicePPO(policy, config, train.seed, **options)
+        why = "envs, policy and update run " + ("on the GPU, in CUDA graphs" if graphs.enabled else "as on a GPU, on the CPU")
+    else:
+        algorithm = _torch_algorithm(train, config, policy)
+        why = "envs and policy run on the GPU, in CUDA graphs; the update is launched by torch, operation by operation"
+    collector = DeviceCollector(vec, policy, rewards, seed, timer, **options)
+    if isinstance(algorithm, DevicePPO) and graphs.enabled and has_triton() and not train.compile:
+        from hurtle.native.triton.mlp import FusedMLP, NotFusedError, mlp_shape
+
+        try:
+            is_uneven = algorithm.learns_from_segments or algorithm.config.vtrace
+            shape = mlp_shape(policy, collector.has_masks, vec.native_spec.has_present or is_uneven)
+            fused = FusedMLP(shape, algorithm.parameters.values, train.precision)
+            collector.follow(fused)
+            algorithm.fuse(fused)
+            why += ", with fused kernels for this policy"
+        except NotFusedError:
+            pass
+    return Gear("device", why, collector, algorithm)
 
 
 def native_obstacle(train: TrainConfig, vec: Any, policy: Policy) -> str | None:

@@ -17,12 +17,15 @@ from typing import Any
 import gymnasium
 import torch
 
+from hurtle.algorithms.device import DevicePPO
+from hurtle.buffers.rollout import EpisodeStats, EpisodeTotals
+from hurtle.collect.device import DeviceCollector
 from hurtle.envs.registry import EnvLike
 from hurtle.errors import CheckpointError, HurtleError
 from hurtle.policies.policy import Policy
 from hurtle.runners.assembly import Module, Parts, assemble, run_seed
 from hurtle.runners.config import Settings, settings_to_dict
-from hurtle.runners.devices import own_random_streams, torch_settings
+from hurtle.runners.devices import gpu_errors, own_random_streams, torch_settings
 from hurtle.runners.evaluate import Evaluation, evaluate_policy
 from hurtle.runners.restore import find_checkpoint, load_weights
 from hurtle.runners.signals import StopSignals
@@ -94,7 +97,8 @@ class Trainer:
         self._summary: dict[str, Any] = {}
         train = settings.train
         self._display = make_display(train.progress, f"{train.env} · {train.algorithm}", train.total_steps)
-        self._parts: Parts = assemble(settings, env, module)
+        with gpu_errors():
+            self._parts: Parts = assemble(settings, env, module)
         self._device = self._parts.rollout.device
         try:
             if saved is not None and folder is not None:
@@ -133,12 +137,18 @@ class Trainer:
         self._began, self._first_step = time.perf_counter(), self.steps
         self._recent: deque[tuple[float, int]] = deque([(self._began, self.steps)])
         try:
-            with torch_settings(train.threads, train.precision, self._device), StopSignals(self._ask_to_stop), self._display:
+            with (
+                torch_settings(train.threads, train.precision, self._device),
+                StopSignals(self._ask_to_stop),
+                self._display,
+                gpu_errors(str(self._device)),
+            ):
                 self._seed_torch()
                 self._display.start(str(self.folder.path))
                 if train.progress != "quiet":
                     self._display.message(f"gear        {self._parts.gear.name}: {self._parts.gear.why}")
                 self._loop()
+                self._hear_the_rest()
                 seconds = self.seconds
                 self.save()
                 evaluation = None
@@ -192,9 +202,11 @@ class Trainer:
         """One rollout and what is learned from it."""
         parts, total = self._parts, self.settings.train.total_steps
         try:
-            stats = parts.collector.collect(parts.rollout)
-        except Exception:
-            self._save_policy()  # it is that of the last update, whatever happened to an env
+            with gpu_errors(str(self._device)):
+                stats = parts.collector.collect(parts.rollout)
+        except Exception as error:
+            if not getattr(error, "device_lost", False):
+                self._save_policy()  # it is that of the last update, whatever happened to an env
             raise
         if stats is None:
             return
@@ -202,7 +214,7 @@ class Trainer:
             learned = parts.algorithm.update(parts.rollout, max(0.0, 1.0 - self.steps / total))
         self.steps += parts.rollout.num_valid
         self.updates += 1
-        self.episodes.add(stats.returns, stats.lengths, stats.metrics)
+        self._add_episodes(stats)
         now = time.perf_counter()
         self._recent.append((now, self.steps))
         while len(self._recent) > 2 and now - self._recent[0][0] > RATE_SECONDS:
@@ -223,6 +235,20 @@ class Trainer:
             **{f"time/{stage}": share for stage, share in parts.timer.shares().items()},
         }
         self._report(self.metrics)
+
+    def _add_episodes(self, stats: EpisodeStats | EpisodeTotals) -> None:
+        if isinstance(stats, EpisodeTotals):
+            totals = (stats.count, stats.returns, stats.best_return, stats.lengths, stats.best_length, stats.metrics)
+            self.episodes.add_totals(*totals)
+        else:
+            self.episodes.add(stats.returns, stats.lengths, stats.metrics)
+
+    def _hear_the_rest(self) -> None:
+        """What a GPU has not told of yet: its numbers come an update or two late."""
+        if isinstance(self._parts.collector, DeviceCollector):
+            self._add_episodes(self._parts.collector.arrived(wait=True))
+        if isinstance(self._parts.algorithm, DevicePPO):
+            self._parts.algorithm.arrived(wait=True)
 
     def _report(self, metrics: dict[str, float]) -> None:
         for tracker in self._trackers:

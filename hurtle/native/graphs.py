@@ -1,0 +1,143 @@
+"""CUDA graphs: a function's launches, captured once and replayed with one call; and numbers read back without waiting.
+
+function → a few plain runs → capture → replays. On the CPU a function is simply called. Knows nothing of what is captured.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+WARM_UPS = 1
+"""Plain runs before a capture: kernels must have been compiled, and libraries have taken their workspaces."""
+MOST_IN_FLIGHT = 2
+"""Updates that the host may be ahead of the GPU: with fewer the GPU would wait, with more Ctrl-C would be late."""
+
+
+class Graphs:
+    """The stream of a run on one device, and the graphs captured there; they share memory, since they run one by one.
+
+    Args:
+        device: Where functions run.
+        enabled: False calls functions plainly, always.
+
+    Attributes:
+        failure: Why a function could not be captured, if so; it then runs without a graph.
+    """
+
+    def __init__(self, device: torch.device | str, enabled: bool = True):
+        self.device = torch.device(device)
+        self.enabled = enabled and self.device.type == "cuda"
+        self.failure = ""
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self._memory: Any = None
+
+    def wrap(self, function: Callable[[], None]) -> Callable[[], None]:
+        """The same function, which from its second call on is a replay of what it launched.
+
+        It must always launch the same kernels on the same memory, and must not wait for the device.
+        """
+        return _Replayed(self, function)
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """What is launched inside runs in the order of all graphs, and of what torch's current stream did before."""
+        if self._stream is None:
+            yield
+            return
+        current = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            yield
+        current.wait_stream(self._stream)
+
+    def capture(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+        """What the function launches, as a graph; None if it does something that no graph can hold."""
+        from hurtle.native.cuda_support import import_cuda
+
+        torch.cuda.synchronize(self.device)
+        self._memory = self._memory or torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with import_cuda().defer_cleanup():
+                # Not torch.cuda.graph, which collects garbage first and so takes longer than many a training.
+                graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
+                try:
+                    function()
+                finally:
+                    graph.capture_end()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            torch.cuda.synchronize(self.device)
+            self.enabled, self.failure = False, str(error).splitlines()[0]
+            return None
+        return graph
+
+
+class _Replayed:
+    def __init__(self, graphs: Graphs, function: Callable[[], None]):
+        self._graphs, self._function = graphs, function
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._calls = 0
+
+    def __call__(self) -> None:
+        graphs = self._graphs
+        with graphs.stream():
+            if graphs.enabled and self._graph is None and self._calls >= WARM_UPS:
+                self._graph = graphs.capture(self._function)
+            self._calls += 1
+            if self._graph is not None:
+                self._graph.replay()
+            else:
+                self._function()
+
+
+class Readback:
+    """Small tensors on their way to the host: asked for now, looked at when they have come.
+
+    Args:
+        device: Where they come from.
+        most: How many may be on their way; `send` waits for the oldest when there would be more.
+    """
+
+    def __init__(self, device: torch.device | str, most: int = MOST_IN_FLIGHT):
+        self._device, self._most = torch.device(device), most
+        self._coming: deque[tuple[Any, Tensor]] = deque()
+        self._here: list[np.ndarray] = []
+
+    def send(self, numbers: Tensor) -> None:
+        """Ask for a copy of what `numbers` will be when all that was launched so far is done."""
+        if self._device.type != "cuda":
+            self._here.append(numbers.detach().numpy().copy())
+            return
+        host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        host.copy_(numbers, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record(torch.cuda.current_stream(self._device))
+        self._coming.append((done, host))
+        while len(self._coming) > self._most:
+            self._take_oldest()
+
+    def arrived(self, wait: bool = False) -> list[np.ndarray]:
+        """What has come since the last call, in order; `wait` for all that was sent."""
+        while self._coming and (wait or self._coming[0][0].query()):
+            self._take_oldest()
+        here, self._here = self._here, []
+        return here
+
+    def _take_oldest(self) -> None:
+        done, host = self._coming.popleft()
+        done.synchronize()
+        self._here.append(host.numpy())
+
+
+def autocast(device: torch.device, dtype: torch.dtype | None) -> Any:
+    """Mixed precision in `dtype`, or none."""
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)

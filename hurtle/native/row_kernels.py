@@ -1,0 +1,42 @@
+"""`RowKernels`: runs the functions of device_rows.py for all rows, on whatever device the tensors are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hurtle.native import device_rows
+
+
+class RowKernels:
+    """Call it with a function's name, the number of rows and its arguments: tensors, named tuples of tensors, numbers.
+
+    Args:
+        device: Of all tensors.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device = device
+
+    def __call__(self, name: str, count: int, *arguments: Any) -> None:
+        """Launch on torch's current stream, or run on the CPU."""
+        if self._device.type != "cuda":
+            getattr(device_rows, name)(count, *(_array(argument, Tensor.numpy) for argument in arguments))
+            return
+        from hurtle.native import cuda_rows
+
+        stream = cuda_rows.cuda.external_stream(torch.cuda.current_stream(self._device).cuda_stream)
+        views = (_array(argument, cuda_rows.cuda.as_cuda_array) for argument in arguments)
+        cuda_rows.launch(getattr(cuda_rows, name), count, stream, *views)
+
+
+def _array(argument: Any, view: Callable[[Tensor], Any]) -> Any:
+    """A tensor, or a tuple of them, as kernels take it; anything else as it is."""
+    if isinstance(argument, Tensor):
+        return view(argument.detach())
+    if isinstance(argument, tuple):
+        return type(argument)(*(view(part) for part in argument))
+    return argument
