@@ -1,0 +1,223 @@
+"""The device gear on a real GPU against the general one on the CPU: every field of a rollout, gradients, whole runs, graphs."""
+
+import gc
+
+import pytest
+
+import hurtle
+from hurtle.algorithms.device import DevicePPO
+from hurtle.algorithms.ppo import PPO, PPOConfig
+from hurtle.collect.device import DeviceCollector
+from hurtle.collect.general import GeneralCollector
+from hurtle.collect.inference import Actor
+from hurtle.collect.rewards import RewardRule
+from hurtle.errors import HurtleError, NonFiniteError
+from hurtle.native.graphs import Graphs
+from hurtle.policies.build import PolicyConfig, build_policy
+from hurtle.tracking.checkpoints import load_checkpoint
+
+pytestmark = pytest.mark.gpu
+CASES = {
+    "cartpole": ("cartpole", {}, {}),
+    "cartpole shared": ("cartpole", {"separate_networks": False}, {}),
+    "pendulum": ("pendulum", {}, {"normalize": True}),
+    "pendulum beta": ("pendulum", {"distribution": "beta"}, {}),
+    "pendulum squashed": ("pendulum", {"distribution": "squashed_gaussian"}, {}),
+    "snake": ("snake", {}, {}),
+    "asterix": ("asterix", {}, {}),
+    "squared": ("squared", {"recurrent": "mingru"}, {}),
+    "memory lstm": ("memory", {"recurrent": "lstm"}, {}),
+    "memory gru": ("memory", {"recurrent": "gru"}, {}),
+    "memory mingru": ("memory", {"recurrent": "mingru"}, {}),
+}
+EXACT = ("actions", "terminated", "truncated", "starts", "valid", "masks")
+CLOSE = ("obs", "log_probs", "values", "rewards", "final_values", "last_values")
+
+
+def make(env, device, config, normalize=False, num_envs=64):
+    vec = hurtle.make_vec(env, num_envs=num_envs, device=device)
+    spaces = vec.agent_observation_space, vec.agent_action_space
+    policy = build_policy(PolicyConfig(**config), *spaces, normalize_observations=normalize, seed=1).to(device)
+    rule = RewardRule("normalize" if normalize else "raw", num_envs * vec.num_agents)
+    return vec, policy, rule
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rollouts_are_those_of_the_general_gear(case):
+    """Long enough for truncations; the third rollout on the GPU is a replay. Both begin with the same states every time."""
+    import torch
+
+    env, config, options = CASES[case]
+    cpu_vec, cpu_policy, cpu_rule = make(env, "cpu", config, **options)
+    general = GeneralCollector(cpu_vec, Actor(cpu_policy, 64 * cpu_vec.num_agents, 3), cpu_rule, 3)
+    gpu_vec, gpu_policy, gpu_rule = make(env, "cuda", config, **options)
+    device = DeviceCollector(gpu_vec, gpu_policy, gpu_rule, 3)
+    expected, found = general.new_rollout(24), device.new_rollout(24)
+    cut = 0
+    for k in range(10 if "pendulum" in case else 4):
+        general.collect(expected)
+        device.collect(found)
+        device.arrived(wait=True)
+        same = (
+            (expected.actions.double() - found.actions.cpu().double()).abs().flatten(2).amax(2) < 1e-3
+            if (expected.actions.ndim > 2)
+            else expected.actions == found.actions.cpu()
+        )
+        rows = same.all(0) & (expected.starts == found.starts.cpu()).all(0)  # others: rounding tipped a sample, and they parted
+        assert rows.float().mean() > 0.9, f"rollout {k}"
+        for name in (*EXACT, *CLOSE):
+            own, wanted = getattr(found, name), getattr(expected, name)
+            if wanted is None:
+                assert own is None
+                continue
+            own, wanted = (x[..., rows] if name == "last_values" else x[:, rows] for x in (own.cpu(), wanted))
+            if name in EXACT and not own.is_floating_point():
+                assert torch.equal(own, wanted), name
+            else:
+                torch.testing.assert_close(own.float(), wanted.float(), rtol=2e-2, atol=2e-2, msg=lambda m: f"{name}: {m}")  # noqa: B023
+        cut += int(expected.truncated.sum())
+        general.load_state_dict(device.state_dict())  # rounding must not add up
+        cpu_policy.load_state_dict(gpu_policy.state_dict())
+    assert device.graphs.failure == ""
+    assert cut or env not in ("pendulum", "squared")
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+@pytest.mark.parametrize(
+    "case", ["cartpole", "cartpole shared", "pendulum", "snake", "asterix", "memory lstm", "memory mingru"]
+)
+def test_an_update_has_the_gradients_of_the_general_gear(case, precision):
+    """One epoch of one minibatch, RMSprop from zero moments: what it leaves as second moment is the squared gradient."""
+    import torch
+
+    env, config, _ = CASES[case]
+    limit = {"float32": 1e-4, "tf32": 1e-3}[precision]
+    vec, policy, _ = make(env, "cuda", config)
+    device = DeviceCollector(vec, policy, None, 3)
+    rollout = device.new_rollout(16)
+    device.collect(rollout)
+    size = 16 * rollout.num_rows
+    settings = PPOConfig(num_steps=16, minibatch_size=size, num_epochs=1, max_grad_norm=1e9, optimizer="rmsprop")
+    reference = make(env, "cpu", config)[1]
+    reference.load_state_dict(policy.state_dict())
+    general = PPO(reference, settings)
+    copy = general_rollout(reference, rollout)
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    try:
+        ppo = DevicePPO(policy, settings, precision=precision)
+        if case in ("cartpole", "pendulum"):
+            from hurtle.native.triton.mlp import FusedMLP, mlp_shape
+
+            ppo.fuse(FusedMLP(mlp_shape(policy), ppo.parameters.values, precision))
+        ppo.update(rollout)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+    general.update(copy)
+    wanted = torch.cat([parameter.grad.flatten() for parameter in reference.parameters()])
+    own = ppo.parameters.gradients.cpu()
+    assert (own - wanted).norm() / wanted.norm() <= limit
+
+
+def general_rollout(policy, rollout):
+    """The same rollout on the CPU."""
+    from hurtle.buffers.rollout import Rollout
+
+    copy = Rollout(policy, rollout.num_steps, rollout.num_rows, rollout.masks is not None)
+    for name in (*EXACT, *CLOSE):
+        if getattr(copy, name) is not None:
+            getattr(copy, name).copy_(getattr(rollout, name))
+    copy.all_valid = bool(copy.valid.all())
+    for own, given in zip(copy.initial_state, rollout.initial_state, strict=True):
+        own.copy_(given)
+    return copy
+
+
+def test_graphs_replay_what_plain_runs_do():
+    import torch
+
+    weights = []
+    for enabled in (False, True):
+        vec, policy, _ = make("cartpole", "cuda", {"separate_networks": False})
+        graphs = Graphs("cuda", enabled=enabled)
+        collector = DeviceCollector(vec, policy, None, 3, graphs=graphs)
+        ppo = DevicePPO(policy, PPOConfig(num_steps=16, minibatch_size=256, num_epochs=2), graphs=graphs)
+        rollout = collector.new_rollout(16)
+        for k in range(6):
+            collector.collect(rollout)
+            ppo.update(rollout, 1.0 - k / 6)
+        weights.append(ppo.parameters.values.clone())
+        assert graphs.failure == ""
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-5, atol=1e-6)
+
+
+def test_what_cannot_be_captured_runs_without_a_graph():
+    import torch
+
+    graphs = Graphs("cuda")
+    total = torch.zeros(1, device="cuda")
+
+    def waits():
+        total.add_(1)
+        total.item()
+
+    run = graphs.wrap(waits)
+    for _ in range(4):
+        run()
+    assert total.item() == 4
+    assert graphs.failure
+    assert not graphs.enabled
+
+
+def test_numbers_that_are_not_finite_are_told():
+    vec, policy, _ = make("cartpole", "cuda", {})
+    collector = DeviceCollector(vec, policy, None, 3)
+    rollout = collector.new_rollout(8)
+    collector.collect(rollout)
+    collector.arrived(wait=True)
+    policy.network.actor.bias.data.fill_(float("nan"))
+    collector.collect(rollout)
+    with pytest.raises(NonFiniteError, match="log-probability in env 0, at step 1"):
+        collector.arrived(wait=True)
+
+
+def test_a_run_moves_between_gears(tmp_path):
+    words = {"progress": "quiet", "trackers": (), "preset": False, "num_envs": 64, "num_steps": 16, "minibatch_size": 256}
+    run = hurtle.train("cartpole", device="cuda", total_steps=4096, runs=str(tmp_path), eval_episodes=5, **words)
+    assert load_checkpoint(max((run.path / "checkpoints").glob("step-*.pt")))["settings"]["gear"] == "auto"
+    assert '"gear": "device"' in (run.path / "about.json").read_text()
+    assert hurtle.train(resume=run, device="cpu", gear="native", total_steps=8192).steps == 8192
+    assert hurtle.train(resume=run, device="cpu", gear="general", total_steps=12_288).steps == 12_288
+    assert hurtle.train(resume=run, device="cuda", gear="device", total_steps=16_384).steps == 16_384
+
+
+def test_the_fused_kernels_learn_cartpole(tmp_path):
+    words = {"progress": "quiet", "trackers": (), "preset": False, "num_envs": 4096, "num_steps": 32, "runs": str(tmp_path)}
+    words |= {"minibatch_size": 32_768, "num_epochs": 4, "learning_rate": 2e-3, "anneal_learning_rate": False}
+    run = hurtle.train("cartpole", device="cuda", total_steps=10_000_000, precision="bf16", **words)
+    assert run.evaluation.mean >= 475
+
+
+def test_graphs_and_buffers_are_given_back(tmp_path):
+    import torch
+
+    def held():
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved()
+
+    words = {"progress": "quiet", "trackers": (), "preset": False, "num_envs": 8192, "num_steps": 32, "runs": str(tmp_path)}
+    words |= {"minibatch_size": 65_536, "eval_episodes": 5, "total_steps": 8192 * 32 * 4, "device": "cuda"}
+    hurtle.train("breakout", **words)
+    before = held()
+    hurtle.train("breakout", **words)
+    with pytest.raises(HurtleError, match="enough"):
+        hurtle.train("breakout", callbacks=[stop], **words)
+    assert held() <= before + 50_000_000
+
+
+def stop(trainer):
+    if trainer.updates == 3:
+        raise HurtleError("enough")

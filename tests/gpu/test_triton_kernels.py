@@ -1,0 +1,56 @@
+"""The Triton kernels on a real GPU: the checks that their interpreter runs elsewhere, in every precision."""
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+pytest.importorskip("triton")
+
+import checks_gae  # noqa: E402
+import checks_loss  # noqa: E402
+import checks_mlp  # noqa: E402
+import checks_optimizer  # noqa: E402
+
+SPACES = {"choices": checks_mlp.DISCRETE, "numbers": checks_mlp.BOX}
+LIMITS = {"float32": 1e-4, "tf32": 1e-3, "bf16": 2e-2}
+
+
+@pytest.mark.parametrize("actions", SPACES)
+@pytest.mark.parametrize("options", [{}, {"activation": "relu", "hidden": 128}, {"normalizes": True, "hidden": 32}])
+def test_the_fused_policy_acts_as_the_policy(actions, options):
+    checks_mlp.check_acting(SPACES[actions], "cuda", rows=1000, **{"hidden": 64, **options})
+
+
+@pytest.mark.parametrize("actions", SPACES)
+@pytest.mark.parametrize("hidden", [16, 64, 128])
+@pytest.mark.parametrize("precision", LIMITS)
+def test_the_fused_gradients_are_those_of_the_loss(actions, hidden, precision):
+    limit = LIMITS[precision]
+    checks_mlp.check_gradients(SPACES[actions], limit, "cuda", total=40_000, count=30_000, hidden=hidden, precision=precision)
+
+
+@pytest.mark.parametrize("options", checks_loss.OPTIONS)
+def test_the_loss(options):
+    checks_loss.check_options("cuda", *options, size=70_000)
+
+
+@pytest.mark.parametrize("check", ["ties", "few_valid_steps", "equal_advantages", "large_mean", "nan_is_seen"])
+def test_the_loss_at_its_edges(check):
+    getattr(checks_loss, f"check_{check}")("cuda")
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("name", checks_optimizer.NAMES)
+def test_the_optimizers(name, weight_decay, in_parts):
+    checks_optimizer.check_steps("cuda", name, weight_decay, in_parts, inputs=300)
+    checks_optimizer.check_not_finite("cuda", name, in_parts)
+
+
+def test_the_optimizers_at_their_edges():
+    checks_optimizer.check_late_steps("cuda")
+    checks_optimizer.check_rows_with_gaps("cuda")
+
+
+@pytest.mark.parametrize(("steps", "columns"), [(1, 1), (33, 70), (128, 4096), (257, 1000)])
+def test_advantages(steps, columns):
+    checks_gae.check_gae(steps, columns, "cuda")
