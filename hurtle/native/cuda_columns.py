@@ -1,4 +1,4 @@
-"""The CUDA kernels of `gae` and `vtrace`: one thread per column, launched on torch's current stream without a copy.
+"""The CUDA kernels of `gae` and `vtrace`: threads for columns of steps, launched on torch's current stream without a copy.
 
 tensors [T, N] → kernel → tensors [T, N]. Imported when first needed: it raises a DeviceError where there is no GPU.
 """
@@ -16,44 +16,80 @@ from hurtle.native.cuda_support import import_cuda
 
 cuda = import_cuda()
 f4 = np.float32
-BLOCK_THREADS = 64
-AHEAD = 8
-"""Steps that a thread reads before it computes with the first: a step needs the one after it, reading does not."""
+BLOCK_THREADS = 128
+CHUNKS, COLUMNS = 8, 32
+"""Of a block that computes advantages: threads share a column, each has a chunk of its steps."""
 
 clipped = cuda.jit(device=True)(vtrace.clipped.py_func)
 
 
 @cuda.jit
-def gae_kernel(
-    rewards, values, terminated, truncated, final_values, last_values, gamma, decay, valid, masked, out, returns, has_returns,
-):  # fmt: skip
-    """`gae` of one column, and advantages + values if `has_returns`; `valid` is read if `masked`."""
+def gae_kernel(rewards, values, terminated, truncated, final_values, last_values, gamma, decay, valid, out):
+    """`gae` of one column with steps that do not count."""
     n = cuda.grid(1)
     if n < rewards.shape[1]:
-        reward, value = cuda.local.array(AHEAD, np.float32), cuda.local.array(AHEAD, np.float32)
-        ends = cuda.local.array(AHEAD, np.int8)  # 1: terminated, 2: truncated, 4: does not count
         next_value, advantage = last_values[n], f4(0.0)
-        for block in range((rewards.shape[0] + AHEAD - 1) // AHEAD):
-            last = rewards.shape[0] - 1 - block * AHEAD
-            for k in range(AHEAD):
-                t = max(last - k, 0)
-                reward[k], value[k] = rewards[t, n], values[t, n]
-                ends[k] = (1 if terminated[t, n] else 0) | (2 if truncated[t, n] else 0)
-                if masked:
-                    ends[k] |= 0 if valid[t, n] else 4
-            for k in range(AHEAD):
-                t = last - k
-                if t >= 0:
-                    shown = f4(0.0)
-                    if not ends[k] & 4:
-                        after, carried = next_value, advantage
-                        if ends[k]:
-                            after, carried = f4(0.0) if ends[k] & 1 else final_values[t, n], f4(0.0)
-                        advantage = reward[k] + gamma * after - value[k] + decay * carried
-                        next_value, shown = value[k], advantage
-                    out[t, n] = shown
-                    if has_returns:
-                        returns[t, n] = shown + value[k]
+        for t in range(rewards.shape[0] - 1, -1, -1):
+            if not valid[t, n]:
+                out[t, n] = f4(0.0)
+            else:
+                after, carried = next_value, advantage
+                if terminated[t, n]:
+                    after, carried = f4(0.0), f4(0.0)
+                elif truncated[t, n]:
+                    after, carried = final_values[t, n], f4(0.0)
+                advantage = rewards[t, n] + gamma * after - values[t, n] + decay * carried
+                next_value = values[t, n]
+                out[t, n] = advantage
+
+
+@cuda.jit
+def gae_chunks_kernel(
+    rewards, values, terminated, truncated, final_values, last_values, gamma, decay, out, returns, has_returns
+):
+    """`gae` of a block of columns, and advantages + values if `has_returns`.
+
+    Within a chunk, the first advantage is a linear function of the one after the chunk. Each thread finds that function, learns
+    from those of later chunks what comes after its own, and goes through its chunk once more, which the cache still holds. So
+    many steps are read at once, though each needs the one after it.
+    """
+    factors = cuda.shared.array((CHUNKS, COLUMNS), np.float32)  # one a line: the simulator tells them apart by that
+    terms = cuda.shared.array((CHUNKS, COLUMNS), np.float32)
+    column, chunk = cuda.threadIdx.x, cuda.threadIdx.y
+    n, steps = cuda.blockIdx.x * COLUMNS + column, rewards.shape[0]
+    size = (steps + CHUNKS - 1) // CHUNKS
+    first = min(chunk * size, steps)
+    end = min(first + size, steps)
+    factor, term = f4(1.0), f4(0.0)
+    if n < rewards.shape[1]:
+        next_value = last_values[n] if end == steps else values[end, n]
+        for t in range(end - 1, first - 1, -1):
+            value, after, kept = values[t, n], next_value, decay
+            if terminated[t, n]:
+                after, kept = f4(0.0), f4(0.0)
+            elif truncated[t, n]:
+                after, kept = final_values[t, n], f4(0.0)
+            term = rewards[t, n] + gamma * after - value + kept * term
+            factor *= kept
+            next_value = value
+    factors[chunk, column], terms[chunk, column] = factor, term
+    cuda.syncthreads()
+    if n < rewards.shape[1]:
+        advantage = f4(0.0)
+        for later in range(CHUNKS - 1, chunk, -1):
+            advantage = terms[later, column] + factors[later, column] * advantage
+        next_value = last_values[n] if end == steps else values[end, n]
+        for t in range(end - 1, first - 1, -1):
+            value, after, kept = values[t, n], next_value, decay
+            if terminated[t, n]:
+                after, kept = f4(0.0), f4(0.0)
+            elif truncated[t, n]:
+                after, kept = final_values[t, n], f4(0.0)
+            advantage = rewards[t, n] + gamma * after - value + kept * advantage
+            out[t, n] = advantage
+            if has_returns:
+                returns[t, n] = advantage + value
+            next_value = value
 
 
 @cuda.jit
@@ -84,15 +120,16 @@ def vtrace_kernel(
 
 
 def launch(kernel: Any, first: Any, *rest: Any) -> None:
-    """Launch a kernel with one thread per column of `first`, a tensor like most of `rest`."""
+    """Launch a kernel for the columns of `first`, a tensor like most of `rest`."""
     import torch
 
     if not first.numel():
         return
+    columns, block = (COLUMNS, (COLUMNS, CHUNKS)) if kernel is gae_chunks_kernel else (BLOCK_THREADS, BLOCK_THREADS)
     with cuda.gpus[first.device.index]:
         views = [cuda.as_cuda_array(x.detach()) if isinstance(x, torch.Tensor) else x for x in (first, *rest)]
         stream = cuda.external_stream(torch.cuda.current_stream(first.device).cuda_stream)
-        kernel[-(-first.shape[1] // BLOCK_THREADS), BLOCK_THREADS, stream](*views)
+        kernel[-(-first.shape[1] // columns), block, stream](*views)
 
 
 def check_tensors(

@@ -12,7 +12,6 @@ import numpy as np
 
 from hurtle.errors import HurtleError
 from hurtle.native.kernel_loader import load_kernels
-from hurtle.native.triton import has_triton
 
 f4 = np.float32
 
@@ -122,19 +121,19 @@ def gae_cuda(
     """
     import torch
 
-    from hurtle.native.cuda_columns import check_tensors, gae_kernel, launch
+    from hurtle.native.cuda_columns import check_tensors, gae_chunks_kernel, gae_kernel, launch
 
     out = torch.empty_like(rewards) if out is None else out
     columns = rewards, values, terminated, truncated, final_values, last_values
     has_returns, returns = returns is not None, out if returns is None else returns
     check_tensors(*columns, valid, out=out, returns=returns)
-    if valid is None and has_returns and has_triton():
-        from hurtle.native.triton.gae import gae_scan
-
-        gae_scan(*columns, gamma, gae_lambda, out, returns)
-        return out
-    masked, valid = valid is not None, terminated if valid is None else valid
-    launch(gae_kernel, *columns, f4(gamma), f4(gamma * gae_lambda), valid, masked, out, returns, has_returns)
+    factors = f4(gamma), f4(gamma * gae_lambda)
+    if valid is None:
+        launch(gae_chunks_kernel, *columns, *factors, out, returns, has_returns)
+    else:
+        launch(gae_kernel, *columns, *factors, valid, out)
+        if has_returns:
+            torch.add(out, values, out=returns)
     return out
 
 

@@ -31,10 +31,14 @@ def on_gpu(arrays):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_gae_equals_the_reference(shape, masked):
+    import torch
+
     columns, _, valid = arrays_of(*shape)
-    found = gae_cuda(*on_gpu(columns), 0.99, 0.95, *(on_gpu([valid]) if masked else []))
+    returns = torch.full(shape, torch.nan, device="cuda")
+    found = gae_cuda(*on_gpu(columns), 0.99, 0.95, *(on_gpu([valid]) if masked else [None]), returns=returns)
     expected = gae_reference(*columns, 0.99, 0.95, valid if masked else None)
     np.testing.assert_allclose(found.cpu().numpy(), expected, **CLOSE)
+    np.testing.assert_allclose(returns.cpu().numpy(), expected + columns[1], **CLOSE)
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -5,13 +5,15 @@ import pytest
 pytestmark = pytest.mark.gpu
 pytest.importorskip("triton")
 
-import checks_gae  # noqa: E402
+import checks_grid_conv  # noqa: E402
 import checks_loss  # noqa: E402
 import checks_mlp  # noqa: E402
 import checks_optimizer  # noqa: E402
+import checks_scan  # noqa: E402
+import torch  # noqa: E402
 
 SPACES = {"choices": checks_mlp.DISCRETE, "numbers": checks_mlp.BOX}
-LIMITS = {"float32": 1e-4, "tf32": 1e-3, "bf16": 2e-2}
+LIMITS = {"float32": 1e-4, "tf32": 1e-3, "bf16": None}
 
 
 @pytest.mark.parametrize("actions", SPACES)
@@ -51,6 +53,30 @@ def test_the_optimizers_at_their_edges():
     checks_optimizer.check_rows_with_gaps("cuda")
 
 
-@pytest.mark.parametrize(("steps", "columns"), [(1, 1), (33, 70), (128, 4096), (257, 1000)])
-def test_advantages(steps, columns):
-    checks_gae.check_gae(steps, columns, "cuda")
+@pytest.mark.parametrize("kind", ["none", "some", "all"])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (32, 500, 192), (67, 33, 130)])
+def test_the_scan_of_mingru(shape, kind):
+    checks_scan.check_min_gru(*shape, kind, device="cuda")
+    checks_scan.check_min_gru(*shape, kind, stored=torch.bfloat16, tolerance=1e-2, device="cuda")
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "mingru"])
+def test_memories_without_a_word_to_the_host(name):
+    checks_scan.check_memory(name, "cuda")
+
+
+@pytest.mark.parametrize("kind", checks_grid_conv.SCALING)
+@pytest.mark.parametrize("shape", [(1, 3, 3, 1), (1000, 10, 10, 4), (333, 10, 10, 10), (3, 5, 8, 7)])
+def test_the_convolution_of_grids(shape, kind):
+    checks_grid_conv.check_grid_convolution(shape, kind=kind, device="cuda")
+
+
+def test_the_convolution_of_grids_in_half_precision():
+    checks_grid_conv.check_grid_convolution(
+        (1000, 10, 10, 4), kind="bytes", dtype=torch.bfloat16, tolerance=1e-2, grad_tolerance=1e-5, device="cuda"
+    )
+
+
+def test_the_convolution_of_very_many_grids():
+    checks_grid_conv.check_body("cuda")
+    checks_grid_conv.check_beyond_32_bits("cuda")

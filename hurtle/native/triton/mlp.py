@@ -123,6 +123,14 @@ def _dot(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def _operand(x, PRECISION: tl.constexpr):
+    """What goes into a matrix product. Units for TF32 cut off bits; rounded before, errors of many numbers cancel."""
+    if PRECISION == 1:
+        return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return x
+
+
+@triton.jit
 def _uniform(z):
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB
@@ -137,10 +145,12 @@ def _hidden(
 ):  # fmt: skip
     """Both hidden layers, in the way in which torch lays out its weights: [outputs, inputs]."""
     rd, rh, rk = tl.arange(0, DP), tl.arange(0, H), tl.arange(0, H)
-    w1 = tl.load(weights + W1 + rh[None, :] * D + rd[:, None], mask=rd[:, None] < D, other=0.0)
-    h1 = _activation(_dot(x, w1, PRECISION) + tl.load(weights + B1 + rh)[None, :], RELU, FAST)
-    w2 = tl.load(weights + W2 + rh[None, :] * H + rk[:, None])
-    return _activation(_dot(h1, w2, PRECISION) + tl.load(weights + B2 + rh)[None, :], RELU, FAST)
+    w1 = _operand(tl.load(weights + W1 + rh[None, :] * D + rd[:, None], mask=rd[:, None] < D, other=0.0), PRECISION)
+    z1 = _dot(_operand(x, PRECISION), w1, PRECISION) + tl.load(weights + B1 + rh)[None, :]
+    h1 = _operand(_activation(z1, RELU, FAST), PRECISION)
+    w2 = _operand(tl.load(weights + W2 + rh[None, :] * H + rk[:, None]), PRECISION)
+    z2 = _dot(h1, w2, PRECISION) + tl.load(weights + B2 + rh)[None, :]
+    return _operand(_activation(z2, RELU, FAST), PRECISION)
 
 
 @triton.jit
@@ -164,7 +174,7 @@ def _act_kernel(
         x = tl.where(inside, x, 0.0)
     tl.store(seen + row[:, None] * D + rd[None, :], x, mask=inside)
     h = _hidden(x, weights, W1, B1, W2, B2, D, DP, H, RELU, FAST, PRECISION)
-    w3 = tl.load(weights + W3 + ra[None, :] * H + rh[:, None], mask=ra[None, :] < A, other=0.0)
+    w3 = _operand(tl.load(weights + W3 + ra[None, :] * H + rh[:, None], mask=ra[None, :] < A, other=0.0), PRECISION)
     out = _dot(h, w3, PRECISION) + tl.load(weights + B3 + ra, mask=ra < A, other=0.0)[None, :]
     stream = tl.load(streams + row, mask=ok, other=0).to(tl.uint64)
     drawn = (tl.load(clock) + t).to(tl.uint64)
@@ -210,16 +220,16 @@ def _value_kernel(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     rd, rh, rk, rb = tl.arange(0, DP), tl.arange(0, H), tl.arange(0, H), tl.arange(0, B)
-    w1 = tl.load(weights + W1 + rh[None, :] * D + rd[:, None], mask=rd[:, None] < D, other=0.0)
-    w2 = tl.load(weights + W2 + rh[None, :] * H + rk[:, None])
+    w1 = _operand(tl.load(weights + W1 + rh[None, :] * D + rd[:, None], mask=rd[:, None] < D, other=0.0), PRECISION)
+    w2 = _operand(tl.load(weights + W2 + rh[None, :] * H + rk[:, None]), PRECISION)
     b1, b2 = tl.load(weights + B1 + rh), tl.load(weights + B2 + rh)
     w3, b3 = tl.load(weights + W3 + rh), tl.load(weights + B3)
     for block in range(tl.program_id(0), tl.cdiv(N, B), tl.num_programs(0)):
         row = block * B + rb.to(tl.int64)
         ok = row < N
         x = tl.load(obs + row[:, None] * D + rd[None, :], mask=ok[:, None] & (rd[None, :] < D), other=0.0)
-        h1 = _activation(_dot(x, w1, PRECISION) + b1[None, :], RELU, FAST)
-        h2 = _activation(_dot(h1, w2, PRECISION) + b2[None, :], RELU, FAST)
+        h1 = _activation(_dot(_operand(x, PRECISION), w1, PRECISION) + b1[None, :], RELU, FAST)
+        h2 = _activation(_dot(_operand(h1, PRECISION), w2, PRECISION) + b2[None, :], RELU, FAST)
         tl.store(values + row, tl.sum(h2 * w3[None, :], 1) + b3, mask=ok)
 
 
@@ -239,9 +249,9 @@ def _gradient_kernel(
     W2, B2 = AW2 + is_critic * (CW2 - AW2), AB2 + is_critic * (CB2 - AB2)
     W3, B3 = AW3 + is_critic * (CW3 - AW3), AB3 + is_critic * (CB3 - AB3)
     real = ra < A + is_critic * (1 - A)
-    w1 = tl.load(weights + W1 + rh[None, :] * D + rd[:, None], mask=rd[:, None] < D, other=0.0)
-    w2 = tl.load(weights + W2 + rh[None, :] * H + rk[:, None])
-    w3 = tl.load(weights + W3 + ra[None, :] * H + rh[:, None], mask=real[None, :], other=0.0)
+    w1 = _operand(tl.load(weights + W1 + rh[None, :] * D + rd[:, None], mask=rd[:, None] < D, other=0.0), PRECISION)
+    w2 = _operand(tl.load(weights + W2 + rh[None, :] * H + rk[:, None]), PRECISION)
+    w3 = _operand(tl.load(weights + W3 + ra[None, :] * H + rh[:, None], mask=real[None, :], other=0.0), PRECISION)
     b1, b2 = tl.load(weights + B1 + rh), tl.load(weights + B2 + rh)
     b3 = tl.load(weights + B3 + ra, mask=real, other=0.0)
     w2t, w3t = tl.trans(w2), tl.trans(w3)
@@ -259,8 +269,9 @@ def _gradient_kernel(
         ok = place < N
         row = tl.load(order + place, mask=ok, other=0)
         x = tl.load(obs + row[:, None] * D + rd[None, :], mask=ok[:, None] & (rd[None, :] < D), other=0.0)
-        h1 = _activation(_dot(x, w1, PRECISION) + b1[None, :], RELU, FAST)
-        h2 = _activation(_dot(h1, w2, PRECISION) + b2[None, :], RELU, FAST)
+        x = _operand(x, PRECISION)
+        h1 = _operand(_activation(_dot(x, w1, PRECISION) + b1[None, :], RELU, FAST), PRECISION)
+        h2 = _operand(_activation(_dot(h1, w2, PRECISION) + b2[None, :], RELU, FAST), PRECISION)
         out = _dot(h2, w3, PRECISION) + b3[None, :]
         if is_critic == 1:
             value = tl.sum(tl.where(ra[None, :] == 0, out, 0.0), 1)
@@ -315,12 +326,13 @@ def _gradient_kernel(
                 d3 = slope[:, None] * (tl.where(is_chosen, 1.0, 0.0) - probs)
                 d3 += ENTROPY_COEF * inverse * probs * (kept_logs + entropy[:, None])
             d3 = tl.where(ok[:, None] & real[None, :], d3, 0.0)
+        d3 = _operand(d3, PRECISION)
         dw3 += _dot(tl.trans(h2), d3, PRECISION)
         db3 += tl.sum(d3, 0)
-        d2 = _dot(d3, w3t, PRECISION) * _slope(h2, RELU)
+        d2 = _operand(_dot(d3, w3t, PRECISION) * _slope(h2, RELU), PRECISION)
         dw2 += _dot(tl.trans(h1), d2, PRECISION)
         db2 += tl.sum(d2, 0)
-        d1 = _dot(d2, w2t, PRECISION) * _slope(h1, RELU)
+        d1 = _operand(_dot(d2, w2t, PRECISION) * _slope(h1, RELU), PRECISION)
         dw1 += _dot(tl.trans(x), d1, PRECISION)
         db1 += tl.sum(d1, 0)
     own = partials + p * SIZE

@@ -44,3 +44,7 @@ def test_gradients_with_relu():
 def test_other_policies_are_refused_with_a_reason(config, observations, why):
     with pytest.raises(NotFusedError, match=why):
         mlp_shape(build_policy(config, observations, DISCRETE))
+
+
+def test_gradients_of_rounded_operands():
+    check_gradients(DISCRETE, 1e-3, precision="tf32")  # the interpreter's products of bf16 are wrong: only tests/gpu has those
