@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
@@ -46,15 +47,38 @@ class ImageBody(nn.Module):
         inputs = channels * height * width
         self.linear = nn.Sequential(initialized(nn.Linear(inputs, hidden_size), HIDDEN_GAIN, orthogonal_init), nn.ReLU())
         self.num_features = hidden_size
+        is_grid = len(space.shape) == 3 and not self.channels_first and [part[1:] for part in convolutions] == [(3, 1, 0)]
+        self._scaling = _scaling(self.input) if is_grid else None
 
     def forward(self, obs: Tensor) -> Tensor:
         """[B, ...] of any dtype → [B, num_features]."""
+        fused = self._fused(obs, *self._scaling) if obs.is_cuda and self._scaling is not None else None
+        return self.linear(self._convolved(obs) if fused is None else fused)
+
+    def _convolved(self, obs: Tensor) -> Tensor:
         planes = self.input(obs)
         if planes.ndim == 3:
             planes = planes.unsqueeze(1)
         elif not self.channels_first:
             planes = planes.permute(0, 3, 1, 2)
-        return self.linear(self.convolutions(planes))
+        return self.convolutions(planes)
+
+    def _fused(self, obs: Tensor, scale: float, shift: float) -> Tensor | None:
+        """What `_convolved` gives, from the kernel for grids; None where that cannot be called."""
+        from hurtle.native.triton import has_triton
+
+        layer = self.convolutions[0]
+        assert isinstance(layer, nn.Conv2d)
+        assert layer.bias is not None
+        is_known = layer.weight.dtype == torch.float32 and not obs.requires_grad
+        if not is_known or torch.compiler.is_compiling() or not has_triton():
+            return None
+        from hurtle.native.triton.grid_conv import grid_convolution, supports
+
+        if not supports(obs, layer.out_channels):
+            return None
+        is_half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
+        return grid_convolution(obs, layer.weight, layer.bias, scale, shift, torch.bfloat16 if is_half else torch.float32)
 
 
 def nature_body(space: spaces.Space, orthogonal_init: bool = True) -> ImageBody:
@@ -120,6 +144,16 @@ def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
         return 1, *shape
     first, second, third = shape
     return (first, second, third) if channels_first(shape) else (third, first, second)
+
+
+def _scaling(numbers: Numbers) -> tuple[float, float] | None:
+    """Scale and shift that turn observations into numbers; None where they differ from place to place."""
+    if not numbers.scaled:
+        return 1.0, 0.0
+    if numbers.low.ndim or numbers.range.ndim:
+        return None
+    low, span = numbers.low.item(), numbers.range.item()
+    return 1.0 / span, -low / span
 
 
 def _image_box(space: spaces.Space, name: str) -> spaces.Box:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from hurtle.errors import UnknownNameError, did_you_mean
 
@@ -47,12 +48,28 @@ class Memory(nn.Module):
 
 
 class _TorchMemory(Memory):
-    """torch's own recurrent layers, which run over the stretches between steps at which some row starts."""
+    """torch's own recurrent layers, which run over the stretches between steps at which some row starts.
+
+    To know these, the host must look at `starts`, which a CUDA graph cannot hold: on a GPU the steps are unrolled.
+
+    Attributes:
+        capturable: Unroll the steps on any device.
+    """
 
     cell: nn.RNNBase
+    capturable = False
+
+    def step(self, features: Tensor, state: State) -> tuple[Tensor, State]:
+        """One step: features [B, F] → outputs [B, F] and the state after it."""
+        if not self._is_unrolled(features):
+            return super().step(features, state)
+        state = self._cell_step(self._input_gates(features), state)
+        return state[0], state
 
     def sequence(self, features: Tensor, state: State, starts: Tensor) -> tuple[Tensor, State]:
         """Features [T, B, F] → outputs [T, B, F], last state."""
+        if self._is_unrolled(features):
+            return self._unrolled(features, state, starts)
         cuts = starts.any(1).nonzero().squeeze(1).tolist()
         begins = cuts if cuts[:1] == [0] else [0, *cuts]
         outputs = []
@@ -60,6 +77,24 @@ class _TorchMemory(Memory):
             stretch, state = self._stretch(features[begin:end], zeroed(state, starts[begin]))
             outputs.append(stretch)
         return torch.cat(outputs), state
+
+    def _is_unrolled(self, features: Tensor) -> bool:
+        return self.capturable or (features.is_cuda and not torch.compiler.is_compiling())
+
+    def _unrolled(self, features: Tensor, state: State, starts: Tensor) -> tuple[Tensor, State]:
+        outputs = []
+        for gates, begins in zip(self._input_gates(features), starts, strict=True):
+            state = self._cell_step(gates, zeroed(state, begins))
+            outputs.append(state[0])
+        return torch.stack(outputs), state
+
+    def _input_gates(self, features: Tensor) -> Tensor:
+        """What the features [..., F] add to the gates: [..., gates * F]."""
+        raise NotImplementedError
+
+    def _cell_step(self, gates: Tensor, state: State) -> State:
+        """One step of the layer, from `_input_gates` on; the output is the first part of the state."""
+        raise NotImplementedError
 
     def _initialize(self) -> None:
         for name, parameter in self.cell.named_parameters():
@@ -83,6 +118,19 @@ class LSTM(_TorchMemory):
         outputs, (hidden, cell) = self.cell(features, (state[0].unsqueeze(0), state[1].unsqueeze(0)))
         return outputs, (hidden.squeeze(0), cell.squeeze(0))
 
+    def _input_gates(self, features: Tensor) -> Tensor:
+        weight, _, bias, hidden_bias = self.cell.all_weights[0]
+        return linear(features, weight, bias + hidden_bias)
+
+    def _cell_step(self, gates: Tensor, state: State) -> State:
+        hidden, cell = state
+        hidden_gates = linear(hidden, self.cell.all_weights[0][1])
+        if _takes_fused_cell(gates, hidden_gates, hidden, cell):
+            return torch.ops.aten._thnn_fused_lstm_cell(gates, hidden_gates, cell)[:2]
+        take, keep, candidate, give = (gates + hidden_gates).chunk(4, -1)
+        cell = torch.sigmoid(keep) * cell + torch.sigmoid(take) * torch.tanh(candidate)
+        return torch.sigmoid(give) * torch.tanh(cell), cell
+
 
 class GRU(_TorchMemory):
     """Cho et al.'s gated recurrent unit, with orthogonal weights and zero biases."""
@@ -96,11 +144,26 @@ class GRU(_TorchMemory):
         outputs, hidden = self.cell(features, state[0].unsqueeze(0))
         return outputs, (hidden.squeeze(0),)
 
+    def _input_gates(self, features: Tensor) -> Tensor:
+        weight, _, bias, _ = self.cell.all_weights[0]
+        return linear(features, weight, bias)
+
+    def _cell_step(self, gates: Tensor, state: State) -> State:
+        _, weight, _, bias = self.cell.all_weights[0]
+        hidden_gates = linear(state[0], weight, bias)
+        if _takes_fused_cell(gates, hidden_gates, *state):
+            return torch.ops.aten._thnn_fused_gru_cell(gates, hidden_gates, state[0])[:1]
+        reset, keep, candidate = gates.chunk(3, -1)
+        hidden_reset, hidden_keep, hidden_candidate = hidden_gates.chunk(3, -1)
+        candidate = torch.tanh(candidate + torch.sigmoid(reset + hidden_reset) * hidden_candidate)
+        kept = torch.sigmoid(keep + hidden_keep)
+        return (candidate + kept * (state[0] - candidate),)
+
 
 class MinGRU(Memory):
     """Feng et al.'s minimal GRU: h' = (1 - z) h + z c, with gate z and candidate c of the features alone.
 
-    Being linear in h, a whole sequence takes log2(T) parallel steps.
+    Being linear in h, a whole sequence takes log2(T) parallel steps, or one kernel on a GPU.
     """
 
     def __init__(self, size: int):
@@ -112,16 +175,21 @@ class MinGRU(Memory):
 
     def sequence(self, features: Tensor, state: State, starts: Tensor) -> tuple[Tensor, State]:
         """Features [T, B, F] → outputs [T, B, F], last state."""
-        keep, add = self._terms(features)
-        return self._scanned(keep.masked_fill(starts.unsqueeze(-1), 0.0), add, state)
+        return self._hidden(features, state, starts)
 
     def _stretch(self, features: Tensor, state: State) -> tuple[Tensor, State]:
-        return self._scanned(*self._terms(features), state)
+        return self._hidden(features, state, None)
 
-    def _terms(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """H' = keep * h + add."""
-        gate, candidate = self.gate_and_candidate(features).chunk(2, -1)
-        return torch.sigmoid(-gate), torch.sigmoid(gate) * candidate
+    def _hidden(self, features: Tensor, state: State, starts: Tensor | None) -> tuple[Tensor, State]:
+        terms = self.gate_and_candidate(features)
+        if _takes_min_gru(terms, state[0]):
+            from hurtle.native.triton.scan import min_gru
+
+            hidden = min_gru(terms, starts, state[0])
+            return hidden, (hidden[-1],)
+        gate, candidate = terms.chunk(2, -1)
+        keep, add = torch.sigmoid(-gate), torch.sigmoid(gate) * candidate
+        return self._scanned(keep if starts is None else keep.masked_fill(starts.unsqueeze(-1), 0.0), add, state)
 
     @staticmethod
     def _scanned(keep: Tensor, add: Tensor, state: State) -> tuple[Tensor, State]:
@@ -149,6 +217,20 @@ def make_memory(name: str, size: int) -> Memory | None:
     if name not in MEMORIES:
         raise UnknownNameError(f"No memory {name!r}. {did_you_mean(name, ['none', *MEMORIES])}")
     return MEMORIES[name](size)
+
+
+def _takes_fused_cell(*tensors: Tensor) -> bool:
+    """Whether torch's kernels for the pointwise part of a cell, which exist for GPUs alone, take these."""
+    return all(tensor.is_cuda and tensor.dtype == torch.float32 for tensor in tensors)
+
+
+def _takes_min_gru(terms: Tensor, state: Tensor) -> bool:
+    """Whether the kernel takes these, and can be called here."""
+    if not terms.is_cuda or torch.compiler.is_compiling():
+        return False
+    from hurtle.native.triton import has_triton
+
+    return has_triton() and terms.dtype in (torch.float32, torch.bfloat16, torch.float16) and state.dtype == torch.float32
 
 
 def zeroed(state: State, starts: Tensor) -> State:

@@ -70,6 +70,47 @@ def test_nothing_is_remembered_across_a_start(name):
     assert not torch.allclose(first[5:, 1:], second[5:, 1:])
 
 
+def random_memory(name, dtype):
+    memory = make_memory(name, F).to(dtype)
+    for parameter in memory.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    return memory
+
+
+@pytest.mark.parametrize("kind", ["none", "first", "inside", "all"])
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_unrolled_steps_are_those_of_torchs_layers(name, kind):
+    memory, starts = random_memory(name, torch.float64), starts_of(kind)
+    features = torch.randn(T, B, F, dtype=torch.float64, requires_grad=True)
+    state = tuple(torch.randn(B, F, dtype=torch.float64, requires_grad=True) for _ in range(memory.num_states))
+    weights = torch.randn(T, B, F, dtype=torch.float64)
+    leaves = [features, *state, *memory.parameters()]
+
+    def results():
+        outputs, last = memory.sequence(features, state, starts)
+        output, after = memory.step(features[0], state)
+        loss = (weights * outputs).sum() + sum((part**2).sum() for part in (*last, output, *after))
+        return [outputs, *last, output, *after, *torch.autograd.grad(loss, leaves, materialize_grads=True)]
+
+    expected = results()
+    memory.capturable = True
+    memory.cell.forward = None  # not called
+    for ours, theirs in zip(results(), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_unrolled_steps_need_no_look_at_the_data(name):
+    memory = make_memory(name, F).to("meta")
+    features, starts = torch.zeros(T, B, F, device="meta"), torch.zeros(T, B, dtype=torch.bool, device="meta")
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        memory.sequence(features, memory.initial_state(B, "meta"), starts)
+    memory.capturable = True
+    outputs, last = memory.sequence(features, memory.initial_state(B, "meta"), starts)
+    assert outputs.shape == (T, B, F)
+    assert [tuple(part.shape) for part in last] == [(B, F)] * memory.num_states
+
+
 def test_long_stretches_go_to_torchs_layer_in_one_call(monkeypatch):
     memory, lengths = LSTM(F), []
     forward = memory.cell.forward
