@@ -23,7 +23,7 @@ from hurtle.algorithms.ppo import (
     segments_per_minibatch,
 )
 from hurtle.buffers.rollout import Minibatch, Rollout, flat_weights
-from hurtle.errors import NonFiniteError
+from hurtle.errors import HurtleError, NonFiniteError
 from hurtle.native.device_rows import Draw
 from hurtle.native.graphs import Graphs, Readback, autocast
 from hurtle.native.row_kernels import RowKernels
@@ -78,7 +78,9 @@ class DevicePPO(PPO):
         self._knobs = torch.zeros(2, device=self.device)
         self._key = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._sums = torch.zeros(len(METRICS) + 1, device=self.device)  # of the minibatches so far, and how many they are
-        self._epoch_kl = torch.zeros(1, device=self.device)
+        self._epoch_kl = torch.zeros(2, device=self.device)  # sum over the epoch's minibatches, and how many they are
+        self._kl_and_count = torch.tensor([METRICS.index("approx_kl"), len(METRICS)], device=self.device)
+        self._one = torch.ones(1, device=self.device)
         self._explained = torch.zeros(1, device=self.device)
         self._no_steps = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._unchanged = torch.tensor([0.0, 1.0], device=self.device)  # advantages that are not normalized
@@ -107,17 +109,26 @@ class DevicePPO(PPO):
         self._prepare()
         for _ in range(config.num_epochs):
             self._epoch()
-            if config.target_kl is not None and bool(self._epoch_kl.item() > config.target_kl):
+            if config.target_kl is not None and self._epoch_is_too_far(config.target_kl):
                 break
         rates = torch.tensor([learning_rate, clip_range])
         self._readback.send(torch.cat([self._sums, self._explained, self._to_device(rates)]))
         self._read(wait=not self._last)
         return self._last
 
+    def _epoch_is_too_far(self, target: float) -> bool:
+        """Whether the mean KL of the epoch's minibatches is beyond the target; this waits for the device."""
+        total, count = self._epoch_kl.tolist()
+        return count > 0 and total / count > target
+
     def arrived(self, wait: bool = False) -> dict[str, float]:
         """The newest metrics that the device has told; `wait` for all."""
         self._read(wait)
         return self._last
+
+    def forget(self) -> None:
+        """The metrics so far do not count."""
+        self._last = {}
 
     def _to_device(self, numbers: Tensor) -> Tensor:
         """A copy that nobody waits for."""
@@ -149,6 +160,11 @@ class DevicePPO(PPO):
             items = rollout.num_rows
         else:
             self._size, items = config.minibatch_size, rollout.num_steps * rollout.num_rows
+        if items % self._size:
+            raise HurtleError(
+                f"minibatch_size={config.minibatch_size} does not divide the rollout of {rollout.num_steps} steps of "
+                f"{rollout.num_rows} rows; minibatches on a device are all of one size."
+            )
         self._minibatches_per_epoch = items // self._size
         self._order = torch.arange(items, device=self.device)
         self._uniforms = torch.zeros((self._size, 1), device=self.device)
@@ -178,17 +194,23 @@ class DevicePPO(PPO):
                 weight = magnitude**config.priority_alpha + 1e-6
                 torch.div(weight, weight.sum(), out=self._probability)
         elif config.shuffle:
-            self._kernels("shuffle_rows", len(self._order), len(self._order), self._key, 0, self._order)
+            self._kernels("shuffle_rows", len(self._order), len(self._order), self._key, self._order)
         self._epoch_kl.zero_()
         for k in range(self._minibatches_per_epoch):
             chosen, weights = self._draw_minibatch(k)
             means = self._learn_fused(chosen) if self.fused is not None else self._learn_minibatch(chosen, weights)
             norm = self._flat.step(self.fused.partials if self.fused is not None else None)
-            self._sums[:5].add_(means)
-            self._sums[5:6].add_(norm)
-            self._sums[6:].add_(1.0)
-            self._epoch_kl.add_(means[3:4] / self._minibatches_per_epoch)
+            self._count(means, norm)
         self._key.add_(NEXT_KEY)
+
+    @torch.no_grad()
+    def _count(self, means: Tensor, norm: Tensor) -> None:
+        """Add a minibatch to the metrics, unless no step of it is valid."""
+        seen = torch.cat([means, norm.view(1), self._one])
+        if not self._bound.all_valid:
+            seen = torch.where(self._any_valid, seen, 0.0)
+        self._sums.add_(seen)
+        self._epoch_kl.add_(seen[self._kl_and_count])
 
     def _draw_minibatch(self, k: int) -> tuple[Tensor, Tensor | None]:
         """Flat indices of steps, or rows of segments; with priorities, their importance weights."""
@@ -210,6 +232,7 @@ class DevicePPO(PPO):
         valid = None
         if not rollout.all_valid:
             valid = (rollout.valid[:, chosen] if self.learns_from_segments else rollout.valid.flatten()[chosen]).flatten()
+            self._any_valid = valid.any()
         self.parameters.zero_gradients()
         with autocast(self.device, self._half):
             found = self._evaluate(self.policy, batch)
@@ -219,6 +242,7 @@ class DevicePPO(PPO):
                 log_probs, entropies, values, batch = _valid_part(log_probs, entropies, values, batch, valid)
             losses = ppo_loss(log_probs, entropies, values, batch, self._knobs[0], config)
             losses.total.backward()
+            self._skip_if_empty(valid)
             return torch.stack(losses[1:])
         from hurtle.native.triton.loss import ppo_gradients
 
@@ -230,7 +254,14 @@ class DevicePPO(PPO):
         )  # fmt: skip
         pairs = [(x, g) for x, g in zip((log_probs, entropies, values), gradients[:3], strict=True) if x.requires_grad]
         torch.autograd.backward([x for x, _ in pairs], [g for _, g in pairs])
+        self._skip_if_empty(valid)
         return gradients.metrics
+
+    def _skip_if_empty(self, valid: Tensor | None) -> None:
+        """A minibatch without a step that counts changes nothing: the optimizer leaves out gradients that are not finite."""
+        if valid is not None:
+            flat = self.parameters.gradients
+            flat.copy_(torch.where(self._any_valid, flat, torch.nan))
 
     @torch.no_grad()
     def _learn_fused(self, chosen: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from hurtle.buffers.rollout import EpisodeTotals, Rollout, torch_dtype
 from hurtle.collect.rewards import RewardRule
 from hurtle.collect.rows import VecRows
-from hurtle.errors import HurtleError, NonFiniteError
+from hurtle.errors import ActionError, HurtleError, NonFiniteError
 from hurtle.native import device_rows
 from hurtle.native.device_rows import Draw, Episodes, Outcome, Step
 from hurtle.native.graphs import Graphs, Readback, autocast
@@ -150,10 +150,14 @@ class DeviceCollector:
         """The episodes that the device has told of since the last call; `wait` for all of them."""
         return EpisodeTotals.of([self._read(numbers) for numbers in self._readback.arrived(wait)])
 
+    def forget(self) -> None:
+        """What was counted so far does not count."""
+        self.steps = self.overflow = 0
+
     def _read(self, numbers: np.ndarray) -> EpisodeTotals:
         found = dict(zip(NUMBERS, numbers.tolist(), strict=False))
         self.overflow += int(found["overflow"])
-        if found["trouble"] >= 0:
+        if found["trouble"] != device_rows.NO_TROUBLE:
             self._refuse(*divmod(int(found["trouble"]), device_rows.TROUBLES), int(found["row"]))
         *sums, number = numbers[len(NUMBERS) :].tolist()
         names = self.vec.native_spec.env.metrics
@@ -169,7 +173,7 @@ class DeviceCollector:
                 f"The policy's log-probability in {who} is not finite: its weights are not, or are huge. Go on from a "
                 "checkpoint, with a lower learning_rate."
             )
-        name = "observation" if kind == device_rows.OBSERVATION else "reward"
+        name = {device_rows.OBSERVATION: "observation", device_rows.FINAL: "final observation"}.get(kind, "reward")
         raise NonFiniteError(
             f"The {name} of {who} is not finite. Look for a division by zero, a log or an overflow in the env."
         )
@@ -177,6 +181,7 @@ class DeviceCollector:
     def _begin(self) -> None:
         if not self._begun:
             self.vec.reset(seed=self._seed)
+            self.rows.check_finite("observation", self._envs.obs.cpu().numpy(), 0)
             self._begun = True
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -224,7 +229,7 @@ class DeviceCollector:
             counter.zero_()
         episodes.best_return.fill_(-torch.inf)
         out.final_steps.fill_(-1)
-        out.trouble.fill_(-1)
+        out.trouble.fill_(device_rows.NO_TROUBLE)
         for part, now in zip(rollout.initial_state, self._state, strict=True):
             part.copy_(now)
         rollout.starts[0].copy_(self._beginning)
@@ -232,24 +237,33 @@ class DeviceCollector:
             if self.vec.native_spec.has_present:
                 rollout.valid[t].copy_(self._envs.present)
             self._act(rollout, t)
-            self._envs.step()
+            self._step(rollout, t)
             self._kernels("outcome_rows", rollout.num_rows, t, self.rows.num_agents, self._envs.outcome, out, episodes)
             for part, kept in zip(self._state, self._final_state, strict=True):
                 self._kernels("keep_rows", rollout.num_rows, t, out.final_steps, part, kept)
         self._bootstrap(rollout)
         self._summarize(rollout)
-        self.rewards.apply_on_device(rollout, self._kernels)
+        good = (out.trouble == device_rows.NO_TROUBLE).all()  # nothing is learned from bad numbers
+        self.rewards.apply_on_device(rollout, self._kernels, good)
         if self.policy.normalizer is not None and self._raw is not None:
-            merge_moments(self.policy.normalizer, self._raw, None if rollout.all_valid else rollout.valid)
+            merge_moments(self.policy.normalizer, self._raw, None if rollout.all_valid else rollout.valid, good)
         self._draw.clock.add_(rollout.num_steps)
+
+    def _step(self, rollout: Rollout, t: int) -> None:
+        try:
+            self._envs.step()
+        except ActionError:  # on the CPU, which looks at actions before it takes them
+            bad = ~rollout.obs[t].flatten(1).isfinite().all(1)
+            if bad.any():
+                self._refuse(t - 1, device_rows.OBSERVATION, int(bad.byte().argmax()))
+            raise
 
     def _act(self, rollout: Rollout, t: int) -> None:
         """Choose the actions of step t, and give them to the envs."""
         if self._raw is not None:
             self._raw[t].copy_(self._envs.obs)
         if rollout.masks is not None:
-            assert self._envs.mask is not None
-            rollout.masks[t].copy_(self._envs.mask)
+            rollout.masks[t].copy_(self._envs.mask) if self._envs.mask is not None else rollout.masks[t].fill_(True)
         if self.fused is not None:
             self.fused.act(
                 self._envs.obs, *self._draw, t, rollout.obs[t], rollout.actions[t], rollout.log_probs[t], self._actions.flat,
@@ -333,7 +347,7 @@ class DeviceCollector:
             episodes.lengths.sum(),
             episodes.best_length.max(),
             (out.cuts - slots).clamp_min(0).sum(),
-            *out.trouble.max(0),
+            *out.trouble.min(0),
         ]
         self._numbers[: len(NUMBERS)].copy_(torch.stack([number.double() for number in totals]))
         self._numbers[len(NUMBERS) :].copy_(episodes.metrics.sum(0, dtype=torch.float64))
@@ -397,9 +411,10 @@ class _Envs:
         self.mask = self._tensor(arrays.mask).view(rows, -1) if spec.has_mask else None
         self.present = self._tensor(arrays.present).view(rows)
         self.actions = self._tensor(batch.actions)
-        outcome = {name: self._tensor(getattr(arrays, name)) for name in Step._fields if name != "numbers"}
+        outcome = {name: self._tensor(getattr(arrays, name)) for name in Step._fields if not name.endswith("numbers")}
         flat = self._tensor(arrays.obs)
-        self.outcome = Step(**outcome, numbers=flat if flat.is_floating_point() else flat[:, :0].float())
+        final = self._tensor(arrays.final_obs)
+        self.outcome = Step(**outcome, numbers=_floats(flat), final_numbers=_floats(final))
 
     def _tensor(self, array: Any) -> Tensor:
         return array if self._on_gpu else torch.from_numpy(array)
@@ -429,3 +444,8 @@ class _EnvActions:
         else:
             start = np.broadcast_to(np.asarray(getattr(space, "start", 0), np.int64), space.shape or (1,))
             self.bounds = (torch.from_numpy(start.ravel().copy()).to(device),)
+
+
+def _floats(observations: Tensor) -> Tensor:
+    """Observations that are floats, to be looked at; of others, nothing."""
+    return observations if observations.is_floating_point() else observations[:, :0].float()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hurtle.buffers.rollout import Rollout
 from hurtle.errors import UnknownNameError, did_you_mean
@@ -50,8 +51,14 @@ class RewardRule:
             self.normalizer.to(device)
         return self
 
-    def apply_on_device(self, rollout: Rollout, kernels: Callable[..., None]) -> None:
-        """`apply` without a word to the host; `kernels` runs functions of device_rows.py on the device."""
+    def apply_on_device(self, rollout: Rollout, kernels: Callable[..., None], good: Tensor) -> None:
+        """`apply` without a word to the host.
+
+        Args:
+            rollout: Just collected.
+            kernels: Runs functions of device_rows.py on the device.
+            good: Whether the statistics may learn from it. []
+        """
         if self.mode == "sign":
             rollout.rewards.sign_()
         elif self.normalizer is not None:
@@ -59,9 +66,11 @@ class RewardRule:
             scale = (normalizer.variance + normalizer.eps).sqrt()
             ended = rollout.terminated | rollout.truncated
             fields = (rollout.rewards, ended, rollout.valid, normalizer.gamma, normalizer.returns, returns)
+            before = normalizer.returns.clone()
             kernels("return_rows", rollout.num_rows, *fields)
+            normalizer.returns.copy_(torch.where(good, normalizer.returns, before))
             rollout.rewards.copy_((rollout.rewards.double() / scale).clamp(-normalizer.clip, normalizer.clip))
-            merge_moments(normalizer, returns, None if rollout.all_valid else rollout.valid)
+            merge_moments(normalizer, returns, None if rollout.all_valid else rollout.valid, good)
 
     def state_dict(self) -> dict[str, Any]:
         """The normalizer's statistics."""

@@ -60,11 +60,11 @@ def keep_rows(count, t, final_steps, state, out):
 
 
 @cuda.jit
-def shuffle_rows(count, size, key, round_key, out):
+def shuffle_rows(count, size, key, out):
     """`shuffle_row` of all rows."""
     n = cuda.grid(1)
     if n < count:
-        shuffle_row(n, size, key, round_key, out)
+        shuffle_row(n, size, key, out)
 
 
 @cuda.jit

@@ -18,8 +18,9 @@ TO_UNIT, TWO_PI, HALF_LOG_2PI = f4(2.0**-24), f4(2.0 * math.pi), f4(0.5 * math.l
 ROUNDS = 6
 """Of the Feistel network that shuffles: more than the four that make a pseudo-random permutation of pseudo-random functions."""
 
-OBSERVATION, REWARD, POLICY, TROUBLES = 0, 1, 2, 3
-"""What is not finite."""
+OBSERVATION, FINAL, REWARD, POLICY, TROUBLES = 0, 1, 2, 3, 4
+"""What is not finite: the next observation, that of an episode's end, …"""
+NO_TROUBLE = 2**31 - 1
 
 Array = Any
 
@@ -47,6 +48,7 @@ class Step(NamedTuple):
     episode_metrics: Array
     final_obs: Array
     numbers: Array  # the next observations if they are floats, [envs, D], else [envs, 0]
+    final_numbers: Array  # the final ones, likewise
 
 
 class Outcome(NamedTuple):
@@ -62,7 +64,7 @@ class Outcome(NamedTuple):
     final_steps: Array  # [slots, N]: the step of each truncation, or -1
     final_obs: Array  # [slots, N, D]
     log_probs: Array
-    trouble: Array  # [N]: the first number that was not finite, as step * TROUBLES + kind, or -1
+    trouble: Array  # [N]: the first number that was not finite, as step * TROUBLES + kind, or NO_TROUBLE
 
 
 class Episodes(NamedTuple):
@@ -188,11 +190,13 @@ def outcome_row(n, t, agents, step, out, episodes):
             size = out.final_obs.shape[2]
             for d in range(size):
                 out.final_obs[slot, n, d] = step.final_obs[i, a * size + d]
-    if out.trouble[n] < 0 and acting:
+    if out.trouble[n] == NO_TROUBLE and acting:
         size = step.numbers.shape[1] // agents
         for d in range(a * size, (a + 1) * size):
             if not math.isfinite(step.numbers[i, d]):
                 out.trouble[n] = t * TROUBLES + OBSERVATION
+            if truncated and not math.isfinite(step.final_numbers[i, d]):
+                out.trouble[n] = t * TROUBLES + FINAL
         if not math.isfinite(step.reward[i, a]):
             out.trouble[n] = t * TROUBLES + REWARD
         if not math.isfinite(out.log_probs[t, n]):
@@ -219,18 +223,21 @@ def keep_row(n, t, final_steps, state, out):
 
 
 @njit(cache=True, nogil=True)
-def shuffle_row(n, size, key, round_key, out):
+def shuffle_row(n, size, key, out):
     """Where n < size goes in a random permutation: a Feistel network on the next power of two, walked until it is below size.
 
-    The permutation is a function of `key` (int64 [1]) and `round_key` alone. out [size]: int64.
+    The permutation is a function of `key`, int64 [1], alone. out [size]: int64.
     """
-    bits = 2
+    bits = 6  # with fewer, the orders of small sizes are not all equally likely
     while (1 << bits) < size:
         bits += 1
     low_bits = bits // 2
     high_bits = bits - low_bits
     low_mask, high_mask = (u8(1) << u8(low_bits)) - u8(1), (u8(1) << u8(high_bits)) - u8(1)
-    seed = u8(key[0]) + u8(round_key) * GAMMA
+    seed = u8(key[0])
+    seed = (seed ^ (seed >> u8(30))) * MIX_1  # keys that are near each other must not share rounds
+    seed = (seed ^ (seed >> u8(27))) * MIX_2
+    seed = seed ^ (seed >> u8(31))
     x = u8(n)
     while True:
         left, right = x >> u8(low_bits), x & low_mask
@@ -301,10 +308,10 @@ def keep_rows(count, t, final_steps, state, out):
 
 
 @njit(cache=True, nogil=True)
-def shuffle_rows(count, size, key, round_key, out):
+def shuffle_rows(count, size, key, out):
     """`shuffle_row` of all rows."""
     for n in range(count):
-        shuffle_row(n, size, key, round_key, out)
+        shuffle_row(n, size, key, out)
 
 
 @njit(cache=True, nogil=True)

@@ -121,10 +121,16 @@ class RewardNormalizer(_Moments):
         return torch.from_numpy(scaled).to(device)
 
 
-def merge_moments(moments: _Moments, columns: Tensor, valid: Tensor | None = None) -> None:
-    """Merge samples [T, N, *shape] on their device, without a word to the host; what is not valid, bool [T, N], is left out.
+def merge_moments(moments: _Moments, columns: Tensor, valid: Tensor | None = None, good: Tensor | None = None) -> None:
+    """Merge samples on their device, without a word to the host.
 
     All of them at once, not column by column: the same statistics but for the rounding of float64.
+
+    Args:
+        moments: Changed in place.
+        columns: [T, N, *shape].
+        valid: False for samples to leave out, bool [T, N].
+        good: If False, bool [], nothing is merged.
     """
     samples = columns.reshape(-1, moments.mean.numel()).double()
     if valid is None:
@@ -138,9 +144,9 @@ def merge_moments(moments: _Moments, columns: Tensor, valid: Tensor | None = Non
         m2 = (weights * (samples - mean).square()).sum(0)
     total = (moments.count + size).clamp_min(1.0)
     delta = mean.view_as(moments.mean) - moments.mean
-    moments.m2.add_(m2.view_as(moments.m2) + delta.square() * (moments.count * size / total))
-    moments.mean.add_(delta * (size / total))
-    moments.count.add_(size)
+    added = (m2.view_as(moments.m2) + delta.square() * (moments.count * size / total), delta * (size / total), size)
+    for moment, more in zip((moments.m2, moments.mean, moments.count), added, strict=True):
+        moment.add_(more if good is None else torch.where(good, more, 0.0))
 
 
 def _array(values: Any) -> np.ndarray:

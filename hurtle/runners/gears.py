@@ -5,6 +5,7 @@ settings, envs, policy → collector and algorithm. One meaning: a run may chang
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from hurtle.algorithms.a2c import A2C, A2CConfig
 from hurtle.algorithms.device import DevicePPO
 from hurtle.algorithms.native import NativeA2C, NativePPO
 from hurtle.algorithms.ppo import PPO, PPOConfig
+from hurtle.buffers.rollout import Rollout
 from hurtle.collect.device import DeviceCollector, device_obstacle
 from hurtle.collect.general import GeneralCollector
 from hurtle.collect.inference import Actor
@@ -21,7 +23,7 @@ from hurtle.collect.native import NativeCollector, vector_obstacle
 from hurtle.collect.pool import PoolCollector
 from hurtle.collect.rewards import RewardRule
 from hurtle.errors import HurtleError
-from hurtle.native.graphs import Graphs
+from hurtle.native.graphs import WARM_UPS, Graphs
 from hurtle.native.triton import has_triton
 from hurtle.policies.native_plan import UnsupportedError, plan_for
 from hurtle.policies.policy import Policy
@@ -46,6 +48,23 @@ class Gear:
     why: str
     collector: Collector
     algorithm: Algorithm
+
+    def prepare(self, rollout: Rollout) -> None:
+        """Compile and capture what the run will use, and leave everything as it was; only the device gear needs that."""
+        if not isinstance(self.collector, DeviceCollector):
+            return
+        collector, algorithm, policy = self.collector, self.algorithm, self.collector.policy
+        weights, *saved = (copy.deepcopy(part.state_dict()) for part in (policy, collector, algorithm))
+        for _ in range(WARM_UPS + 1):
+            collector.collect(rollout)
+            algorithm.update(rollout)
+        for part in (collector, algorithm):
+            if isinstance(part, DeviceCollector | DevicePPO):
+                part.arrived(wait=True)
+                part.forget()
+        policy.load_state_dict(weights)
+        collector.load_state_dict(saved[0])
+        algorithm.load_state_dict(saved[1])
 
     def close(self, envs: bool = True) -> None:
         """End all threads and workers; the envs only if they are the run's own."""
@@ -115,13 +134,14 @@ def _device(
     """Envs, policy and update on one device; on a GPU in CUDA graphs, and in kernels of our own where they know the policy."""
     graphs = Graphs(next(policy.parameters()).device)
     options: dict[str, Any] = {"graphs": graphs, "precision": train.precision, "compiled": train.compile}
+    where = "on the GPU, in CUDA graphs" if graphs.enabled else "as on a GPU, but on the CPU"
     algorithm: Algorithm
     if isinstance(config, PPOConfig) and config.optimizer != "muon":
         algorithm = DevicePPO(policy, config, train.seed, **options)
-        why = "envs, policy and update run " + ("on the GPU, in CUDA graphs" if graphs.enabled else "as on a GPU, on the CPU")
+        why = f"envs, policy and update run {where}"
     else:
         algorithm = _torch_algorithm(train, config, policy)
-        why = "envs and policy run on the GPU, in CUDA graphs; the update is launched by torch, operation by operation"
+        why = f"envs and policy run {where}; the update is launched by torch, operation by operation"
     collector = DeviceCollector(vec, policy, rewards, seed, timer, **options)
     if isinstance(algorithm, DevicePPO) and graphs.enabled and has_triton() and not train.compile:
         from hurtle.native.triton.mlp import FusedMLP, NotFusedError, mlp_shape

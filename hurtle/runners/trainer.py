@@ -147,6 +147,7 @@ class Trainer:
                 self._display.start(str(self.folder.path))
                 if train.progress != "quiet":
                     self._display.message(f"gear        {self._parts.gear.name}: {self._parts.gear.why}")
+                self._prepare()
                 self._loop()
                 self._hear_the_rest()
                 seconds = self.seconds
@@ -162,6 +163,16 @@ class Trainer:
             for tracker in self._trackers:
                 tracker.finish(self._summary)
             self._parts.close()
+
+    def _prepare(self) -> None:
+        """What takes time once is not training: it is done before the clock starts."""
+        with own_random_streams(self._device):
+            self._parts.gear.prepare(self._parts.rollout)
+        collector = self._parts.collector
+        if isinstance(collector, DeviceCollector) and collector.graphs.failure:
+            self._display.message(f"warning: no CUDA graphs, so it is slower: {collector.graphs.failure}")
+        self._began = time.perf_counter()
+        self._recent = deque([(self._began, self.steps)])
 
     def _seed_torch(self) -> None:
         """Torch's global stream, which a user's own module may draw from (dropout, its own distributions)."""
