@@ -87,3 +87,38 @@ def test_what_does_not_fit_is_refused():
         ActionHead(BOX, "gausian")
     with pytest.raises(HurtleError, match=r"Actions must be Discrete, .* got Dict.*hurtle\.emulate"):
         ActionHead(spaces.Dict(a=spaces.Discrete(2)))
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_a_tensor_becomes_what_an_array_becomes(name):
+    space, kind, _ = MANY[name]
+    head = ActionHead(space, kind)
+    log_std = torch.ones(head.log_std_size) if head.log_std_size else None
+    distribution = head.distribution(3.0 * torch.randn(50, head.num_outputs), log_std)
+    raw = distribution.sample(torch.rand(50, head.num_uniforms))
+    before = raw.clone()
+    expected = head.env_actions(raw.numpy())
+    found = head.env_tensor(raw)
+    assert found.shape == (50, max(1, int(np.prod(space.shape))))
+    assert torch.equal(raw, before)
+    np.testing.assert_allclose(found.numpy().reshape(expected.shape), expected, rtol=1e-6, atol=1e-6)
+    if kind in ("auto", "gaussian"):  # only tanh and the scaling of Betas may round differently
+        np.testing.assert_array_equal(found.numpy().reshape(expected.shape), expected)
+    for action in found.numpy().reshape(expected.shape).astype(space.dtype):
+        assert space.contains(action)
+
+
+def test_tensors_at_and_beyond_the_bounds():
+    raw = torch.tensor([[-9.0, 1.5, 9.0]])
+    assert ActionHead(BOX).env_tensor(raw).tolist() == [[-1.0, 1.5, 6.0]]
+    squashed = ActionHead(BOX, "squashed_gaussian").env_tensor(torch.tensor([[-50.0, 0.0, 50.0]]))
+    assert squashed.tolist() == [[-1.0, 2.0, 6.0]]
+    assert ActionHead(BOX, "beta").env_tensor(torch.tensor([[0.0, 0.25, 1.0]])).tolist() == [[-1.0, 1.0, 6.0]]
+    integers = ActionHead(MANY["integers"][0])
+    assert integers.env_tensor(torch.tensor([[0.6, -99.0], [0.5, 1.5]])).tolist() == [[1, -3], [0, 2]]  # halves to even
+    with torch.inference_mode():  # what it keeps for later can be used in training, too
+        head = ActionHead(BOX)
+        head.env_tensor(raw)
+    weight = torch.ones(3, requires_grad=True)
+    head.env_tensor(raw * weight).sum().backward()
+    assert weight.grad.tolist() == [0.0, 1.5, 0.0]

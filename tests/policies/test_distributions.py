@@ -341,3 +341,29 @@ def test_other_distributions_sample_by_themselves():
     torch.testing.assert_close(ours.log_prob(actions), theirs.log_prob(actions.view(4, 2, 3)).sum((1, 2)))
     torch.testing.assert_close(ours.entropy(), theirs.entropy().sum((1, 2)))
     assert ours.mode().shape == (4, 6)
+
+
+# log-probabilities side by side
+
+
+@pytest.mark.parametrize("nvec", [(4,), NVEC, (2, 2, 2), (1, 3)])
+def test_flat_log_probs_are_those_of_each_choice(nvec):
+    logits = 2.0 * torch.randn(6, sum(nvec))
+    ours = Categorical(logits) if len(nvec) == 1 else MultiCategorical(logits, nvec)
+    flat = ours.flat_log_probs()
+    assert flat.shape == logits.shape
+    expected = torch.cat([td.Categorical(logits=part).logits for part in logits.split(nvec, -1)], 1)
+    torch.testing.assert_close(flat, expected)
+    choices = torch.stack([torch.randint(n, (6,)) for n in nvec], 1)
+    first = torch.tensor([0, *nvec[:-1]]).cumsum(0)
+    log_prob = ours.log_prob(choices if len(nvec) > 1 else choices[:, 0])
+    torch.testing.assert_close(flat.gather(1, choices + first).sum(1), log_prob)
+
+
+def test_flat_log_probs_of_what_is_masked():
+    mask = torch.rand(6, sum(NVEC)) < 0.6
+    mask[:, [0, 3, 5]] = True
+    logits = torch.randn(6, sum(NVEC))
+    flat = masked(MultiCategorical(logits, NVEC), mask).flat_log_probs()
+    assert torch.equal(flat.exp() > 0, mask)
+    torch.testing.assert_close(torch.stack([part.exp().sum(1) for part in flat.split(NVEC, 1)]), torch.ones(3, 6))

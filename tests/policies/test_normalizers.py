@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hurtle.errors import HurtleError
-from hurtle.policies.normalizers import ObservationNormalizer, RewardNormalizer
+from hurtle.policies.normalizers import ObservationNormalizer, RewardNormalizer, merge_moments
 
 T, N = 9, 4
 
@@ -116,3 +116,62 @@ def test_rewards_are_clipped_and_returns_saved():
     assert other.returns.tolist() == [3.0, 0.75]
     with pytest.raises(HurtleError, match=r"of shape \[T, 2\], got \(1, 3\) and \(1, 3\)"):
         other.scale(np.zeros((1, 3), np.float32), np.zeros((1, 3), np.bool_))
+
+
+# on a device
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 2), ()])
+@pytest.mark.parametrize("part", [None, 0.5])
+def test_moments_are_merged_without_the_host(shape, part):
+    """All at once, against NumPy's statistics of everything and against the host's own way."""
+    rng, seen = np.random.default_rng(1), []
+    normalizer, by_host = ObservationNormalizer(shape), ObservationNormalizer(shape)
+    for obs in rollouts(shape=shape):
+        valid = None if part is None else rng.random((T, N)) < part
+        merge_moments(normalizer, torch.from_numpy(obs), None if valid is None else torch.from_numpy(valid))
+        by_host.update(obs, valid)
+        seen.append(obs.reshape(T * N, -1) if valid is None else obs[valid].reshape(valid.sum(), -1))
+    everything = np.concatenate(seen).astype(np.float64)
+    assert normalizer.count == len(everything)
+    np.testing.assert_allclose(normalizer.mean.flatten(), everything.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(normalizer.variance.flatten(), everything.var(0), rtol=1e-12)
+    for name, value in by_host.state_dict().items():
+        torch.testing.assert_close(normalizer.state_dict()[name], value, rtol=1e-12, atol=0)
+        assert normalizer.state_dict()[name].dtype == torch.float64
+
+
+def test_moments_of_nothing_stay():
+    normalizer = ObservationNormalizer((3,))
+    nobody = torch.zeros(T, N, dtype=torch.bool)
+    merge_moments(normalizer, torch.full((T, N, 3), 7.0), nobody)
+    assert normalizer.count == 0
+    assert (normalizer.variance == 1.0).all()
+    merge_moments(normalizer, torch.from_numpy(rollouts()[0]))
+    before = {name: value.clone() for name, value in normalizer.state_dict().items()}
+    merge_moments(normalizer, torch.full((T, N, 3), 7.0), nobody)
+    for name, value in before.items():
+        assert torch.equal(normalizer.state_dict()[name], value)
+
+
+def test_bad_samples_are_not_merged_where_they_are_known_to_be_bad():
+    normalizer, other = ObservationNormalizer((3,)), ObservationNormalizer((3,))
+    first, second = (torch.from_numpy(obs) for obs in rollouts()[:2])
+    everyone = torch.ones(T, N, dtype=torch.bool)
+    merge_moments(normalizer, first)
+    merge_moments(other, first, None, torch.tensor(True))
+    spoilt = second.clone()
+    spoilt[3, 2, 1] = torch.inf
+    for valid in (None, everyone):
+        merge_moments(other, spoilt, valid, torch.tensor(False))
+    for name, value in normalizer.state_dict().items():
+        assert torch.equal(other.state_dict()[name], value)
+
+
+def test_what_is_merged_keeps_its_memory_and_its_digits():
+    normalizer = ObservationNormalizer((1,))
+    addresses = [value.data_ptr() for value in normalizer.state_dict().values()]
+    merge_moments(normalizer, torch.tensor([[[1e6]], [[1e6 + 1.0]]]))
+    merge_moments(normalizer, torch.tensor([[[1e6]], [[1e6 + 1.0]]]))
+    assert normalizer.variance.item() == 0.25
+    assert [value.data_ptr() for value in normalizer.state_dict().values()] == addresses  # a captured graph writes there

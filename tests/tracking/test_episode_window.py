@@ -55,3 +55,56 @@ def test_goes_on_from_its_state():
         second.add(*chunk)
     assert second.state_dict() == whole.state_dict()
     assert second.mean_metrics == whole.mean_metrics
+
+
+# sums of many episodes
+
+
+def test_totals_count_as_so_many_episodes_of_their_mean():
+    window, by_hand = EpisodeWindow(size=5), EpisodeWindow(size=5)
+    window.add([9.0, 1.0], [3, 5], {"score": [1.0, 2.0]})
+    window.add_totals(4, returns=20.0, best_return=8.0, lengths=40.0, best_length=30.0, metrics={"score": 7.0})
+    by_hand.add([9.0, 1.0, 5.0, 5.0, 5.0, 5.0], [3, 5, 10, 10, 10, 10], {"score": [1.0, 2.0, 7.0, 7.0, 7.0, 7.0]})
+    assert window.mean_return == by_hand.mean_return == 4.2
+    assert window.mean_length == by_hand.mean_length == 9.0
+    assert window.mean_metrics == by_hand.mean_metrics == {"score": 6.0}
+    assert window.count == by_hand.count == 6
+    assert window.best_return == 9.0  # of single episodes, not of means
+    assert window.best_length == 30.0
+    assert window.best_mean_return == by_hand.best_mean_return
+
+
+def test_totals_of_nothing_change_nothing():
+    window = EpisodeWindow(size=3)
+    window.add_totals(0, 0.0, -math.inf, 0.0, 0.0)
+    assert window.count == 0
+    assert math.isnan(window.best_return)
+    assert math.isnan(window.mean_return)
+    window.add([1.0], [1])
+    before = window.state_dict()
+    window.add_totals(0, 0.0, -math.inf, 0.0, 0.0, {"score": 1.0})
+    assert window.state_dict() == before
+
+
+def test_totals_of_more_episodes_than_the_window_holds():
+    window = EpisodeWindow(size=3)
+    window.add([100.0], [1])
+    window.add_totals(1_000_000, returns=-2e6, best_return=-1.0, lengths=7e6, best_length=9.0)
+    assert window.count == 1_000_001
+    assert window.mean_return == window.best_mean_return == -2.0
+    assert window.mean_length == 7.0
+    assert len(window.state_dict()["returns"]) == 3
+    assert window.best_return == 100.0
+    window.add_totals(3, returns=-9.0, best_return=-3.0, lengths=3.0, best_length=1.0)
+    assert window.mean_return == -3.0
+    assert window.best_mean_return == -2.0
+
+
+def test_a_window_with_totals_goes_on_from_its_state():
+    window, other = EpisodeWindow(4), EpisodeWindow(4)
+    window.add_totals(3, 6.0, 4.0, 9.0, 5.0, {"score": 2.0})
+    other.load_state_dict(window.state_dict())
+    for one in (window, other):
+        one.add_totals(2, 10.0, 6.0, 2.0, 1.0, {"score": 4.0})
+    assert other.state_dict() == window.state_dict()
+    assert window.mean_return == 3.5

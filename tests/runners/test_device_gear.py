@@ -1,0 +1,260 @@
+"""Runs in the device gear, on the CPU: they learn what the general gear learns, go on exactly, and change gears."""
+
+import copy
+import json
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from sample_envs import Levers, Shift
+
+import hurtle
+from hurtle.algorithms.a2c import A2C
+from hurtle.algorithms.device import DevicePPO
+from hurtle.algorithms.ppo import PPO
+from hurtle.collect.device import DeviceCollector
+from hurtle.errors import HurtleError
+from hurtle.runners.assembly import assemble
+from hurtle.runners.config import make_settings
+from hurtle.tracking.checkpoints import load_checkpoint
+
+SMALL = {"preset": False, "num_envs": 4, "num_steps": 16, "minibatch_size": 32, "num_epochs": 2, "hidden_sizes": (16,)}
+QUIET = {"progress": "quiet", "trackers": (), "eval_episodes": 1, "device": "cpu"}
+BATCH = 64
+
+
+@pytest.fixture(autouse=True)
+def small_and_quick(monkeypatch):
+    """One thread is faster than several for tiny networks; curves are drawn in other tests."""
+    monkeypatch.setattr("hurtle.runners.trainer.plot_run", lambda folder: None)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def train(env, tmp_path, updates=3, stop_after=None, batch=BATCH, **words):
+    """A short run; what is None is left at its default."""
+    callbacks = [] if stop_after is None else [lambda trainer: trainer.updates < stop_after]
+    words = {**SMALL, **QUIET, "threads": 1, "runs": str(tmp_path), "learning_rate": 1e-3, **words}
+    words = {key: value for key, value in words.items() if value is not None}
+    return hurtle.train(env, total_steps=updates * batch, callbacks=callbacks, **words)
+
+
+def saved(run):
+    return load_checkpoint(max((run.path / "checkpoints").glob("step-*.pt")))
+
+
+def about(run):
+    return json.loads((run.path / "about.json").read_text())
+
+
+def parts_of(env, **words):
+    words = {key: value for key, value in {**SMALL, "gear": "device", "device": "cpu", **words}.items() if value is not None}
+    return assemble(make_settings(env, words), env)
+
+
+def assert_same_weights(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def assert_equal_trees(found, expected, where=""):
+    """To the bit; but for the time that was taken, and the learning rate, which every update sets."""
+    assert type(found) is type(expected), where
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), where
+        for key in expected.keys() - {"seconds", "lr"}:
+            assert_equal_trees(found[key], expected[key], f"{where}/{key}")
+    elif isinstance(expected, list | tuple):
+        assert len(found) == len(expected), where
+        for k, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+            assert_equal_trees(mine, theirs, f"{where}/{k}")
+    elif isinstance(expected, torch.Tensor):
+        assert torch.equal(found, expected), where
+    elif isinstance(expected, np.ndarray):
+        assert found.tobytes() == expected.tobytes(), where
+    else:
+        assert found == expected or found != found, where
+
+
+# What is learned
+
+POLICIES = {
+    "discrete": ("cartpole", {"normalize_observations": True}),
+    "several choices with masks": (Levers, {}),
+    "gaussian": ("pendulum", {"normalize_observations": True, "reward_mode": "normalize"}),
+    "beta": ("pendulum", {"distribution": "beta"}),
+    "squashed gaussian": ("pendulum", {"distribution": "squashed_gaussian", "target_kl": 0.01}),
+    "shared": ("memory", {"separate_networks": False, "activation": "relu"}),
+    "convolutions": ("breakout", {"vtrace": True}),
+    "lstm": ("memory", {"recurrent": "lstm"}),
+    "gru": ("cartpole", {"recurrent": "gru"}),
+    "mingru": ("squared", {"recurrent": "mingru", "anneal_clip_range": True}),
+    "agents that come and go": (Shift, {"minibatch_size": 192, "batch": 192}),
+    "muon": ("cartpole", {"optimizer": "muon"}),
+    "a2c": ("cartpole", {"algorithm": "a2c", "minibatch_size": None, "num_epochs": None, "shuffle": None}),
+}
+
+
+@pytest.mark.parametrize("case", POLICIES)
+def test_the_same_is_learned_as_in_the_general_gear(case, tmp_path):
+    """In order, so that minibatches are the same."""
+    env, words = POLICIES[case]
+    words = {"shuffle": False, **words}
+    found, expected = (train(env, tmp_path, gear=gear, **words) for gear in ("device", "general"))
+    assert (about(found)["gear"], about(expected)["gear"]) == ("device", "general")
+    assert found.steps == expected.steps
+    assert found.evaluation is not None
+    mine, theirs = saved(found), saved(expected)
+    assert_same_weights(mine["policy"], theirs["policy"])
+    for name in ("count", "best_return", "best_length"):
+        assert mine["progress"]["episodes"][name] == pytest.approx(theirs["progress"]["episodes"][name], nan_ok=True), name
+
+
+# Going on
+
+
+RESUMED = {
+    "shuffled": ("cartpole", {"normalize_observations": True}),
+    "priorities": ("cartpole", {"priority_alpha": 0.8}),
+    "normalized": ("pendulum", {"normalize_observations": True, "reward_mode": "normalize", "optimizer": "rmsprop"}),
+    "lstm": ("memory", {"recurrent": "lstm", "vtrace": True}),
+    "agents that come and go": (Shift, {"batch": 192}),
+}
+
+
+@pytest.mark.parametrize("case", RESUMED)
+def test_a_resumed_run_is_the_same_to_the_bit(case, tmp_path):
+    env, words = RESUMED[case]
+    whole = train(env, tmp_path, 5, gear="device", **words)
+    half = train(env, tmp_path, 5, stop_after=2, gear="device", **words)
+    assert half.steps < whole.steps
+    rest = hurtle.train(None if isinstance(env, str) else env, resume=half)
+    assert rest.steps == whole.steps
+    found, expected = saved(rest), saved(whole)
+    for key in ("policy", "algorithm", "collector", "progress"):
+        assert_equal_trees(found[key], expected[key], key)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "chain"),
+    [
+        ("adam", [("native", "device", "general"), ("device", "native", "device")]),
+        ("rmsprop", [("general", "device", "native")]),
+    ],
+)
+def test_a_run_changes_gears_at_a_checkpoint(optimizer, chain, tmp_path):
+    words = {"shuffle": False, "optimizer": optimizer, "normalize_observations": True, "reward_mode": "normalize"}
+    expected = train("cartpole", tmp_path, 6, gear="general", **words)
+    for gears in chain:
+        run = train("cartpole", tmp_path, 6, stop_after=2, gear=gears[0], **words)
+        run = hurtle.train(resume=run, gear=gears[1], callbacks=[lambda trainer: trainer.updates < 4])
+        assert run.stopped_by == "callback"
+        run = hurtle.train(resume=run, gear=gears[2])
+        told = about(run)
+        assert (told["gear"], *(part["gear"] for part in told["resumed"])) == gears
+        assert run.steps == expected.steps
+        assert_same_weights(saved(run)["policy"], saved(expected)["policy"])
+
+
+# Which parts a run has
+
+
+def test_ppo_is_updated_on_the_device():
+    parts = parts_of("cartpole")
+    try:
+        assert parts.gear.name == "device"
+        assert isinstance(parts.collector, DeviceCollector)
+        assert isinstance(parts.algorithm, DevicePPO)
+        assert "on the CPU" in parts.gear.why
+        assert parts.can_resume_exactly
+    finally:
+        parts.close()
+
+
+PREPARED = {
+    "normalized": ("cartpole", {"normalize_observations": True, "reward_mode": "normalize"}),
+    "lstm": ("memory", {"recurrent": "lstm"}),
+    "agents that come and go": (Shift, {"optimizer": "rmsprop"}),
+    "muon": ("cartpole", {"optimizer": "muon"}),
+    "a2c": ("cartpole", {"algorithm": "a2c", "minibatch_size": None, "num_epochs": None}),
+}
+
+
+@pytest.mark.parametrize("case", PREPARED)
+def test_getting_ready_leaves_everything_as_it_was(case):
+    """At the start of a run, and in its middle, where a resumed one goes on."""
+    env, words = PREPARED[case]
+    parts = parts_of(env, **words)
+    try:
+        for updates in (0, 2):
+            for _ in range(updates):
+                parts.collector.collect(parts.rollout)
+                parts.algorithm.update(parts.rollout)
+            held = (parts.policy, parts.collector, parts.algorithm)
+            before = copy.deepcopy([part.state_dict() for part in held])
+            parts.gear.prepare(parts.rollout)
+            assert_equal_trees([part.state_dict() for part in held], before, case)
+    finally:
+        parts.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [({"optimizer": "muon"}, PPO), ({"algorithm": "a2c", "minibatch_size": None, "num_epochs": None}, A2C)],
+)
+def test_other_updates_stay_in_torch_and_the_run_says_so(words, kind):
+    parts = parts_of("cartpole", **words)
+    try:
+        assert isinstance(parts.collector, DeviceCollector)
+        assert type(parts.algorithm) is kind
+        assert "by torch" in parts.gear.why
+        assert "CUDA graphs" not in parts.gear.why  # there is no GPU
+    finally:
+        parts.close()
+
+
+def test_on_the_cpu_it_must_be_asked_for():
+    parts = parts_of("cartpole", gear="auto")
+    try:
+        assert parts.gear.name == "native"
+    finally:
+        parts.close()
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", lambda: gymnasium.make("CartPole-v1")], ids=["name", "function"])
+def test_other_envs_are_refused(env, tmp_path):
+    with pytest.raises(HurtleError, match=r"gear='device' is not possible here: the envs are not native ones.*gear='auto'"):
+        train(env, tmp_path, gear="device")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_vector_that_resets_later_is_refused(tmp_path):
+    vec = hurtle.make_vec("cartpole", num_envs=4, autoreset_mode="NextStep")
+    with pytest.raises(HurtleError, match=r"gear='device' is not possible here: .*NEXT_STEP"):
+        train(vec, tmp_path, gear="device")
+    vec.close()
+
+
+def test_a_ready_vector_is_trained_on_and_stays_open(tmp_path):
+    vec = hurtle.make_vec("cartpole", num_envs=4)
+    run = train(vec, tmp_path, 2, gear="device")
+    assert run.steps == 2 * BATCH
+    assert about(run)["gear"] == "device"
+    obs, _ = vec.reset(seed=0)
+    assert obs.shape == (4, 4)
+    vec.close()
+
+
+def test_a_nan_stops_the_run_and_names_the_checkpoint(tmp_path):
+    def spoil(trainer):
+        if trainer.updates == 2:
+            with torch.no_grad():
+                trainer.policy.network.critic.weight[0, 0] = np.nan
+
+    words = {**SMALL, **QUIET, "runs": str(tmp_path), "checkpoint_every": BATCH, "total_steps": 9 * BATCH}
+    with pytest.raises(HurtleError, match=r"(?s)not finite.*[Cc]heckpoint.*step-0"):
+        hurtle.train("cartpole", gear="device", callbacks=[spoil], **words)
