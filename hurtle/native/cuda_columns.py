@@ -47,7 +47,7 @@ def gae_kernel(rewards, values, terminated, truncated, final_values, last_values
 def gae_chunks_kernel(
     rewards, values, terminated, truncated, final_values, last_values, gamma, decay, out, returns, has_returns
 ):
-    """`gae` of a block of columns, and advantages + values if `has_returns`.
+    """`gae` of a block of columns, and advantages + values if `has_returns`; all but `last_values` flat, [T * N].
 
     Within a chunk, the first advantage is a linear function of the one after the chunk. Each thread finds that function, learns
     from those of later chunks what comes after its own, and goes through its chunk once more, which the cache still holds. So
@@ -56,40 +56,45 @@ def gae_chunks_kernel(
     factors = cuda.shared.array((CHUNKS, COLUMNS), np.float32)  # one a line: the simulator tells them apart by that
     terms = cuda.shared.array((CHUNKS, COLUMNS), np.float32)
     column, chunk = cuda.threadIdx.x, cuda.threadIdx.y
-    n, steps = cuda.blockIdx.x * COLUMNS + column, rewards.shape[0]
+    n, columns = cuda.blockIdx.x * COLUMNS + column, last_values.shape[0]
+    steps = rewards.shape[0] // columns
     size = (steps + CHUNKS - 1) // CHUNKS
     first = min(chunk * size, steps)
     end = min(first + size, steps)
+    stride, at = np.uint64(columns), np.uint64((end - 1) * columns + n)  # unsigned: else Numba asks whether they are below 0
     factor, term = f4(1.0), f4(0.0)
-    if n < rewards.shape[1]:
-        next_value = last_values[n] if end == steps else values[end, n]
-        for t in range(end - 1, first - 1, -1):
-            value, after, kept = values[t, n], next_value, decay
-            if terminated[t, n]:
+    if n < columns:
+        next_value = last_values[n] if end == steps else values[at + stride]
+        for _ in range(first, end):
+            value, after, kept = values[at], next_value, decay
+            if terminated[at]:
                 after, kept = f4(0.0), f4(0.0)
-            elif truncated[t, n]:
-                after, kept = final_values[t, n], f4(0.0)
-            term = rewards[t, n] + gamma * after - value + kept * term
+            elif truncated[at]:
+                after, kept = final_values[at], f4(0.0)
+            term = rewards[at] + gamma * after - value + kept * term
             factor *= kept
             next_value = value
+            at -= stride
     factors[chunk, column], terms[chunk, column] = factor, term
     cuda.syncthreads()
-    if n < rewards.shape[1]:
+    if n < columns:
         advantage = f4(0.0)
         for later in range(CHUNKS - 1, chunk, -1):
             advantage = terms[later, column] + factors[later, column] * advantage
-        next_value = last_values[n] if end == steps else values[end, n]
-        for t in range(end - 1, first - 1, -1):
-            value, after, kept = values[t, n], next_value, decay
-            if terminated[t, n]:
+        at = np.uint64((end - 1) * columns + n)
+        next_value = last_values[n] if end == steps else values[at + stride]
+        for _ in range(first, end):
+            value, after, kept = values[at], next_value, decay
+            if terminated[at]:
                 after, kept = f4(0.0), f4(0.0)
-            elif truncated[t, n]:
-                after, kept = final_values[t, n], f4(0.0)
-            advantage = rewards[t, n] + gamma * after - value + kept * advantage
-            out[t, n] = advantage
+            elif truncated[at]:
+                after, kept = final_values[at], f4(0.0)
+            advantage = rewards[at] + gamma * after - value + kept * advantage
+            out[at] = advantage
             if has_returns:
-                returns[t, n] = advantage + value
+                returns[at] = advantage + value
             next_value = value
+            at -= stride
 
 
 @cuda.jit
@@ -127,7 +132,8 @@ def launch(kernel: Any, first: Any, *rest: Any) -> None:
         return
     columns, block = (COLUMNS, (COLUMNS, CHUNKS)) if kernel is gae_chunks_kernel else (BLOCK_THREADS, BLOCK_THREADS)
     with cuda.gpus[first.device.index]:
-        views = [cuda.as_cuda_array(x.detach()) if isinstance(x, torch.Tensor) else x for x in (first, *rest)]
+        tensors = [x.flatten() if isinstance(x, torch.Tensor) and kernel is gae_chunks_kernel else x for x in (first, *rest)]
+        views = [cuda.as_cuda_array(x.detach()) if isinstance(x, torch.Tensor) else x for x in tensors]
         stream = cuda.external_stream(torch.cuda.current_stream(first.device).cuda_stream)
         kernel[-(-first.shape[1] // columns), block, stream](*views)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ class Graphs:
         self.device = torch.device(device)
         self.enabled = enabled and self.device.type == "cuda"
         self.failure = ""
-        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self._stream = stream_of(self.device) if self.device.type == "cuda" else None
         self._memory: Any = None
 
     def wrap(self, function: Callable[[], None]) -> Callable[[], None]:
@@ -79,6 +80,12 @@ class Graphs:
             self.enabled, self.failure = False, str(error).splitlines()[0]
             return None
         return graph
+
+
+@cache
+def stream_of(device: torch.device) -> torch.cuda.Stream:
+    """The one stream of a device on which graphs run; libraries keep a workspace for every stream that they ever saw."""
+    return torch.cuda.Stream(device)
 
 
 class _Replayed:

@@ -13,7 +13,7 @@ import checks_scan  # noqa: E402
 import torch  # noqa: E402
 
 SPACES = {"choices": checks_mlp.DISCRETE, "numbers": checks_mlp.BOX}
-LIMITS = {"float32": 1e-4, "tf32": 1e-3, "bf16": None}
+LIMITS = {"float32": 1e-4, "tf32": None, "bf16": None}  # None: as good as torch in that precision
 
 
 @pytest.mark.parametrize("actions", SPACES)

@@ -192,7 +192,8 @@ for steps, columns, masked in [(1, 1, False), (7, 5, False), (7, 5, True), (26, 
         gae_kernel[(columns + 3) // 4, 4](*arrays, *numbers, valid, out)
         returns = out + arrays[1]
     else:
-        gae_chunks_kernel[grid, (COLUMNS, CHUNKS)](*arrays, *numbers, out, returns, True)
+        flat = [array.ravel() for array in (*arrays, out, returns)]
+        gae_chunks_kernel[grid, (COLUMNS, CHUNKS)](*flat[:6], *numbers, *flat[6:], True)
     expected = gae_reference(*arrays, 0.99, 0.95, valid if masked else None)
     worst.append(float(np.abs(out - expected).max()))
     worst.append(float(np.abs(returns - (expected + arrays[1])).max()))
