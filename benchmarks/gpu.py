@@ -1,0 +1,466 @@
+"""The device gear on one GPU: rates, time to solve, learning at every setting that a rate is given for, kernels and floors.
+
+python benchmarks/gpu.py                        # everything, about five minutes; saves benchmarks/results/gpu.md and .json
+python benchmarks/gpu.py --parts rates kernels  # some of it, beside what the file holds
+python benchmarks/gpu.py --plot                 # the pictures of the last results; needs no GPU
+python benchmarks/gpu.py --device cpu --quick   # whether it runs: tiny sizes, nothing is saved
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from record import RESULTS, machine, save, short, table
+
+from hurtle.collect.device import DeviceCollector
+from hurtle.runners.assembly import Parts, assemble
+from hurtle.runners.config import make_settings
+from hurtle.runners.devices import torch_settings
+from hurtle.runners.evaluate import evaluate_policy
+
+SEEDS, ROUNDS = 5, 5
+MARGIN, REACHED = 1.03, 5
+"""Training ends when so many rollouts in turn had episodes whose mean is so far above the goal."""
+PARTS = ("ceilings", "rates", "gae", "kernels", "sweep", "solve", "cold", "learning")
+SWEEP = (1, 16, 256, 4096, 16_384, 65_536, 262_144, 1_048_576)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a rate is given for, and what shows that it learns."""
+
+    about: str
+    env: str
+    words: dict[str, Any]
+    at_least: float = 0.0
+    """Steps per second of training."""
+    rollouts: float = 0.0
+    """Steps per second of collecting alone."""
+    goal: float = 0.0
+    """Mean return of sampled episodes."""
+    steps: int = 0
+    """In which it must be reached."""
+    seconds: float = 0.0
+    """In which the goal must be reached; 0: whenever."""
+
+
+WIDE = {"num_envs": 65_536, "num_steps": 32, "minibatch_size": 524_288, "learning_rate": 4e-3, "clip_values": False}
+GRID = {
+    "num_envs": 8192,
+    "num_steps": 32,
+    "minibatch_size": 32_768,
+    "num_epochs": 2,
+    "learning_rate": 3e-3,
+    "clip_values": False,
+}
+MEMORY = {"policy": "mlp", "recurrent": "mingru", "num_envs": 8192, "num_steps": 32, "minibatch_size": 65_536, "num_epochs": 2}
+MEMORY |= {"clip_values": False, "precision": "bf16"}
+SMALL = {"num_envs": 16, "num_steps": 8, "minibatch_size": 64}
+SETTINGS = {
+    "cartpole-1": Setting("CartPole, 64×64, 1 epoch", "cartpole", {**WIDE, "num_epochs": 1}, 250e6, 900e6, 475, 800_000_000),
+    "cartpole-4": Setting("CartPole, 64×64, 4 epochs", "cartpole", {**WIDE, "num_epochs": 4}, 80e6, 900e6, 475, 300_000_000),
+    "cartpole-1-bf16": Setting(
+        "CartPole, 64×64, 1 epoch, bf16", "cartpole", {**WIDE, "num_epochs": 1, "precision": "bf16"}, 250e6, 900e6, 475,
+        800_000_000,
+    ),
+    "cartpole-4-bf16": Setting(
+        "CartPole, 64×64, 4 epochs, bf16", "cartpole", {**WIDE, "num_epochs": 4, "precision": "bf16"}, 80e6, 900e6, 475,
+        300_000_000,
+    ),
+    "breakout": Setting(
+        "breakout, small CNN, bf16", "breakout", {**GRID, "precision": "bf16"}, 20e6, goal=28, steps=170_000_000, seconds=15
+    ),
+    "asterix": Setting(
+        "asterix, small CNN, bf16", "asterix", {**GRID, "precision": "bf16"}, 20e6, goal=16, steps=100_000_000, seconds=15
+    ),
+    "breakout-mingru": Setting(
+        "breakout, minGRU, bf16", "breakout", {**MEMORY, "hidden_sizes": (192,), "learning_rate": 1e-3}, 15e6, goal=28,
+        steps=150_000_000,
+    ),
+    "memory-mingru": Setting(
+        "memory, minGRU, bf16", "memory", {**MEMORY, "hidden_sizes": (272,), "learning_rate": 1e-3}, 15e6, goal=0.9,
+        steps=30_000_000,
+    ),
+}  # fmt: skip
+SOLVE = {"num_envs": 4096, "num_steps": 32, "minibatch_size": 32_768, "num_epochs": 4, "learning_rate": 2e-3}
+SOLVE |= {"clip_values": False, "precision": "bf16", "total_steps": 12_000_000}
+
+
+class Bench:
+    """Everything that is measured on one device; `found` is what the result file holds."""
+
+    def __init__(self, device: str, quick: bool):
+        self.device, self.quick = device, quick
+        self.found: dict[str, Any] = {}
+
+    def parts(self, env: str, words: dict[str, Any], seed: int = 0) -> Parts:
+        """Of a run with these settings."""
+        words = {"precision": "tf32", **words, "device": self.device, "gear": "device", "preset": False, "seed": seed}
+        if self.quick:
+            words |= SMALL | {"precision": "float32", "hidden_sizes": (16,) * len(words.get("hidden_sizes", (0, 0)))}
+        return assemble(make_settings(env, words), env)
+
+    def wait(self) -> None:
+        """Until the device has done all that it was given."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def seconds(self, work: Callable[[], Any], least: float = 0.3) -> float:
+        """Of one call: the median of rounds, each long enough to tell."""
+        for _ in range(3):
+            work()
+        self.wait()
+        began = time.perf_counter()
+        work()
+        self.wait()
+        calls = 1 if self.quick else max(2, int(least / ROUNDS / max(time.perf_counter() - began, 1e-6)))
+        rounds = []
+        for _ in range(1 if self.quick else ROUNDS):
+            began = time.perf_counter()
+            for _ in range(calls):
+                work()
+            self.wait()
+            rounds.append((time.perf_counter() - began) / calls)
+        return statistics.median(rounds)
+
+    def rates_of(self, env: str, words: dict[str, Any]) -> dict[str, float]:
+        """Steps per second of collecting, of learning and of both."""
+        parts = self.parts(env, words)
+        rollout, steps = parts.rollout, parts.rollout.num_steps * parts.rollout.num_rows
+        with torch_settings(1, words.get("precision", "tf32") if not self.quick else "float32", rollout.device):
+            collect = self.seconds(lambda: parts.collector.collect(rollout))
+            learn = self.seconds(lambda: parts.algorithm.update(rollout))
+            both = self.seconds(lambda: (parts.collector.collect(rollout), parts.algorithm.update(rollout)), 1.0)
+        assert isinstance(parts.collector, DeviceCollector)
+        assert not parts.collector.graphs.failure, parts.collector.graphs.failure
+        size = sum(parameter.numel() for parameter in parts.policy.parameters())
+        parts.close()
+        return {"rollout": steps / collect, "update": steps / learn, "train": steps / both, "parameters": size}
+
+    # The parts.
+
+    def ceilings(self) -> None:
+        """What the device can do at most: bytes and operations per second."""
+        size = 1 << (20 if self.quick else 30)
+        source = torch.randint(0, 99, (size,), dtype=torch.uint8, device=self.device)
+        target = torch.empty_like(source)
+        found = {"bytes": 2 * size / self.seconds(lambda: target.copy_(source))}
+        side = 256 if self.quick else 8192
+        for name, dtype in (("bf16", torch.bfloat16), ("tf32", torch.float32)):
+            with torch_settings(1, "tf32", torch.device(self.device)):
+                a, b = (torch.randn(side, side, device=self.device, dtype=dtype) for _ in range(2))
+                found[name] = 2 * side**3 / self.seconds(lambda a=a, b=b: a @ b)
+        self.found["ceilings"] = found
+
+    def rates(self) -> None:
+        """Of all settings, and of one with normalized observations."""
+        found = {name: self.rates_of(setting.env, setting.words) for name, setting in SETTINGS.items()}
+        words = {**SETTINGS["cartpole-1"].words, "normalize_observations": True}
+        found["cartpole-1-normalized"] = self.rates_of("cartpole", words)
+        self.found["rates"] = found
+
+    def gae(self) -> None:
+        """The advantages of 65,536 × 128 steps: bytes that must move over the time that it takes."""
+        if self.device != "cuda":
+            return
+        from hurtle.native.gae import gae_cuda
+        from hurtle.native.graphs import Graphs
+
+        shape = (128, 65_536)
+        rewards, values, final_values = (torch.randn(shape, device="cuda") for _ in range(3))
+        terminated, truncated = (torch.rand(shape, device="cuda") < 0.01 for _ in range(2))
+        last, out, returns = torch.randn(shape[1], device="cuda"), torch.empty_like(rewards), torch.empty_like(rewards)
+        arrays = (rewards, values, terminated, truncated, final_values, last)
+        times = 20  # in one graph, so that launching it is nothing
+
+        def work() -> None:
+            for _ in range(times):
+                gae_cuda(*arrays, 0.99, 0.95, None, out, returns)
+
+        taken = self.seconds(Graphs("cuda").wrap(work)) / times
+        moved = rewards.numel() * (4 + 4 + 1 + 1 + 4 + 4)
+        self.found["gae"] = {"microseconds": taken * 1e6, "bytes_per_second": moved / taken}
+
+    def kernels(self) -> None:
+        """Where the time of one update goes, by kernel."""
+        if self.device != "cuda":
+            return
+        self.found["kernels"] = {name: self._kernels_of(name) for name in ("cartpole-1-bf16", "breakout", "breakout-mingru")}
+
+    def _kernels_of(self, name: str) -> list[dict[str, Any]]:
+        from torch.profiler import ProfilerActivity, profile
+
+        setting, times = SETTINGS[name], 3
+        parts = self.parts(setting.env, setting.words)
+        with torch_settings(1, "tf32", parts.rollout.device):
+
+            def both() -> None:
+                parts.collector.collect(parts.rollout)
+                parts.algorithm.update(parts.rollout)
+
+            for _ in range(4):
+                both()
+            self.wait()
+            with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+                for _ in range(times):
+                    both()
+                self.wait()
+        spent: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for event in profiled.key_averages():
+            entry = spent[kernel_name(event.key)]
+            entry[0] += event.self_device_time_total / times
+            entry[1] += event.count / times
+        rows = [{"kernel": kernel, "microseconds": t, "calls": n} for kernel, (t, n) in spent.items() if t > 0]
+        parts.close()
+        return sorted(rows, key=lambda row: -row["microseconds"])
+
+    def sweep(self) -> None:
+        """Rates against the number of envs, with 32 steps and four minibatches of one epoch."""
+        found = {}
+        for num_envs in (1, 16) if self.quick else SWEEP:
+            words = {**SETTINGS["cartpole-1-bf16"].words, "num_envs": num_envs, "minibatch_size": num_envs * 8}
+            found[num_envs] = self.rates_of("cartpole", words)
+        self.found["sweep"] = found
+
+    def solve(self) -> None:
+        """CartPole to a mean return of 475 over 1,000 fresh episodes, in a process that has compiled its kernels."""
+        import hurtle
+
+        runs = []
+        for seed in range(2 if self.quick else SEEDS + 1):  # the first compiles
+            words = {**SOLVE, "total_steps": 256, **SMALL, "precision": "float32"} if self.quick else SOLVE
+            with tempfile.TemporaryDirectory() as folder:
+                run = hurtle.train(
+                    "cartpole", device=self.device, gear="device", preset=False, seed=seed, runs=folder, progress="quiet",
+                    trackers=(), eval_episodes=5 if self.quick else 1000, **words,
+                )  # fmt: skip
+            assert run.evaluation is not None
+            runs.append({"seed": seed, "seconds": run.seconds, "steps": run.steps, "evaluation": run.evaluation.mean})
+        self.found["solve"] = runs[1:]
+
+    def cold(self) -> None:
+        """The same from the start of a process to the end of training: with empty caches, and with those of the first."""
+        if self.device != "cuda":
+            return
+        found = {}
+        with tempfile.TemporaryDirectory() as folder:
+            caches = {f"{name}_CACHE_DIR": f"{folder}/{name}" for name in ("HURTLE", "TRITON", "NUMBA")}
+            for state in ("empty caches", "warm caches"):
+                began = time.perf_counter()
+                words = json.dumps(SOLVE)
+                code = (
+                    "import hurtle, json, sys\n"
+                    f"run = hurtle.train('cartpole', device='cuda', preset=False, runs={folder!r}, progress='quiet',\n"
+                    f"    trackers=(), eval_episodes=1, **json.loads({words!r}))\n"
+                    "print(json.dumps([run.seconds, run.steps]))"
+                )
+                done = subprocess.run(
+                    [sys.executable, "-c", code], env={**os.environ, **caches}, capture_output=True, text=True, check=True
+                )
+                seconds, steps = json.loads(done.stdout.splitlines()[-1])
+                found[state] = {"wall": time.perf_counter() - began, "training": seconds, "steps": steps}
+        self.found["cold"] = found
+
+    def learning(self) -> None:
+        """Every setting, from five seeds: what the policy is worth after so many steps."""
+        self.found["learning"] = {
+            name: [self._learn(setting, seed) for seed in range(1 if self.quick else SEEDS)]
+            for name, setting in SETTINGS.items()
+        }
+
+    def _learn(self, setting: Setting, seed: int) -> dict[str, Any]:
+        parts = self.parts(setting.env, setting.words, seed)
+        rollout, total = parts.rollout, 512 if self.quick else setting.steps
+        precision = "float32" if self.quick else setting.words.get("precision", "tf32")
+        curve: list[tuple[float, int, float]] = []
+        with torch_settings(1, precision, rollout.device):
+            parts.gear.prepare(rollout)
+            self.wait()
+            began, steps, reached = time.perf_counter(), 0, 0
+            while steps < total and reached < REACHED:
+                episodes: Any = parts.collector.collect(rollout)
+                parts.algorithm.update(rollout, 1.0 - steps / total)
+                steps += rollout.num_steps * rollout.num_rows
+                if episodes.count:
+                    mean = episodes.returns / episodes.count
+                    curve.append((time.perf_counter() - began, steps, mean))
+                    reached = reached + 1 if mean >= setting.goal * MARGIN else 0
+            self.wait()
+            seconds = time.perf_counter() - began
+            count = 5 if self.quick else 200
+            played = evaluate_policy(
+                parts.policy, setting.env, count, deterministic=False, seed=seed, num_envs=count, device=self.device
+            )
+        parts.close()
+        kept = curve[:: max(1, len(curve) // 60)]
+        return {"seed": seed, "seconds": seconds, "steps": steps, "return": played.mean, "curve": kept}
+
+
+def kernel_name(key: str) -> str:
+    """What a kernel is called in the table."""
+    ours = {
+        "_gradient_kernel": "MLP: loss and gradients", "_act_kernel": "MLP: act", "_value_kernel": "MLP: values",
+        "step_kernel": "env step", "outcome_rows": "outcome", "choose_rows": "sampling", "shuffle_rows": "shuffle",
+        "gae_chunks": "advantages", "sum_partials": "optimizer", "sum_squares": "optimizer", "_update_kernel": "optimizer",
+        "_loss_kernel": "PPO loss", "_moments_kernel": "PPO loss", "_features": "convolution", "_min_gru": "minGRU scan",
+    }  # fmt: skip
+    for part, name in ours.items():
+        if part in key:
+            return name
+    if any(part in key for part in ("nvjet", "gemm", "cutlass", "splitK", "cublas")):
+        return "matrix products"
+    if any(part in key for part in ("_forward_kernel", "_backward_kernel", "_grid", "_scan")):
+        return "convolution or scan"
+    if any(part in key for part in ("index", "gather", "scatter")):
+        return "gathering minibatches"
+    if "reduce" in key:
+        return "torch: sums"
+    if "Memcpy" in key or "Memset" in key:
+        return "copies"
+    return "torch: elementwise"
+
+
+def floors(found: dict[str, Any]) -> list[list[str]]:
+    """Rows: kernel, time, bytes, operations, floor and how near it is, for CartPole in bf16."""
+    rate, ops = found["ceilings"]["bytes"], found["ceilings"]["bf16"]
+    words = SETTINGS["cartpole-1-bf16"].words
+    steps, batch, hidden = words["num_steps"], words["num_envs"] * words["num_steps"], 64
+    forward = {out: 2 * (4 * hidden + hidden * hidden + hidden * out) for out in (1, 2)}
+    record = 4 * 4 + 4 + 4 + 8  # state, steps, return, random stream
+    needs = {  # bytes and operations of all calls of one update
+        "MLP: act": (batch * (16 + 16 + 8 + 8 + 4 + 8), batch * forward[2]),
+        "env step": (batch * (2 * record + 8 + 16 + 4 + 4), 0),
+        "outcome": (batch * (4 + 4 + 4 + 16 + 4 + 4), 0),
+        "MLP: values": (batch * (16 + 4) * (1 + 2 / steps), batch * forward[1] * (1 + 2 / steps)),
+        "advantages": (batch * 18, 0),
+        "shuffle": (batch * 8, 0),
+        "MLP: loss and gradients": (batch * (2 * (8 + 16) + 8 + 4 + 4 + 4), batch * 3 * (forward[1] + forward[2])),
+    }
+    rows = []
+    for row in found["kernels"]["cartpole-1-bf16"]:
+        moved, computed = needs.get(row["kernel"], (0, 0))
+        floor = max(moved / rate, computed / ops) * 1e6
+        shown = [f"{moved / 1e6:,.0f} MB", f"{computed / 1e9:,.1f} G", f"{floor:,.0f} µs", f"{row['microseconds'] / floor:.1f}"]
+        known = shown if floor else ["–"] * 4
+        rows.append([row["kernel"], f"{row['calls']:.0f}", f"{row['microseconds']:,.0f} µs", *known])
+    return rows
+
+
+def report(found: dict[str, Any]) -> str:
+    """All tables, as far as their numbers are there."""
+    blocks = []
+    if "rates" in found:
+        rows = []
+        for name, rate in found["rates"].items():
+            setting = SETTINGS.get(name)
+            about = setting.about if setting else "CartPole, 1 epoch, observations normalized"
+            asked = [short(setting.at_least) if setting and setting.at_least else "–"]
+            rows.append([about, f"{rate['parameters']:,}", short(rate["rollout"]), short(rate["train"]), *asked])
+        blocks.append("### Steps per second\n\n" + table(["setting", "parameters", "rollouts", "training", "asked for"], rows))
+    if "solve" in found:
+        rows = [
+            [str(run["seed"]), f"{run['seconds']:.3f} s", f"{run['steps']:,}", f"{run['evaluation']:.1f}"]
+            for run in found["solve"]
+        ]
+        text = "### CartPole to 475 (kernels compiled)\n\n" + table(["seed", "training", "steps", "1,000 episodes"], rows)
+        for state, cold in found.get("cold", {}).items():
+            text += f"\n\nFrom process start to the end of training, {state}: {cold['wall']:.1f} s."
+        blocks.append(text)
+    if "learning" in found:
+        rows = []
+        for name, runs in found["learning"].items():
+            setting, returns = SETTINGS[name], sorted(run["return"] for run in runs)
+            steps, seconds = (max(run[name] for run in runs) for name in ("steps", "seconds"))
+            met = f"{sum(value >= setting.goal for value in returns)} of {len(returns)}"
+            numbers = [f"{statistics.median(returns):.1f}", f"{returns[0]:.1f}", met, f"{steps / 1e6:.0f}M", f"{seconds:.1f} s"]
+            rows.append([setting.about, f"≥ {setting.goal:g}", *numbers])
+        header = ["setting", "goal", "median", "worst", "seeds at goal", "most steps", "longest"]
+        blocks.append("### Trained until the goal, then 200 sampled episodes\n\n" + table(header, rows))
+    if "gae" in found and "ceilings" in found:
+        share = found["gae"]["bytes_per_second"] / found["ceilings"]["bytes"]
+        blocks.append(
+            f"Advantages of 65,536 × 128 steps: {found['gae']['microseconds']:.0f} µs, "
+            f"{found['gae']['bytes_per_second'] / 1e12:.2f} TB/s, {share:.0%} of a copy's "
+            f"{found['ceilings']['bytes'] / 1e12:.2f} TB/s."
+        )
+    if "sweep" in found:
+        rows = [[f"{int(n):,}", short(rate["rollout"]), short(rate["train"])] for n, rate in found["sweep"].items()]
+        blocks.append("### CartPole against num_envs (bf16, 1 epoch)\n\n" + table(["num_envs", "rollouts", "training"], rows))
+    if "kernels" in found and "ceilings" in found:
+        header = ["kernel", "calls", "time", "bytes", "operations", "floor", "× floor"]
+        blocks.append("### One update of CartPole (bf16, 1 epoch, 2.1M steps) by kernel\n\n" + table(header, floors(found)))
+        for name in ("breakout", "breakout-mingru"):
+            rows = [[row["kernel"], f"{row['calls']:.0f}", f"{row['microseconds']:,.0f} µs"] for row in found["kernels"][name]]
+            blocks.append(f"### One update of {SETTINGS[name].about} by kernel\n\n" + table(["kernel", "calls", "time"], rows))
+    return "\n\n".join(blocks)
+
+
+def plot(found: dict[str, Any]) -> None:
+    """Rates against num_envs, and the time of one update by kernel beside its floor."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 4.6), layout="constrained")
+    sizes = [int(n) for n in found["sweep"]]
+    for key, label in (("rollout", "rollouts"), ("train", "training, 1 epoch")):
+        left.plot(sizes, [rate[key] for rate in found["sweep"].values()], marker="o", label=label)
+    left.set(xscale="log", yscale="log", xlabel="num_envs", ylabel="steps per second", title="CartPole, 64×64, bf16")
+    left.grid(alpha=0.3)
+    left.legend()
+    rows = floors(found)[:10]
+    times = [float(row[2].split()[0].replace(",", "")) for row in rows]
+    lowest = [0.0 if row[5] == "–" else float(row[5].split()[0].replace(",", "")) for row in rows]
+    places = range(len(rows))
+    right.barh(places, times, color="tab:blue", label="measured")
+    right.barh(places, lowest, color="tab:orange", height=0.35, label="floor")
+    right.set_yticks(places, [row[0] for row in rows])
+    right.invert_yaxis()
+    right.set(xlabel="µs of one update (2.1M steps, 1 epoch)", title="Where the time goes")
+    right.legend()
+    figure.savefig(RESULTS / "gpu.png", dpi=110)
+    print("saved benchmarks/results/gpu.png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--quick", action="store_true", help="tiny sizes; saves nothing")
+    parser.add_argument("--plot", action="store_true", help="draw the last results")
+    options = parser.parse_args()
+    file = RESULTS / "gpu.json"
+    if options.plot:
+        plot(json.loads(file.read_text()))
+        return
+    bench = Bench(options.device, options.quick)
+    if file.exists() and not options.quick and set(options.parts) != set(PARTS):
+        bench.found = {name: part for name, part in json.loads(file.read_text()).items() if name != "machine"}
+    for part in options.parts:
+        began = time.perf_counter()
+        getattr(bench, part)()
+        print(f"{part}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
+        if not options.quick:
+            file.write_text(json.dumps({"machine": machine(), **bench.found}, indent=1) + "\n")
+    text = report(bench.found)
+    if not options.quick:
+        gpu = torch.cuda.get_device_name()
+        save("gpu", bench.found, f"# The device gear on one {gpu}\n\n{text}")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
