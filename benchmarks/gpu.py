@@ -95,7 +95,7 @@ SETTINGS = {
     ),
 }  # fmt: skip
 SOLVE = {"num_envs": 4096, "num_steps": 32, "minibatch_size": 32_768, "num_epochs": 4, "learning_rate": 2e-3}
-SOLVE |= {"clip_values": False, "precision": "bf16", "total_steps": 12_000_000}
+SOLVE |= {"clip_values": False, "precision": "bf16", "total_steps": 8_000_000}
 
 
 class Bench:
@@ -313,7 +313,7 @@ def kernel_name(key: str) -> str:
     ours = {
         "_gradient_kernel": "MLP: loss and gradients", "_act_kernel": "MLP: act", "_value_kernel": "MLP: values",
         "step_kernel": "env step", "outcome_rows": "outcome", "choose_rows": "sampling", "shuffle_rows": "shuffle",
-        "gae_chunks": "advantages", "sum_partials": "optimizer", "sum_squares": "optimizer", "_update_kernel": "optimizer",
+        "gae_kernel": "advantages", "sum_partials": "optimizer", "sum_squares": "optimizer", "_update_kernel": "optimizer",
         "_loss_kernel": "PPO loss", "_moments_kernel": "PPO loss", "_features": "convolution", "_min_gru": "minGRU scan",
     }  # fmt: skip
     for part, name in ours.items():

@@ -1,4 +1,4 @@
-"""The CUDA kernels of `gae` and `vtrace`: threads for columns of steps, launched on torch's current stream without a copy.
+"""The CUDA kernels of `gae` and `vtrace`: one thread per column, launched on torch's current stream without a copy.
 
 tensors [T, N] → kernel → tensors [T, N]. Imported when first needed: it raises a DeviceError where there is no GPU.
 """
@@ -16,85 +16,45 @@ from hurtle.native.cuda_support import import_cuda
 
 cuda = import_cuda()
 f4 = np.float32
-BLOCK_THREADS = 128
-CHUNKS, COLUMNS = 8, 32
-"""Of a block that computes advantages: threads share a column, each has a chunk of its steps."""
+BLOCK_THREADS = 64
+AHEAD = 8
+"""Steps that a thread reads before it computes with the first: each needs the one after it, but reading them does not."""
 
 clipped = cuda.jit(device=True)(vtrace.clipped.py_func)
 
 
 @cuda.jit
-def gae_kernel(rewards, values, terminated, truncated, final_values, last_values, gamma, decay, valid, out):
-    """`gae` of one column with steps that do not count."""
+def gae_kernel(
+    rewards, values, terminated, truncated, final_values, last_values, gamma, decay, valid, masked, out, returns, has_returns,
+):  # fmt: skip
+    """`gae` of one column, and advantages + values if `has_returns`; `valid` is read if `masked`."""
     n = cuda.grid(1)
     if n < rewards.shape[1]:
+        reward = cuda.local.array(AHEAD, np.float32)
+        value = cuda.local.array(AHEAD, np.float32)
+        ends = cuda.local.array(AHEAD, np.int8)  # 1: terminated, 2: truncated, 4: does not count
         next_value, advantage = last_values[n], f4(0.0)
-        for t in range(rewards.shape[0] - 1, -1, -1):
-            if not valid[t, n]:
-                out[t, n] = f4(0.0)
-            else:
-                after, carried = next_value, advantage
-                if terminated[t, n]:
-                    after, carried = f4(0.0), f4(0.0)
-                elif truncated[t, n]:
-                    after, carried = final_values[t, n], f4(0.0)
-                advantage = rewards[t, n] + gamma * after - values[t, n] + decay * carried
-                next_value = values[t, n]
-                out[t, n] = advantage
-
-
-@cuda.jit
-def gae_chunks_kernel(
-    rewards, values, terminated, truncated, final_values, last_values, gamma, decay, out, returns, has_returns
-):
-    """`gae` of a block of columns, and advantages + values if `has_returns`; all but `last_values` flat, [T * N].
-
-    Within a chunk, the first advantage is a linear function of the one after the chunk. Each thread finds that function, learns
-    from those of later chunks what comes after its own, and goes through its chunk once more, which the cache still holds. So
-    many steps are read at once, though each needs the one after it.
-    """
-    factors = cuda.shared.array((CHUNKS, COLUMNS), np.float32)  # one a line: the simulator tells them apart by that
-    terms = cuda.shared.array((CHUNKS, COLUMNS), np.float32)
-    column, chunk = cuda.threadIdx.x, cuda.threadIdx.y
-    n, columns = cuda.blockIdx.x * COLUMNS + column, last_values.shape[0]
-    steps = rewards.shape[0] // columns
-    size = (steps + CHUNKS - 1) // CHUNKS
-    first = min(chunk * size, steps)
-    end = min(first + size, steps)
-    stride, at = np.uint64(columns), np.uint64((end - 1) * columns + n)  # unsigned: else Numba asks whether they are below 0
-    factor, term = f4(1.0), f4(0.0)
-    if n < columns:
-        next_value = last_values[n] if end == steps else values[at + stride]
-        for _ in range(first, end):
-            value, after, kept = values[at], next_value, decay
-            if terminated[at]:
-                after, kept = f4(0.0), f4(0.0)
-            elif truncated[at]:
-                after, kept = final_values[at], f4(0.0)
-            term = rewards[at] + gamma * after - value + kept * term
-            factor *= kept
-            next_value = value
-            at -= stride
-    factors[chunk, column], terms[chunk, column] = factor, term
-    cuda.syncthreads()
-    if n < columns:
-        advantage = f4(0.0)
-        for later in range(CHUNKS - 1, chunk, -1):
-            advantage = terms[later, column] + factors[later, column] * advantage
-        at = np.uint64((end - 1) * columns + n)
-        next_value = last_values[n] if end == steps else values[at + stride]
-        for _ in range(first, end):
-            value, after, kept = values[at], next_value, decay
-            if terminated[at]:
-                after, kept = f4(0.0), f4(0.0)
-            elif truncated[at]:
-                after, kept = final_values[at], f4(0.0)
-            advantage = rewards[at] + gamma * after - value + kept * advantage
-            out[at] = advantage
-            if has_returns:
-                returns[at] = advantage + value
-            next_value = value
-            at -= stride
+        for block in range((rewards.shape[0] + AHEAD - 1) // AHEAD):
+            last = rewards.shape[0] - 1 - block * AHEAD
+            for k in range(AHEAD):
+                t = max(last - k, 0)
+                reward[k], value[k] = rewards[t, n], values[t, n]
+                ends[k] = (1 if terminated[t, n] else 0) | (2 if truncated[t, n] else 0)
+                if masked:
+                    ends[k] |= 0 if valid[t, n] else 4
+            for k in range(AHEAD):
+                t = last - k
+                if t >= 0:
+                    shown = f4(0.0)
+                    if not ends[k] & 4:
+                        after, carried = next_value, advantage
+                        if ends[k]:
+                            after, carried = f4(0.0) if ends[k] & 1 else final_values[t, n], f4(0.0)
+                        advantage = reward[k] + gamma * after - value[k] + decay * carried
+                        next_value, shown = value[k], advantage
+                    out[t, n] = shown
+                    if has_returns:
+                        returns[t, n] = shown + value[k]
 
 
 @cuda.jit
@@ -125,17 +85,15 @@ def vtrace_kernel(
 
 
 def launch(kernel: Any, first: Any, *rest: Any) -> None:
-    """Launch a kernel for the columns of `first`, a tensor like most of `rest`."""
+    """Launch a kernel with one thread per column of `first`, a tensor like most of `rest`."""
     import torch
 
     if not first.numel():
         return
-    columns, block = (COLUMNS, (COLUMNS, CHUNKS)) if kernel is gae_chunks_kernel else (BLOCK_THREADS, BLOCK_THREADS)
     with cuda.gpus[first.device.index]:
-        tensors = [x.flatten() if isinstance(x, torch.Tensor) and kernel is gae_chunks_kernel else x for x in (first, *rest)]
-        views = [cuda.as_cuda_array(x.detach()) if isinstance(x, torch.Tensor) else x for x in tensors]
+        views = [cuda.as_cuda_array(x.detach()) if isinstance(x, torch.Tensor) else x for x in (first, *rest)]
         stream = cuda.external_stream(torch.cuda.current_stream(first.device).cuda_stream)
-        kernel[-(-first.shape[1] // columns), block, stream](*views)
+        kernel[-(-first.shape[1] // BLOCK_THREADS), BLOCK_THREADS, stream](*views)
 
 
 def check_tensors(

@@ -121,19 +121,14 @@ def gae_cuda(
     """
     import torch
 
-    from hurtle.native.cuda_columns import check_tensors, gae_chunks_kernel, gae_kernel, launch
+    from hurtle.native.cuda_columns import check_tensors, gae_kernel, launch
 
     out = torch.empty_like(rewards) if out is None else out
     columns = rewards, values, terminated, truncated, final_values, last_values
     has_returns, returns = returns is not None, out if returns is None else returns
     check_tensors(*columns, valid, out=out, returns=returns)
-    factors = f4(gamma), f4(gamma * gae_lambda)
-    if valid is None:
-        launch(gae_chunks_kernel, *columns, *factors, out, returns, has_returns)
-    else:
-        launch(gae_kernel, *columns, *factors, valid, out)
-        if has_returns:
-            torch.add(out, values, out=returns)
+    masked, valid = valid is not None, terminated if valid is None else valid
+    launch(gae_kernel, *columns, f4(gamma), f4(gamma * gae_lambda), valid, masked, out, returns, has_returns)
     return out
 
 

@@ -5,6 +5,7 @@ function → a few plain runs → capture → replays. On the CPU a function is 
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -65,6 +66,8 @@ class Graphs:
         torch.cuda.synchronize(self.device)
         self._memory = self._memory or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
+        was_collecting = gc.isenabled()
+        gc.disable()  # garbage of the GPU must not be freed during a capture
         try:
             with import_cuda().defer_cleanup():
                 # Not torch.cuda.graph, which collects garbage first and so takes longer than many a training.
@@ -79,6 +82,9 @@ class Graphs:
             torch.cuda.synchronize(self.device)
             self.enabled, self.failure = False, str(error).splitlines()[0]
             return None
+        finally:
+            if was_collecting:
+                gc.enable()
         return graph
 
 
