@@ -172,8 +172,8 @@ class DevicePPO(PPO):
         self._places = torch.arange(self._size, device=self.device)
         self._all_rows = torch.arange(rollout.num_rows, device=self.device)
         self._rollout = rollout
-        self._prepare = self.graphs.wrap(self._prepare_update)
-        self._epoch = self.graphs.wrap(self._learn_epoch)
+        self._prepare = self.graphs.wrap(self._prepare_update, "learn")
+        self._epoch = self.graphs.wrap(self._learn_epoch, "learn")
 
     # What follows is captured: the same launches on the same memory, whatever the numbers are.
 

@@ -217,7 +217,7 @@ class DeviceCollector:
             self._raw = zeros((steps, rows, *own), self._envs.obs.dtype)
         self._numbers = zeros((len(NUMBERS) + metrics + 1,), torch.float64)
         self._rollout = rollout
-        self._fill = self.graphs.wrap(self._fill_rollout)
+        self._fill = self.graphs.wrap(self._fill_rollout, "collect")
 
     @torch.no_grad()
     def _fill_rollout(self) -> None:

@@ -39,13 +39,23 @@ class Graphs:
         self.failure = ""
         self._stream = stream_of(self.device) if self.device.type == "cuda" else None
         self._memory: Any = None
+        self._spans: deque[tuple[str, Any, Any]] = deque()  # stage, its beginning and its end
 
-    def wrap(self, function: Callable[[], None]) -> Callable[[], None]:
+    def wrap(self, function: Callable[[], None], stage: str = "other") -> Callable[[], None]:
         """The same function, which from its second call on is a replay of what it launched.
 
-        It must always launch the same kernels on the same memory, and must not wait for the device.
+        It must always launch the same kernels on the same memory, and must not wait for the device. `stage` is what its time
+        counts as.
         """
-        return _Replayed(self, function)
+        return _Replayed(self, function, stage)
+
+    def seconds(self) -> dict[str, float]:
+        """How long the GPU was busy with each stage, as far as it is known and was not told before; nothing on the CPU."""
+        spent: dict[str, float] = {}
+        while self._spans and self._spans[0][2].query():
+            stage, begin, end = self._spans.popleft()
+            spent[stage] = spent.get(stage, 0.0) + begin.elapsed_time(end) / 1e3
+        return spent
 
     @contextmanager
     def stream(self) -> Iterator[None]:
@@ -58,6 +68,18 @@ class Graphs:
         with torch.cuda.stream(self._stream):
             yield
         current.wait_stream(self._stream)
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Note when the GPU begins and ends what is launched inside."""
+        if self._stream is None:
+            yield
+            return
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record(self._stream)
+        yield
+        end.record(self._stream)
+        self._spans.append((stage, begin, end))
 
     def capture(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         """What the function launches, as a graph; None if it does something that no graph can hold."""
@@ -95,8 +117,8 @@ def stream_of(device: torch.device) -> torch.cuda.Stream:
 
 
 class _Replayed:
-    def __init__(self, graphs: Graphs, function: Callable[[], None]):
-        self._graphs, self._function = graphs, function
+    def __init__(self, graphs: Graphs, function: Callable[[], None], stage: str):
+        self._graphs, self._function, self._stage = graphs, function, stage
         self._graph: torch.cuda.CUDAGraph | None = None
         self._calls = 0
 
@@ -106,10 +128,11 @@ class _Replayed:
             if graphs.enabled and self._graph is None and self._calls >= WARM_UPS:
                 self._graph = graphs.capture(self._function)
             self._calls += 1
-            if self._graph is not None:
-                self._graph.replay()
-            else:
-                self._function()
+            with graphs.timed(self._stage):
+                if self._graph is not None:
+                    self._graph.replay()
+                else:
+                    self._function()
 
 
 class Readback:

@@ -171,6 +171,8 @@ class Trainer:
         collector = self._parts.collector
         if isinstance(collector, DeviceCollector) and collector.graphs.failure:
             self._display.message(f"warning: no CUDA graphs, so it is slower: {collector.graphs.failure}")
+        self._parts.timer.shares()
+        self._parts.gpu_seconds()
         self._began = time.perf_counter()
         self._recent = deque([(self._began, self.steps)])
 
@@ -226,6 +228,7 @@ class Trainer:
         self.steps += parts.rollout.num_valid
         self.updates += 1
         self._add_episodes(stats)
+        parts.timer.share_out(parts.gpu_seconds())  # the host's own clock would show how long launching took
         now = time.perf_counter()
         self._recent.append((now, self.steps))
         while len(self._recent) > 2 and now - self._recent[0][0] > RATE_SECONDS:

@@ -6,6 +6,7 @@ One clock that is always charged to exactly one stage, so that shares add up to 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from time import perf_counter
 
 
@@ -45,6 +46,17 @@ class Timer:
         now = perf_counter()
         self._seconds[self._stages[-1]] += now - self._since
         self._since = now
+
+    def share_out(self, seconds: Mapping[str, float]) -> None:
+        """Charge stages with time that others measured, such as a GPU; it is taken from what this clock charged to stages."""
+        if not seconds:
+            return
+        self._charge()
+        total, others = sum(self._seconds.values()), sum(seconds.values())
+        self._seconds = defaultdict(float, dict.fromkeys(self._seconds, 0.0))
+        for stage, spent in seconds.items():
+            self._seconds[stage] = spent * min(1.0, total / others) if others else 0.0
+        self._seconds["other"] += max(0.0, total - others)
 
     def shares(self) -> dict[str, float]:
         """Each stage's share of the time since the last call (or since the start); they add up to 1."""

@@ -1,5 +1,6 @@
-"""The scripts that look into the native gear run, and keep nothing when they are only tried."""
+"""The scripts that look into the gears run, and keep nothing when they are only tried."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
     ("script", "said"),
     [
         ("gemm.py", "| 1 × 64 "),
+        ("gpu.py --device cpu --parts rates solve", "| breakout, minGRU, bf16 "),
         pytest.param("where.py", "| learn: backward", marks=pytest.mark.slow),
         pytest.param("gears.py", "native / general", marks=pytest.mark.slow),
     ],
@@ -20,7 +22,11 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 def test_it_prints_its_table(script, said):
     before = {path: path.stat().st_mtime_ns for path in (BENCHMARKS / "results").iterdir()}
     done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / script), "--quick"], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, *shlex.split(str(BENCHMARKS / script)), "--quick"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert said in done.stdout

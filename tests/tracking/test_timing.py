@@ -91,3 +91,19 @@ def test_the_real_clock_is_charged_and_cheap():
     assert sum(shares.values()) == pytest.approx(1)
     assert 0 < shares["env"] < 1
     assert shares["learn"] > 0
+
+
+def test_time_that_others_measured_takes_the_place_of_this_clocks(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("hurtle.tracking.timing.perf_counter", lambda: now[0])
+    timer = Timer()
+    with timer("learn"):
+        now[0] += 4.0
+    timer.share_out({"collect": 1.0, "learn": 2.0})
+    assert timer.shares() == {"collect": 0.25, "learn": 0.5, "other": 0.25}
+    now[0] += 1.0
+    timer.share_out({"collect": 3.0, "learn": 1.0})  # of more than has passed: told late
+    assert timer.shares() == {"collect": 0.75, "learn": 0.25, "other": 0.0}
+    now[0] += 1.0
+    timer.share_out({})
+    assert timer.shares()["other"] == 1.0
