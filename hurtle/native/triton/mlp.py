@@ -75,8 +75,9 @@ def mlp_shape(policy: Policy, has_masks: bool = False, several_agents: bool = Fa
     widths = [layer.out_features for layer in layers[0]]
     if len(widths) != 2 or widths[0] != widths[1] or widths[0] not in WIDTHS:
         raise NotFusedError(f"hidden layers are not two of one width of {', '.join(map(str, WIDTHS))}")
-    if head.kind not in ("categorical", "gaussian") or head.num_outputs > MOST_OUTPUTS:
-        raise NotFusedError(f"actions are {head.kind}, or more than {MOST_OUTPUTS}")
+    is_whole = isinstance(policy.action_space, spaces.Box) and policy.action_space.dtype.kind != "f"
+    if head.kind not in ("categorical", "gaussian") or head.num_outputs > MOST_OUTPUTS or is_whole:
+        raise NotFusedError(f"actions are {head.kind}, more than {MOST_OUTPUTS}, or a Box of integers")
     if not all(parameter.requires_grad for parameter in policy.parameters()):
         raise NotFusedError("some parameters are frozen")
     places, at = {}, 0

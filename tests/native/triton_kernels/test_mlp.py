@@ -48,3 +48,9 @@ def test_other_policies_are_refused_with_a_reason(config, observations, why):
 
 def test_gradients_of_rounded_operands():
     check_gradients(DISCRETE, 1e-3, precision="tf32")  # the interpreter's products of bf16 are wrong: only tests/gpu has those
+
+
+def test_a_box_of_integers_is_refused():
+    box = spaces.Box(0, 5, (2,), np.int32)
+    with pytest.raises(NotFusedError, match="Box of integers"):
+        mlp_shape(build_policy(PolicyConfig(), spaces.Box(-1, 1, (4,)), box))
