@@ -314,15 +314,13 @@ def kernel_name(key: str) -> str:
         "_gradient_kernel": "MLP: loss and gradients", "_act_kernel": "MLP: act", "_value_kernel": "MLP: values",
         "step_kernel": "env step", "outcome_rows": "outcome", "choose_rows": "sampling", "shuffle_rows": "shuffle",
         "gae_kernel": "advantages", "sum_partials": "optimizer", "sum_squares": "optimizer", "_update_kernel": "optimizer",
-        "_loss_kernel": "PPO loss", "_moments_kernel": "PPO loss", "_features": "convolution", "_min_gru": "minGRU scan",
+        "_loss_kernel": "PPO loss", "_moments_kernel": "PPO loss", "_conv_": "convolution", "_scan_": "minGRU scan",
     }  # fmt: skip
     for part, name in ours.items():
         if part in key:
             return name
     if any(part in key for part in ("nvjet", "gemm", "cutlass", "splitK", "cublas")):
         return "matrix products"
-    if any(part in key for part in ("_forward_kernel", "_backward_kernel", "_grid", "_scan")):
-        return "convolution or scan"
     if any(part in key for part in ("index", "gather", "scatter")):
         return "gathering minibatches"
     if "reduce" in key:

@@ -6,6 +6,7 @@ to update lies in device tensors, and metrics are read when they have come. Know
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,10 @@ from hurtle.algorithms.ppo import (
     evaluate_actions,
     explained_variance_on_device,
     ppo_loss,
+    segment_probabilities,
     segments_per_minibatch,
 )
-from hurtle.buffers.rollout import Minibatch, Rollout, flat_weights
+from hurtle.buffers.rollout import Minibatch, Rollout
 from hurtle.errors import HurtleError, NonFiniteError
 from hurtle.native.device_rows import Draw
 from hurtle.native.graphs import Graphs, Readback, autocast
@@ -73,7 +75,8 @@ class DevicePPO(PPO):
         self._kernels = RowKernels(self.device)
         self._readback = Readback(self.device)
         self._rollout: Rollout | None = None
-        self._last: dict[str, float] = {}
+        self._all_valid = True
+        self._rates: deque[dict[str, float]] = deque()  # of the updates that the device has not told of
         # What the host sets before an update: clip range, exponent of the importance weights; and the key of the minibatches.
         self._knobs = torch.zeros(2, device=self.device)
         self._key = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -97,24 +100,24 @@ class DevicePPO(PPO):
             NonFiniteError: The loss or a gradient of an earlier minibatch was not finite; such minibatches change nothing.
         """
         config = self.config
-        if rollout is not self._rollout:
+        self.parameters.check()
+        if rollout is not self._rollout or rollout.all_valid != self._all_valid:
             self._bind(rollout)
         learning_rate = config.learning_rate * (remaining if config.anneal_learning_rate else 1.0)
         clip_range = config.clip_range * (remaining if config.anneal_clip_range else 1.0)
         beta = config.priority_beta + (1 - config.priority_beta) * (1 - remaining)
-        key = torch.randint(1 << KEY_BITS, (1,), generator=self._generator)
-        self._set(self._flat.learning_rate, [learning_rate])
-        self._set(self._knobs, [clip_range, -beta])
-        self._set(self._key, key)
+        self._key.fill_(int(torch.randint(1 << KEY_BITS, (1,), generator=self._generator)))
+        self._flat.set_learning_rate(learning_rate)
+        self._knobs[0].fill_(clip_range)
+        self._knobs[1].fill_(-beta)
         self._prepare()
         for _ in range(config.num_epochs):
             self._epoch()
             if config.target_kl is not None and self._epoch_is_too_far(config.target_kl):
                 break
-        rates = torch.tensor([learning_rate, clip_range])
-        self._readback.send(torch.cat([self._sums, self._explained, self._to_device(rates)]))
-        self._read(wait=not self._last)
-        return self._last
+        self._rates.append({"learning_rate": learning_rate, "clip_range": clip_range})
+        self._readback.send(torch.cat([self._sums, self._explained]))
+        return self.arrived()
 
     def _epoch_is_too_far(self, target: float) -> bool:
         """Whether the mean KL of the epoch's minibatches is beyond the target; this waits for the device."""
@@ -122,35 +125,21 @@ class DevicePPO(PPO):
         return count > 0 and total / count > target
 
     def arrived(self, wait: bool = False) -> dict[str, float]:
-        """The newest metrics that the device has told; `wait` for all."""
-        self._read(wait)
-        return self._last
+        """The newest metrics of those that the device has told since the last call, or none; `wait` for all.
 
-    def forget(self) -> None:
-        """The metrics so far do not count."""
-        self._last = {}
-
-    def _to_device(self, numbers: Tensor) -> Tensor:
-        """A copy that nobody waits for."""
-        return numbers.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else numbers
-
-    def _set(self, target: Tensor, numbers: Any) -> None:
-        target.copy_(self._to_device(torch.as_tensor(numbers, dtype=target.dtype).view(target.shape)))
-
-    def _read(self, wait: bool) -> None:
+        Raises:
+            NonFiniteError: The loss or a gradient of one of these updates was not finite.
+        """
+        metrics: dict[str, float] = {}
         for numbers in self._readback.arrived(wait):
-            *sums, count, explained, learning_rate, clip_range = numbers.tolist()
+            *sums, count, explained = numbers.tolist()
             metrics = {name: total / count if count else np.nan for name, total in zip(METRICS, sums, strict=True)}
             if count and not np.isfinite(sums).all():
                 raise NonFiniteError(
                     f"The loss or its gradient is not finite: {metrics}. Go on from a checkpoint, with a lower learning_rate."
                 )
-            self._last = {
-                **metrics,
-                "explained_variance": explained,
-                "learning_rate": learning_rate,
-                "clip_range": clip_range,
-            }
+            metrics |= {"explained_variance": explained, **self._rates.popleft()}
+        return metrics
 
     def _bind(self, rollout: Rollout) -> None:
         """Get ready to learn from this rollout, again and again."""
@@ -171,7 +160,7 @@ class DevicePPO(PPO):
         self._probability = torch.zeros(rollout.num_rows, dtype=torch.float64, device=self.device)
         self._places = torch.arange(self._size, device=self.device)
         self._all_rows = torch.arange(rollout.num_rows, device=self.device)
-        self._rollout = rollout
+        self._rollout, self._all_valid = rollout, rollout.all_valid
         self._prepare = self.graphs.wrap(self._prepare_update, "learn")
         self._epoch = self.graphs.wrap(self._learn_epoch, "learn")
 
@@ -191,8 +180,7 @@ class DevicePPO(PPO):
         if config.priority_alpha:
             with torch.no_grad():
                 magnitude = (rollout.advantages.abs() * rollout.valid).sum(0).double()
-                weight = magnitude**config.priority_alpha + 1e-6
-                torch.div(weight, weight.sum(), out=self._probability)
+                self._probability.copy_(segment_probabilities(magnitude, config.priority_alpha))
         elif config.shuffle:
             self._kernels("shuffle_rows", len(self._order), len(self._order), self._key, self._order)
         self._epoch_kl.zero_()
@@ -228,10 +216,11 @@ class DevicePPO(PPO):
     def _learn_minibatch(self, chosen: Tensor, weights: Tensor | None) -> Tensor:
         """Leave the gradients of one minibatch in the flat tensor; returns the first five METRICS."""
         config, rollout = self.config, self._bound
-        batch = _segments(rollout, chosen, weights) if self.learns_from_segments else rollout.steps(chosen)
+        whole = self.learns_from_segments
+        batch = rollout.segments(chosen, weights, keep_all=True) if whole else rollout.steps(chosen)
         valid = None
         if not rollout.all_valid:
-            valid = (rollout.valid[:, chosen] if self.learns_from_segments else rollout.valid.flatten()[chosen]).flatten()
+            valid = (rollout.valid[:, chosen] if whole else rollout.valid.flatten()[chosen]).flatten()
             self._any_valid = valid.any()
         self.parameters.zero_gradients()
         with autocast(self.device, self._half):
@@ -246,11 +235,11 @@ class DevicePPO(PPO):
             return torch.stack(losses[1:])
         from hurtle.native.triton.loss import ppo_gradients
 
+        now = [part.detach().contiguous() for part in (log_probs, entropies, values)]
         gradients = ppo_gradients(
-            log_probs.detach(), entropies.detach().contiguous(), values.detach(), batch.log_probs, batch.values,
-            batch.advantages, batch.returns, self._knobs[:1], value_coef=config.value_coef, entropy_coef=config.entropy_coef,
-            clip_values=config.clip_values, normalize_advantages=config.normalize_advantages, weights=batch.weights,
-            valid=valid,
+            now[0], now[1], now[2], batch.log_probs, batch.values, batch.advantages, batch.returns, self._knobs[:1],
+            value_coef=config.value_coef, entropy_coef=config.entropy_coef, clip_values=config.clip_values,
+            normalize_advantages=config.normalize_advantages, weights=batch.weights, valid=valid,
         )  # fmt: skip
         pairs = [(x, g) for x, g in zip((log_probs, entropies, values), gradients[:3], strict=True) if x.requires_grad]
         torch.autograd.backward([x for x, _ in pairs], [g for _, g in pairs])
@@ -282,33 +271,20 @@ class DevicePPO(PPO):
     def _correct_advantages(self, rollout: Rollout) -> None:
         """V-trace with the ratios of the policy as it is now."""
         with autocast(self.device, self._half):
-            log_probs, _, _ = self._evaluate(self.policy, _segments(rollout, self._all_rows, None))
+            log_probs, _, _ = self._evaluate(self.policy, rollout.segments(self._all_rows, keep_all=True))
         self._use_vtrace(rollout, log_probs.float().view_as(rollout.log_probs) - rollout.log_probs)
+
+    def close(self) -> None:
+        """Let go of the graphs and of the rollout."""
+        self.graphs.close()
+        self._rollout = None
+        self.__dict__.pop("_prepare", None)
+        self.__dict__.pop("_epoch", None)
 
     @property
     def _bound(self) -> Rollout:
         assert self._rollout is not None
         return self._rollout
-
-
-def _segments(rollout: Rollout, rows: Tensor, weights: Tensor | None) -> Minibatch:
-    """All steps of some rows, those that do not count too: how many there are must not depend on the numbers."""
-
-    def flat(field: Tensor) -> Tensor:
-        return field[:, rows].flatten(0, 1)
-
-    return Minibatch(
-        rollout.obs[:, rows],
-        None if rollout.masks is None else rollout.masks[:, rows],
-        flat(rollout.actions),
-        flat(rollout.log_probs),
-        flat(rollout.values),
-        flat(rollout.advantages),
-        flat(rollout.returns),
-        weights=None if weights is None else flat_weights(weights, rollout.num_steps, None),
-        starts=rollout.starts[:, rows],
-        state=tuple(part[rows] for part in rollout.initial_state),
-    )
 
 
 def _valid_part(

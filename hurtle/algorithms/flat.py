@@ -105,11 +105,13 @@ class FlatParameters:
         self.size = len(self.values)
         self._shapes = [parameter.shape for parameter in named.values()]
         self.offsets: dict[str, int] = {}
+        self._bound: list[tuple[nn.Parameter, Tensor, Tensor]] = []
         at = 0
         for (name, parameter), value, gradient in zip(
             named.items(), self.views(self.values), self.views(self.gradients), strict=True
         ):
             parameter.data, parameter.grad = value, gradient
+            self._bound.append((parameter, value, gradient))
             self.offsets[name] = at
             at += parameter.numel()
 
@@ -117,6 +119,21 @@ class FlatParameters:
         """A flat tensor `[size]` as one view per parameter, of its shape."""
         parts = flat.split([shape.numel() for shape in self._shapes])
         return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+    def check(self) -> None:
+        """See that the module's parameters still are these; gradients that somebody took away are put back.
+
+        Raises:
+            HurtleError: They were replaced or frozen: nothing that is learned here would reach them.
+        """
+        for parameter, value, gradient in self._bound:
+            if parameter.data_ptr() != value.data_ptr() or not parameter.requires_grad:
+                raise HurtleError(
+                    "The policy's parameters were replaced or frozen after the learner was made (by policy.to(…), .double() or "
+                    "requires_grad_, perhaps): change a copy of the policy, or make a new learner."
+                )
+            if parameter.grad is None or parameter.grad.data_ptr() != gradient.data_ptr():
+                parameter.grad = gradient
 
     def zero_gradients(self) -> None:
         """In place, as backward adds to them."""

@@ -52,15 +52,17 @@ class EpisodeTotals:
 
     @classmethod
     def of(cls, parts: Sequence[EpisodeTotals]) -> EpisodeTotals:
-        """The totals of several rollouts; metrics are those of the last one that has some."""
+        """The totals of several rollouts."""
         total = cls()
+        told = [(part.metrics, max(1, part.count)) for part in parts if part.metrics]
+        for name in told[0][0] if told else ():
+            total.metrics[name] = sum(metrics[name] * count for metrics, count in told) / sum(count for _, count in told)
         for part in parts:
             total.count += part.count
             total.returns += part.returns
             total.lengths += part.lengths
             total.best_return = max(total.best_return, part.best_return)
             total.best_length = max(total.best_length, part.best_length)
-            total.metrics = part.metrics or total.metrics
         return total
 
 
@@ -101,9 +103,14 @@ class Rollout:
         starts: True where an episode begins with this step.
         last_values: V of the observation after the last step.
         advantages_for: The gamma and gae_lambda for which the collector has filled `advantages` and `returns` already, or None.
+
+    Raises:
+        HurtleError: It would have no step or no row.
     """
 
     def __init__(self, policy: Policy, num_steps: int, num_rows: int, has_masks: bool = False, device: str = "cpu"):
+        if num_steps < 1 or num_rows < 1:
+            raise HurtleError(f"A rollout has at least one step and one row; got num_steps={num_steps}, num_rows={num_rows}.")
         self.num_steps, self.num_rows, self.device = num_steps, num_rows, torch.device(device)
         lead = (num_steps, num_rows)
 
@@ -193,9 +200,15 @@ class Rollout:
             flat(self.returns),
         )
 
-    def segments(self, rows: Tensor, weights: Tensor | None = None) -> Minibatch:
-        """All steps of some rows, for policies that remember and for priorities; `weights` is one per row."""
-        kept = None if self.all_valid else self.valid[:, rows].flatten().nonzero()[:, 0]
+    def segments(self, rows: Tensor, weights: Tensor | None = None, keep_all: bool = False) -> Minibatch:
+        """All steps of some rows, for policies that remember and for priorities.
+
+        Args:
+            rows: Which.
+            weights: One per row, or None.
+            keep_all: Those that do not count too, so that how many there are does not depend on the numbers.
+        """
+        kept = None if self.all_valid or keep_all else self.valid[:, rows].flatten().nonzero()[:, 0]
 
         def flat(field: Tensor) -> Tensor:
             steps = field[:, rows].flatten(0, 1)

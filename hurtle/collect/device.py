@@ -82,13 +82,11 @@ class DeviceCollector:
         compiled: bool = False,
         final_slots: int | None = None,
     ):
-        if (why := device_obstacle(vec)) is not None:
-            raise HurtleError(f"This vector cannot be collected from on a device: {why}. Use GeneralCollector.")
-        self.vec, self.rows, self.policy = vec, VecRows(vec), policy
         self.device = next((parameter.device for parameter in policy.parameters()), torch.device("cpu"))
+        if (why := device_obstacle(vec, self.device)) is not None:
+            raise HurtleError(f"This vector cannot be collected from on the policy's device: {why}. Use GeneralCollector.")
+        self.vec, self.rows, self.policy = vec, VecRows(vec), policy
         self._envs = _Envs(vec)
-        if self._envs.device.type != self.device.type:
-            raise HurtleError(f"The envs are on {self._envs.device}, the policy on {self.device}: put both on one device.")
         self.rewards = (rewards if rewards is not None else RewardRule()).to(self.device)
         self.timer = timer or Timer()
         self.graphs = graphs or Graphs(self.device)
@@ -101,7 +99,8 @@ class DeviceCollector:
         self._readback = Readback(self.device)
         self._kernels = RowKernels(self.device)
         self._rollout: Rollout | None = None
-        self._fill: Callable[[], None] = self._fill_rollout
+        self._fill: Callable[[], None] | None = None  # the rollout, captured
+        self._raw: Tensor | None = None  # [T, N, …]: what the policy's normalizer learns from
         self.fused: Any = None  # kernels that act for the policy, see `follow`
 
         rows = self.rows.num_rows
@@ -110,6 +109,8 @@ class DeviceCollector:
         self._beginning = self._zeros((rows,), torch.bool) | True
         self._state = policy.initial_state(rows, self.device)
         self._uniforms = self._zeros((rows, max(1, policy.num_uniforms)))
+        self._no_mask = self._zeros((1, 1), torch.bool)
+        self._normalization: tuple[Tensor, Tensor, float] | None = None
         self._actions = _EnvActions(policy, self._envs.actions)
 
     def follow(self, fused: Any) -> None:
@@ -136,11 +137,13 @@ class DeviceCollector:
         """
         if self.stop_requested:
             return None
+        self.vec._check_open()
         self._begin()
         if rollout is not self._rollout:
             self._bind(rollout)
         rollout.all_valid, rollout.advantages_for = not self.vec.native_spec.has_present, None
         with self.timer("collect"):
+            assert self._fill is not None
             self._fill()
             self._readback.send(self._numbers)
             self.steps += rollout.num_steps
@@ -233,6 +236,7 @@ class DeviceCollector:
         for part, now in zip(rollout.initial_state, self._state, strict=True):
             part.copy_(now)
         rollout.starts[0].copy_(self._beginning)
+        self._normalization = self._normalizer()  # does not change during a rollout
         for t in range(rollout.num_steps):
             if self.vec.native_spec.has_present:
                 rollout.valid[t].copy_(self._envs.present)
@@ -263,11 +267,14 @@ class DeviceCollector:
         if self._raw is not None:
             self._raw[t].copy_(self._envs.obs)
         if rollout.masks is not None:
-            rollout.masks[t].copy_(self._envs.mask) if self._envs.mask is not None else rollout.masks[t].fill_(True)
+            if self._envs.mask is None:
+                rollout.masks[t].fill_(True)
+            else:
+                rollout.masks[t].copy_(self._envs.mask)
         if self.fused is not None:
             self.fused.act(
                 self._envs.obs, *self._draw, t, rollout.obs[t], rollout.actions[t], rollout.log_probs[t], self._actions.flat,
-                self._actions.bounds, self._normalizer(),
+                self._actions.bounds, self._normalization,
             )  # fmt: skip
             return
         rollout.obs[t].copy_(self._see(self._envs.obs))
@@ -285,7 +292,7 @@ class DeviceCollector:
             logits = distribution.flat_log_probs()
             taken = rollout.actions.view(rollout.num_steps, rollout.num_rows, len(target.nvec))
             self._kernels(
-                "choose_rows", rollout.num_rows, t, self._draw, logits, logits.bool() if mask is None else mask,
+                "choose_rows", rollout.num_rows, t, self._draw, logits, self._no_mask if mask is None else mask,
                 mask is not None, target.nvec, target.bounds[0], taken, rollout.log_probs, target.flat,
             )  # fmt: skip
             return
@@ -352,18 +359,19 @@ class DeviceCollector:
         self._numbers[: len(NUMBERS)].copy_(torch.stack([number.double() for number in totals]))
         self._numbers[len(NUMBERS) :].copy_(episodes.metrics.sum(0, dtype=torch.float64))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, with_envs: bool = True) -> dict[str, Any]:
         """What exact resuming needs, with the envs' states; every other collector can go on from it, too."""
-        self._begin()
         steps = self._draw.clock.cpu().expand(self.rows.num_rows).clone()
-        return {
+        saved = {
             "actor": {"steps": steps, "state": [part.clone() for part in self._state]},
             "rewards": self.rewards.state_dict(),
             "steps": self.steps,
-            "envs": self.vec.state_dict(),
-            "starts": self._beginning.cpu().numpy().copy(),
-            "resetting": np.zeros(self.rows.num_rows, np.bool_),
         }
+        if with_envs:
+            self._begin()
+            resetting = np.zeros(self.rows.num_rows, np.bool_)
+            saved |= {"envs": self.vec.state_dict(), "starts": self._beginning.cpu().numpy().copy(), "resetting": resetting}
+        return saved
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on from there; envs whose state was not saved begin new episodes, with seeds that this run has not used."""
@@ -381,18 +389,27 @@ class DeviceCollector:
         self._begun = True
         self._beginning.copy_(torch.from_numpy(np.asarray(saved["starts"])))
 
+    def release(self) -> None:
+        """Let go of what was made for a rollout, and of the graphs' memory; the vector stays open."""
+        self.graphs.close()
+        self._rollout = self._raw = self._fill = None
+        self.__dict__.pop("_outcome", None)
+
     def close(self) -> None:
         """Close the vector, and let go of the graphs' memory."""
-        self._fill, self._rollout = self._fill_rollout, None
+        self.release()
         self.vec.close()
 
 
-def device_obstacle(vec: Any) -> str | None:
-    """Why a vector cannot be collected from on its device; None if it can."""
+def device_obstacle(vec: Any, device: torch.device) -> str | None:
+    """Why a vector cannot be collected from on the policy's device; None if it can."""
     if not isinstance(vec, NativeVecEnv):
         return "the envs are not native ones (an env of Gymnasium or PettingZoo steps on the CPU)"
     if not vec._same_step:
         return "the envs' autoreset_mode is NEXT_STEP, not SAME_STEP"
+    own = _Envs(vec).device
+    if (own.type, own.index or 0) != (device.type, device.index or 0):
+        return f"the envs are on {own}, the policy on {device} (hurtle.make_vec(…, device={str(device)!r}) puts them there)"
     return None
 
 

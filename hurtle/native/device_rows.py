@@ -190,7 +190,7 @@ def outcome_row(n, t, agents, step, out, episodes):
             size = out.final_obs.shape[2]
             for d in range(size):
                 out.final_obs[slot, n, d] = step.final_obs[i, a * size + d]
-    if out.trouble[n] == NO_TROUBLE and acting:
+    if out.trouble[n] == NO_TROUBLE:
         size = step.numbers.shape[1] // agents
         for d in range(a * size, (a + 1) * size):
             if not math.isfinite(step.numbers[i, d]):
@@ -199,7 +199,7 @@ def outcome_row(n, t, agents, step, out, episodes):
                 out.trouble[n] = t * TROUBLES + FINAL
         if not math.isfinite(step.reward[i, a]):
             out.trouble[n] = t * TROUBLES + REWARD
-        if not math.isfinite(out.log_probs[t, n]):
+        if acting and not math.isfinite(out.log_probs[t, n]):
             out.trouble[n] = t * TROUBLES + POLICY
     if step.episode_ended[i, a]:
         episodes.count[n] += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from typing import Any
 
@@ -18,6 +18,8 @@ from torch import Tensor
 
 WARM_UPS = 1
 """Plain runs before a capture: kernels must have been compiled, and libraries have taken their workspaces."""
+MOST_SPANS = 256
+"""Times of stages that are kept for whoever may ask."""
 MOST_IN_FLIGHT = 2
 """Updates that the host may be ahead of the GPU: with fewer the GPU would wait, with more Ctrl-C would be late."""
 
@@ -38,8 +40,8 @@ class Graphs:
         self.enabled = enabled and self.device.type == "cuda"
         self.failure = ""
         self._stream = stream_of(self.device) if self.device.type == "cuda" else None
-        self._memory: Any = None
-        self._spans: deque[tuple[str, Any, Any]] = deque()  # stage, its beginning and its end
+        self._graphs: list[torch.cuda.CUDAGraph] = []  # all that were captured: their shared memory goes with the last one
+        self._spans: deque[tuple[str, Any, Any]] = deque(maxlen=MOST_SPANS)  # stage, its beginning and its end
 
     def wrap(self, function: Callable[[], None], stage: str = "other") -> Callable[[], None]:
         """The same function, which from its second call on is a replay of what it launched.
@@ -65,9 +67,11 @@ class Graphs:
             return
         current = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            yield
-        current.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            current.wait_stream(self._stream)
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -83,31 +87,47 @@ class Graphs:
 
     def capture(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         """What the function launches, as a graph; None if it does something that no graph can hold."""
-        from hurtle.native.cuda_support import import_cuda
-
-        torch.cuda.synchronize(self.device)
-        self._memory = self._memory or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        was_collecting = gc.isenabled()
-        gc.disable()  # garbage of the GPU must not be freed during a capture
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()  # what the plain runs used is not free for a graph, which has memory of its own
         try:
-            with import_cuda().defer_cleanup():
-                # Not torch.cuda.graph, which collects garbage first and so takes longer than many a training.
-                graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
-                try:
-                    function()
-                finally:
-                    graph.capture_end()
+            self._record(graph, function)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             torch.cuda.synchronize(self.device)
             self.enabled, self.failure = False, str(error).splitlines()[0]
             return None
+        self._graphs.append(graph)
+        return graph
+
+    def _record(self, graph: torch.cuda.CUDAGraph, function: Callable[[], None]) -> None:
+        """Capture; not with torch.cuda.graph, which collects garbage first and so takes longer than many a training."""
+        from hurtle.native.cuda_support import import_cuda
+
+        was_collecting, waiting = gc.isenabled(), torch.cuda.get_sync_debug_mode()
+        memory = self._graphs[0].pool() if self._graphs else torch.cuda.graph_pool_handle()
+        gc.disable()  # garbage of the GPU must not be freed during a capture
+        torch.cuda.set_sync_debug_mode("error")  # says what waits, before the waiting spoils the capture
+        try:
+            with import_cuda().defer_cleanup():
+                graph.capture_begin(pool=memory, capture_error_mode="thread_local")
+                try:
+                    function()
+                except BaseException:
+                    with suppress(RuntimeError):  # that is not the cause
+                        graph.capture_end()
+                    raise
+                graph.capture_end()
         finally:
+            torch.cuda.set_sync_debug_mode(waiting)
             if was_collecting:
                 gc.enable()
-        return graph
+
+    def close(self) -> None:
+        """Let go of all graphs and their memory; nothing can be replayed any more."""
+        self._graphs.clear()
+        self._spans.clear()
 
 
 @cache
@@ -162,8 +182,11 @@ class Readback:
             self._take_oldest()
 
     def arrived(self, wait: bool = False) -> list[np.ndarray]:
-        """What has come since the last call, in order; `wait` for all that was sent."""
-        while self._coming and (wait or self._coming[0][0].query()):
+        """What `send` has waited for since the last call, in order; `wait` for all that was sent.
+
+        Not what has come by chance, so that two equal runs hear the same at the same time.
+        """
+        while self._coming and wait:
             self._take_oldest()
         here, self._here = self._here, []
         return here

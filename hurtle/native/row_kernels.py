@@ -28,9 +28,11 @@ class RowKernels:
             return
         from hurtle.native import cuda_rows
 
-        stream = cuda_rows.cuda.external_stream(torch.cuda.current_stream(self._device).cuda_stream)
-        views = (_array(argument, cuda_rows.cuda.as_cuda_array) for argument in arguments)
-        cuda_rows.launch(getattr(cuda_rows, name), count, stream, *views)
+        cuda = cuda_rows.cuda
+        with cuda.gpus[self._device.index or 0]:
+            stream = cuda.external_stream(torch.cuda.current_stream(self._device).cuda_stream)
+            views = (_array(argument, cuda.as_cuda_array) for argument in arguments)
+            cuda_rows.launch(getattr(cuda_rows, name), count, stream, *views)
 
 
 def _array(argument: Any, view: Callable[[Tensor], Any]) -> Any:

@@ -138,10 +138,10 @@ def merge_moments(moments: _Moments, columns: Tensor, valid: Tensor | None = Non
         mean = samples.mean(0)
         m2 = (samples - mean).square().sum(0)
     else:
-        weights = valid.reshape(-1, 1).double()
-        size = weights.sum()
-        mean = (weights * samples).sum(0) / size.clamp_min(1.0)
-        m2 = (weights * (samples - mean).square()).sum(0)
+        counts = valid.reshape(-1, 1)
+        size = counts.sum().double()
+        mean = torch.where(counts, samples, 0.0).sum(0) / size.clamp_min(1.0)
+        m2 = torch.where(counts, (samples - mean).square(), 0.0).sum(0)
     total = (moments.count + size).clamp_min(1.0)
     delta = mean.view_as(moments.mean) - moments.mean
     added = (m2.view_as(moments.m2) + delta.square() * (moments.count * size / total), delta * (size / total), size)

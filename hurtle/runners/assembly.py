@@ -16,7 +16,6 @@ from torch import nn
 from hurtle.algorithms.a2c import A2CConfig
 from hurtle.algorithms.ppo import PPOConfig, segments_per_minibatch
 from hurtle.buffers.rollout import Rollout
-from hurtle.collect.device import DeviceCollector
 from hurtle.collect.pool import PoolCollector, double_buffered_batch
 from hurtle.collect.rewards import RewardRule
 from hurtle.envs.registry import EnvLike, make, resolve
@@ -62,10 +61,6 @@ class Parts:
     def can_resume_exactly(self) -> bool:
         """Whether the envs' states can be saved."""
         return not isinstance(self.collector, PoolCollector) and hasattr(self.collector.vec, "state_dict")
-
-    def gpu_seconds(self) -> dict[str, float]:
-        """What the device gear's GPU was busy with since the last call, by stage; else nothing."""
-        return self.collector.graphs.seconds() if isinstance(self.collector, DeviceCollector) else {}
 
     def close(self) -> None:
         """End the envs, their workers and the learner's threads."""

@@ -63,6 +63,9 @@ def torch_settings(threads: int, precision: str, device: torch.device) -> Iterat
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    validates = torch.distributions.Distribution._validate_args
+    if device.type == "cuda":  # looking at a distribution's arguments waits for the GPU, which no CUDA graph can hold
+        torch.distributions.Distribution.set_default_validate_args(False)
     try:
         with own_random_streams(device):
             yield
@@ -70,6 +73,7 @@ def torch_settings(threads: int, precision: str, device: torch.device) -> Iterat
         torch.set_num_threads(num_threads)
         torch.set_float32_matmul_precision(matmul)
         torch.backends.cudnn.allow_tf32 = convolutions
+        torch.distributions.Distribution.set_default_validate_args(validates)
 
 
 @contextmanager

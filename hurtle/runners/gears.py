@@ -15,7 +15,7 @@ from hurtle.algorithms.a2c import A2C, A2CConfig
 from hurtle.algorithms.device import DevicePPO
 from hurtle.algorithms.native import NativeA2C, NativePPO
 from hurtle.algorithms.ppo import PPO, PPOConfig
-from hurtle.buffers.rollout import Rollout
+from hurtle.buffers.rollout import EpisodeTotals, Rollout
 from hurtle.collect.device import DeviceCollector, device_obstacle
 from hurtle.collect.general import GeneralCollector
 from hurtle.collect.inference import Actor
@@ -58,16 +58,40 @@ class Gear:
         for _ in range(WARM_UPS + 1):
             collector.collect(rollout)
             algorithm.update(rollout)
-        for part in (collector, algorithm):
-            if isinstance(part, DeviceCollector | DevicePPO):
-                part.arrived(wait=True)
-                part.forget()
+        self.rest()
+        collector.overflow = 0
         policy.load_state_dict(weights)
         collector.load_state_dict(saved[0])
         algorithm.load_state_dict(saved[1])
 
+    def rest(self) -> tuple[EpisodeTotals, dict[str, float]]:
+        """Episodes and metrics that a GPU has not told of yet: they come an update or two late."""
+        episodes, metrics = EpisodeTotals(), {}
+        if isinstance(self.collector, DeviceCollector):
+            episodes = self.collector.arrived(wait=True)
+        if isinstance(self.algorithm, DevicePPO):
+            metrics = self.algorithm.arrived(wait=True)
+        return episodes, metrics
+
+    def gpu_seconds(self) -> dict[str, float]:
+        """What a GPU that does all the work was busy with since the last call, by stage; else nothing."""
+        if isinstance(self.collector, DeviceCollector) and isinstance(self.algorithm, DevicePPO):
+            return self.collector.graphs.seconds()
+        return {}
+
+    @property
+    def warning(self) -> str:
+        """What is not as it should be, for the user; empty if all is well."""
+        if isinstance(self.collector, DeviceCollector) and self.collector.graphs.failure:
+            return f"no CUDA graphs, so it is slower: {self.collector.graphs.failure}"
+        return ""
+
     def close(self, envs: bool = True) -> None:
-        """End all threads and workers; the envs only if they are the run's own."""
+        """End all threads and workers, and give memory back; the envs only if they are the run's own."""
+        if isinstance(self.algorithm, DevicePPO):
+            self.algorithm.close()
+        if isinstance(self.collector, DeviceCollector):
+            self.collector.release()
         if envs:
             self.collector.close()
         elif isinstance(self.collector, NativeCollector):
@@ -92,7 +116,7 @@ def choose_gear(
     """
     on_gpu = next(policy.parameters()).is_cuda
     if train.gear == "device" or (train.gear == "auto" and on_gpu):
-        why_not = device_obstacle(vec)
+        why_not = device_obstacle(vec, next(policy.parameters()).device)
         if why_not is None:
             return _device(train, config, vec, policy, rewards, seed, timer)
         if train.gear == "device":
@@ -101,7 +125,10 @@ def choose_gear(
             )
     obstacle = native_obstacle(train, vec, policy)
     if train.gear == "native" and obstacle:
-        raise HurtleError(f"gear='native' is not possible here: {obstacle}. Use gear='auto', which then takes the general one.")
+        raise HurtleError(
+            f"gear='native' is not possible here: {obstacle}. The native gear needs a native env, policy='mlp' and "
+            "recurrent='none'; gear='auto' takes the general one where these are missing."
+        )
     if train.gear == "general" or obstacle:
         why = obstacle or "as asked for"
         return Gear("general", why, *_general(train, config, vec, policy, rewards, seed, timer))
@@ -143,19 +170,41 @@ def _device(
         algorithm = _torch_algorithm(train, config, policy)
         why = f"envs and policy run {where}; the update is launched by torch, operation by operation"
     collector = DeviceCollector(vec, policy, rewards, seed, timer, **options)
-    if isinstance(algorithm, DevicePPO) and graphs.enabled and has_triton() and not train.compile:
-        from hurtle.native.triton.mlp import FusedMLP, NotFusedError, mlp_shape
-
+    if isinstance(algorithm, DevicePPO) and graphs.enabled:
         try:
-            is_uneven = algorithm.learns_from_segments or algorithm.config.vtrace
-            shape = mlp_shape(policy, collector.has_masks, vec.native_spec.has_present or is_uneven)
-            fused = FusedMLP(shape, algorithm.parameters.values, train.precision)
-            collector.follow(fused)
-            algorithm.fuse(fused)
+            _fuse(train, collector, algorithm)
             why += ", with fused kernels for this policy"
-        except NotFusedError:
-            pass
+        except UnsupportedError as error:
+            why += f" (no fused kernels: {error})"
     return Gear("device", why, collector, algorithm)
+
+
+def _fuse(train: TrainConfig, collector: DeviceCollector, algorithm: DevicePPO) -> None:
+    """Let kernels of our own act and learn for the policy.
+
+    Raises:
+        UnsupportedError: They cannot; says why.
+    """
+    if not has_triton():
+        raise UnsupportedError("triton is not installed")
+    from hurtle.native.triton.mlp import FusedMLP, NotFusedError, mlp_shape
+
+    if train.compile:
+        raise UnsupportedError("compile=True asks for torch's own")
+    if collector.has_masks or collector.vec.native_spec.has_present:
+        raise UnsupportedError("actions are masked, or agents come and go")
+    if algorithm.learns_from_segments or algorithm.config.vtrace:
+        raise UnsupportedError("minibatches are whole segments, or V-trace is on")
+    try:
+        shape = mlp_shape(algorithm.policy)
+    except NotFusedError as error:
+        raise UnsupportedError(str(error)) from None
+    capability = torch.cuda.get_device_capability(algorithm.device)
+    if capability < (8, 0) or (shape.hidden > 64 and capability < (9, 0)):
+        raise UnsupportedError("this GPU is too old or too small for them")
+    fused = FusedMLP(shape, algorithm.parameters.values, train.precision)
+    collector.follow(fused)
+    algorithm.fuse(fused)
 
 
 def native_obstacle(train: TrainConfig, vec: Any, policy: Policy) -> str | None:

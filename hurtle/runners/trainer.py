@@ -17,7 +17,6 @@ from typing import Any
 import gymnasium
 import torch
 
-from hurtle.algorithms.device import DevicePPO
 from hurtle.buffers.rollout import EpisodeStats, EpisodeTotals
 from hurtle.collect.device import DeviceCollector
 from hurtle.envs.registry import EnvLike
@@ -49,7 +48,7 @@ class Run:
     Attributes:
         path: The run folder; `hurtle.load(run)`, `hurtle eval` and `hurtle watch` take it.
         steps: Steps trained for, summed over envs and agents.
-        seconds: How long that took, without the final evaluation.
+        seconds: How long that took, without the final evaluation, and in the device gear without compiling.
         mean_return: Of the last 100 training episodes.
         evaluation: The final evaluation, or None if the run was stopped.
         stopped_by: "total_steps", "stop_at_return", "callback", "Ctrl-C" or "SIGTERM".
@@ -92,6 +91,7 @@ class Trainer:
         self._best_evaluation = -math.inf
         self._seconds_before = 0.0  # of earlier parts of a resumed run
         self._torch_rng: torch.Tensor | None = None
+        self._gpu_rng: torch.Tensor | None = None
         self._stopped_by = ""
         self._evaluating = False
         self._summary: dict[str, Any] = {}
@@ -168,11 +168,10 @@ class Trainer:
         """What takes time once is not training: it is done before the clock starts."""
         with own_random_streams(self._device):
             self._parts.gear.prepare(self._parts.rollout)
-        collector = self._parts.collector
-        if isinstance(collector, DeviceCollector) and collector.graphs.failure:
-            self._display.message(f"warning: no CUDA graphs, so it is slower: {collector.graphs.failure}")
+        if self._parts.gear.warning:
+            self._display.message(f"warning: {self._parts.gear.warning}")
         self._parts.timer.shares()
-        self._parts.gpu_seconds()
+        self._parts.gear.gpu_seconds()
         self._began = time.perf_counter()
         self._recent = deque([(self._began, self.steps)])
 
@@ -182,6 +181,8 @@ class Trainer:
             torch.manual_seed(run_seed(self.settings.train.seed))
         else:
             torch.set_rng_state(self._torch_rng)
+            if self._gpu_rng is not None and self._device.type == "cuda":
+                torch.cuda.set_rng_state(self._gpu_rng, self._device)
 
     def _loop(self) -> None:
         train = self.settings.train
@@ -228,7 +229,7 @@ class Trainer:
         self.steps += parts.rollout.num_valid
         self.updates += 1
         self._add_episodes(stats)
-        parts.timer.share_out(parts.gpu_seconds())  # the host's own clock would show how long launching took
+        parts.timer.share_out(parts.gear.gpu_seconds())  # the host's own clock would show how long launching took
         now = time.perf_counter()
         self._recent.append((now, self.steps))
         while len(self._recent) > 2 and now - self._recent[0][0] > RATE_SECONDS:
@@ -246,9 +247,15 @@ class Trainer:
             "episode_length_best": self.episodes.best_length,
             **learned,
             **{f"episode/{name}": value for name, value in self.episodes.mean_metrics.items()},
+            **self._overflow(),
             **{f"time/{stage}": share for stage, share in parts.timer.shares().items()},
         }
         self._report(self.metrics)
+
+    def _overflow(self) -> dict[str, float]:
+        """Truncated episodes whose final observation found no place, if there are any."""
+        lost = getattr(self._parts.collector, "overflow", 0)
+        return {"final_overflow": float(lost)} if lost else {}
 
     def _add_episodes(self, stats: EpisodeStats | EpisodeTotals) -> None:
         if isinstance(stats, EpisodeTotals):
@@ -259,10 +266,17 @@ class Trainer:
 
     def _hear_the_rest(self) -> None:
         """What a GPU has not told of yet: its numbers come an update or two late."""
-        if isinstance(self._parts.collector, DeviceCollector):
-            self._add_episodes(self._parts.collector.arrived(wait=True))
-        if isinstance(self._parts.algorithm, DevicePPO):
-            self._parts.algorithm.arrived(wait=True)
+        try:
+            with gpu_errors(str(self._device)):
+                episodes, metrics = self._parts.gear.rest()
+        except Exception as error:
+            if not getattr(error, "device_lost", False):
+                self._save_policy()
+            raise
+        self._add_episodes(episodes)
+        if metrics:
+            self.metrics |= metrics
+            self._report(self.metrics)
 
     def _report(self, metrics: dict[str, float]) -> None:
         for tracker in self._trackers:
@@ -352,9 +366,7 @@ class Trainer:
     # Saving and loading.
 
     def _state(self, with_envs: bool = True) -> dict[str, Any]:
-        collector = self._parts.collector.state_dict()
-        if not with_envs:
-            collector.pop("envs", None)
+        collector = self._collector_state(with_envs)
         return {
             "settings": settings_to_dict(self.settings),
             "spaces": self._parts.spaces,
@@ -364,6 +376,7 @@ class Trainer:
             "algorithm": self._parts.algorithm.state_dict(),
             "collector": collector,
             "torch_rng": torch.get_rng_state(),
+            "gpu_rng": torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None,
             "progress": {
                 "steps": self.steps,
                 "updates": self.updates,
@@ -372,6 +385,17 @@ class Trainer:
                 "episodes": self.episodes.state_dict(),
             },
         }
+
+    def _collector_state(self, with_envs: bool) -> dict[str, Any]:
+        collector = self._parts.collector
+        if isinstance(collector, DeviceCollector):
+            if with_envs:
+                self._hear_the_rest()  # else the episodes of the last rollouts would be missing after a resume
+            return collector.state_dict(with_envs)
+        saved = collector.state_dict()
+        if not with_envs:
+            saved.pop("envs", None)
+        return saved
 
     def save(self) -> Path:
         """Write a checkpoint now; callbacks may call it."""
@@ -396,7 +420,7 @@ class Trainer:
         self.steps, self.updates = progress["steps"], progress["updates"]
         self._seconds_before, self._best_evaluation = progress["seconds"], progress["best_evaluation"]
         self.episodes.load_state_dict(progress["episodes"])
-        self._torch_rng = saved["torch_rng"]
+        self._torch_rng, self._gpu_rng = saved["torch_rng"], saved.get("gpu_rng")
         load_weights(self.policy, saved["policy"], folder.path)
         self._parts.algorithm.load_state_dict(saved["algorithm"])
         self._parts.collector.load_state_dict(saved["collector"])

@@ -207,3 +207,20 @@ def test_errors_that_teach():
         step_flat(optimizer, gradients(module, 0))
         with pytest.raises(HurtleError, match="built differently"):
             flat_optimizer(other).load_state_dict(optimizer.state_dict())
+
+
+def test_parameters_that_were_replaced_or_frozen_are_noticed_and_gradients_put_back():
+    layer = nn.Linear(3, 2)
+    flat = FlatParameters(layer)
+    layer.zero_grad(set_to_none=True)
+    flat.check()
+    layer(torch.ones(1, 3)).sum().backward()
+    assert flat.gradients.abs().sum() > 0
+    layer.bias.requires_grad_(False)
+    with pytest.raises(HurtleError, match="replaced or frozen"):
+        flat.check()
+    layer.bias.requires_grad_(True)
+    flat.check()
+    layer.double().float()
+    with pytest.raises(HurtleError, match="replaced or frozen"):
+        flat.check()

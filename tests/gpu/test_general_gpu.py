@@ -5,8 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from collect.scripted_envs import Script, collector_of, sharp_policy
 from gymnasium.vector import AutoresetMode
+from scripted_envs import Script, collector_of, sharp_policy
 
 import hurtle
 from hurtle.algorithms.ppo import evaluate_actions

@@ -80,3 +80,9 @@ def test_the_convolution_of_grids_in_half_precision():
 def test_the_convolution_of_very_many_grids():
     checks_grid_conv.check_body("cuda")
     checks_grid_conv.check_beyond_32_bits("cuda")
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("precision", LIMITS)
+def test_nan_is_not_lost(precision, activation):
+    checks_mlp.check_nan(checks_mlp.DISCRETE, "cuda", precision=precision, activation=activation, hidden=64)

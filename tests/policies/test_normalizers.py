@@ -175,3 +175,14 @@ def test_what_is_merged_keeps_its_memory_and_its_digits():
     merge_moments(normalizer, torch.tensor([[[1e6]], [[1e6 + 1.0]]]))
     assert normalizer.variance.item() == 0.25
     assert [value.data_ptr() for value in normalizer.state_dict().values()] == addresses  # a captured graph writes there
+
+
+def test_what_is_not_valid_may_be_anything():
+    samples, valid = torch.randn(5, 3, 2), torch.rand(5, 3) < 0.5
+    valid[0, 0] = True
+    normalizer, expected = ObservationNormalizer((2,)), ObservationNormalizer((2,))
+    merge_moments(expected, torch.where(valid.unsqueeze(-1), samples, 0.0), valid)
+    merge_moments(normalizer, torch.where(valid.unsqueeze(-1), samples, torch.nan), valid)
+    torch.testing.assert_close(normalizer.mean, expected.mean)
+    torch.testing.assert_close(normalizer.m2, expected.m2)
+    assert normalizer.mean.isfinite().all()

@@ -205,7 +205,7 @@ def _dot(numbers, b, sums, PARTS: tl.constexpr, PRECISION: tl.constexpr, WIDE: t
 
 
 @triton.jit
-def _forward_kernel(
+def _conv_forward(
     obs, weight, bias, features, num_samples, num_blocks, scale,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr,
     KP: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
@@ -230,7 +230,7 @@ def _forward_kernel(
 
 
 @triton.jit
-def _backward_kernel(
+def _conv_backward(
     obs, features, d_features, partials, num_samples, num_blocks,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr,
     KP: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
@@ -269,7 +269,17 @@ class _GridConvolution(torch.autograd.Function):
         blocks = triton.cdiv(len(obs) * shape.rows, shape.forward_rows)
         programs = _num_programs(blocks, obs.device)
         _launch(
-            _forward_kernel, programs, shape, shape.forward_rows, obs, weight, bias, features, len(obs), blocks, float(scale)
+            _conv_forward,
+            programs,
+            shape,
+            shape.forward_rows,
+            obs,
+            weight,
+            bias,
+            features,
+            len(obs),
+            blocks,
+            float(scale),
         )
         ctx.save_for_backward(obs, features)
         ctx.shape, ctx.scale, ctx.shift = shape, scale, shift
@@ -284,7 +294,7 @@ class _GridConvolution(torch.autograd.Function):
         programs = _num_programs(blocks, obs.device)
         partials = torch.empty(programs, 3 * shape.inputs + 1, shape.outputs, device=obs.device)
         d_features = d_features.contiguous()
-        _launch(_backward_kernel, programs, shape, shape.backward_rows, obs, features, d_features, partials, len(obs), blocks)
+        _launch(_conv_backward, programs, shape, shape.backward_rows, obs, features, d_features, partials, len(obs), blocks)
         d_weight, d_bias = _unbanded(partials.sum(0), shape)
         if ctx.scale != 1.0:
             d_weight = d_weight * ctx.scale

@@ -24,7 +24,7 @@ PROGRAMS_PER_UNIT = 4
 """Persistent programs of the gradient kernel, for each of the GPU's multiprocessors."""
 WIDTHS = (16, 32, 64, 128)
 MOST_INPUTS, MOST_OUTPUTS = 64, 16
-STATS = 5
+STATS = tl.constexpr(5)
 """Sums that a program of the gradient kernel gives: policy loss, value loss, entropy, KL, how many were clipped."""
 PRECISIONS = {"float32": 0, "tf32": 1, "bf16": 2}
 
@@ -56,25 +56,28 @@ class MLPShape:
     size: int
 
 
-def mlp_shape(policy: Policy, has_masks: bool = False, several_agents: bool = False) -> MLPShape:
+def mlp_shape(policy: Policy) -> MLPShape:
     """What the kernels must know of a policy.
 
     Raises:
         NotFusedError: It is none that they know; says why.
     """
     network, head, space = policy.network, policy.head, policy.observation_space
-    if not isinstance(network, MLP) or policy.memory is not None:
+    if type(network) is not MLP or policy.memory is not None:
         raise NotFusedError("the policy is not a plain MLP")
-    if has_masks or several_agents:
-        raise NotFusedError("actions are masked, or agents come and go")
     if network.critic_body is None:
         raise NotFusedError("actor and critic share layers")
     if not isinstance(space, spaces.Box) or space.dtype.kind != "f" or math.prod(space.shape) > MOST_INPUTS:
         raise NotFusedError(f"observations are not up to {MOST_INPUTS} floats")
-    layers = [[m for m in body.modules() if isinstance(m, nn.Linear)] for body in (network.actor_body, network.critic_body)]
-    widths = [layer.out_features for layer in layers[0]]
-    if len(widths) != 2 or widths[0] != widths[1] or widths[0] not in WIDTHS:
-        raise NotFusedError(f"hidden layers are not two of one width of {', '.join(map(str, WIDTHS))}")
+    bodies = [list(body.hidden) for body in (network.actor_body, network.critic_body)]  # type: ignore[arg-type]
+    kinds = [[type(layer) for layer in body] for body in bodies]
+    if kinds[0] != kinds[1] or kinds[0] not in ([nn.Linear, nn.Tanh] * 2, [nn.Linear, nn.ReLU] * 2):
+        raise NotFusedError("hidden layers are not two, each with tanh or relu")
+    layers = [body[::2] for body in bodies]
+    widths = {int(layer.out_features) for body in layers for layer in body}
+    if len(widths) != 1 or not widths <= set(WIDTHS):
+        raise NotFusedError(f"hidden layers are not of one width of {', '.join(map(str, WIDTHS))}")
+    (width,) = widths
     is_whole = isinstance(policy.action_space, spaces.Box) and policy.action_space.dtype.kind != "f"
     if head.kind not in ("categorical", "gaussian") or head.num_outputs > MOST_OUTPUTS or is_whole:
         raise NotFusedError(f"actions are {head.kind}, more than {MOST_OUTPUTS}, or a Box of integers")
@@ -87,11 +90,11 @@ def mlp_shape(policy: Policy, has_masks: bool = False, several_agents: bool = Fa
     ordered: list[nn.Parameter] = []
     for body, last in zip(layers, (network.actor, network.critic), strict=True):
         for layer in (*body, last):
-            ordered += [layer.weight, layer.bias]  # type: ignore[list-item]
+            ordered += [layer.weight, layer.bias]
     log_std = places[id(network.log_std)] if network.log_std is not None else 0
     offsets = (*(places[id(parameter)] for parameter in ordered), log_std)
-    relu = any(isinstance(module, nn.ReLU) for module in network.actor_body.modules())
-    return MLPShape(math.prod(space.shape), widths[0], head.num_outputs, relu, head.kind == "gaussian", offsets, at)
+    relu = nn.ReLU in kinds[0]
+    return MLPShape(math.prod(space.shape), width, head.num_outputs, relu, head.kind == "gaussian", offsets, at)
 
 
 @triton.jit
@@ -105,7 +108,7 @@ def _tanh(x, FAST: tl.constexpr):
 
 @triton.jit
 def _activation(x, RELU: tl.constexpr, FAST: tl.constexpr):
-    return tl.maximum(x, 0.0) if RELU else _tanh(x, FAST)
+    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) if RELU else _tanh(x, FAST)
 
 
 @triton.jit
@@ -127,7 +130,8 @@ def _dot(a, b, PRECISION: tl.constexpr):
 def _operand(x, PRECISION: tl.constexpr):
     """What goes into a matrix product. Units for TF32 cut off bits; rounded before, errors of many numbers cancel."""
     if PRECISION == 1:
-        return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+        rounded = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+        return tl.where(x == x, rounded, x)  # a GPU's NaN, 0x7fffffff, would become 0
     return x
 
 
@@ -154,7 +158,7 @@ def _hidden(
     return _operand(_activation(z2, RELU, FAST), PRECISION)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["t"])
 def _act_kernel(
     obs, weights, streams, clock, seen, actions, log_probs, env_actions, start, low, high, mean, std, clip, t, N,
     W1: tl.constexpr, B1: tl.constexpr, W2: tl.constexpr, B2: tl.constexpr, W3: tl.constexpr, B3: tl.constexpr,
@@ -171,7 +175,8 @@ def _act_kernel(
         middle = tl.load(mean + rd, mask=rd < D, other=0.0)
         spread = tl.load(std + rd, mask=rd < D, other=1.0)
         z = (x.to(tl.float64) - middle[None, :]) / spread[None, :]
-        x = tl.minimum(tl.maximum(z, -clip), clip).to(tl.float32)
+        z = tl.maximum(z, -clip, propagate_nan=tl.PropagateNan.ALL)
+        x = tl.minimum(z, clip, propagate_nan=tl.PropagateNan.ALL).to(tl.float32)
         x = tl.where(inside, x, 0.0)
     tl.store(seen + row[:, None] * D + rd[None, :], x, mask=inside)
     h = _hidden(x, weights, W1, B1, W2, B2, D, DP, H, RELU, FAST, PRECISION)
@@ -344,14 +349,14 @@ def _gradient_kernel(
     tl.store(own + B2 + rh, db2)
     tl.store(own + B3 + ra, db3, mask=real)
     if is_critic == 1:
-        tl.store(stats + p * 5 + 1, tl.sum(loss, 0))
+        tl.store(stats + p * STATS + 1, tl.sum(loss, 0))
     else:
         if GAUSSIAN:
             tl.store(own + LOG_STD + ra, d_log_std, mask=real)
-        tl.store(stats + p * 5, tl.sum(loss, 0))
-        tl.store(stats + p * 5 + 2, tl.sum(entropies, 0))
-        tl.store(stats + p * 5 + 3, tl.sum(kls, 0))
-        tl.store(stats + p * 5 + 4, tl.sum(clipped, 0))
+        tl.store(stats + p * STATS, tl.sum(loss, 0))
+        tl.store(stats + p * STATS + 2, tl.sum(entropies, 0))
+        tl.store(stats + p * STATS + 3, tl.sum(kls, 0))
+        tl.store(stats + p * STATS + 4, tl.sum(clipped, 0))
 
 
 class FusedMLP:
@@ -383,7 +388,7 @@ class FusedMLP:
         self._actor = dict(zip(("W1", "B1", "W2", "B2", "W3", "B3"), shape.offsets[:6], strict=True))
         self._critic = dict(zip(("W1", "B1", "W2", "B2", "W3", "B3"), shape.offsets[6:12], strict=True))
         self.partials = torch.zeros(self.programs, shape.size, device=weights.device)
-        self._stats = torch.zeros(self.programs, STATS, device=weights.device)
+        self._stats = torch.zeros(self.programs, STATS.value, device=weights.device)
         self._none = torch.zeros(1, device=weights.device)
 
     def act(

@@ -67,7 +67,7 @@ def _sigmoids(x):
 
 
 @triton.jit
-def _forward_kernel(
+def _scan_forward(
     terms, starts, state, hidden, T, B,
     F: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr, HAS_STARTS: tl.constexpr,
 ):  # fmt: skip
@@ -94,7 +94,7 @@ def _forward_kernel(
 
 
 @triton.jit
-def _backward_kernel(
+def _scan_backward(
     terms, starts, state, hidden, d_hidden, d_terms, d_state, T, B,
     F: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr, HAS_STARTS: tl.constexpr,
 ):  # fmt: skip
@@ -136,7 +136,7 @@ class _MinGRU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, terms: Tensor, starts: Tensor | None, state: Tensor, dtype: torch.dtype) -> Tensor:
         hidden = terms.new_empty((*terms.shape[:2], state.shape[1]), dtype=dtype)
-        _launch(_forward_kernel, terms, starts, state, hidden)
+        _launch(_scan_forward, terms, starts, state, hidden)
         ctx.save_for_backward(terms, starts, state, hidden)
         return hidden
 
@@ -145,7 +145,7 @@ class _MinGRU(torch.autograd.Function):
     def backward(ctx: Any, d_hidden: Tensor) -> tuple[Tensor | None, ...]:
         terms, starts, state, hidden = ctx.saved_tensors
         d_terms, d_state = torch.empty_like(terms), torch.empty_like(state)
-        _launch(_backward_kernel, terms, starts, state, hidden, d_hidden.contiguous(), d_terms, d_state)
+        _launch(_scan_backward, terms, starts, state, hidden, d_hidden.contiguous(), d_terms, d_state)
         return d_terms, None, d_state, None
 
 

@@ -108,3 +108,25 @@ def gradients_of(policy, batch, config):
     losses = ppo_loss(*(part.float() for part in evaluate_actions(policy, batch)), batch, config.clip_range, config)
     losses.total.backward()
     return losses, torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+
+
+def check_nan(action_space, device="cpu", **options):
+    """One NaN weight, with the bits that a GPU gives it, makes log-probs, values and gradients NaN."""
+    _, fused = make(action_space, device, **options)
+    nan = torch.tensor([0x7FFFFFFF], dtype=torch.int32, device=device).view(torch.float32)
+    rows, size = 40, fused.shape.inputs
+    for offset in (fused.shape.offsets[0], fused.shape.offsets[6]):
+        fused.weights[offset : offset + 1] = nan
+    obs, order = torch.randn(rows, size).to(device), torch.arange(rows, device=device)
+    zeros, moments = torch.zeros(rows, device=device), torch.tensor([0.0, 1.0], device=device)
+    seen, log_probs, values = torch.empty_like(obs), zeros.clone(), zeros.clone()
+    actions, streams = torch.zeros(rows, dtype=torch.int64, device=device), torch.arange(rows, device=device)
+    clock, start = torch.zeros(1, dtype=torch.int64, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+    fused.act(obs, streams, clock, 0, seen, actions, log_probs, actions.clone(), (start,))
+    fused.values(seen, values)
+    assert log_probs.isnan().all()
+    assert values.isnan().all()
+    clip = torch.tensor([0.2], device=device)
+    found = fused.gradients(obs, order, actions, zeros, zeros, zeros + 1, zeros, moments, clip, 0.5, 0.0, True)
+    assert found[:2].isnan().all()
+    assert not fused.partials.sum(0).norm().isfinite()

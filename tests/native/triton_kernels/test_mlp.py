@@ -2,14 +2,17 @@
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 triton = pytest.importorskip("triton")
 
-from checks_mlp import BOX, DISCRETE, check_acting, check_gradients  # noqa: E402
+from checks_mlp import BOX, DISCRETE, check_acting, check_gradients, check_nan  # noqa: E402
 
 from hurtle.native.triton.mlp import NotFusedError, mlp_shape  # noqa: E402
 from hurtle.policies.build import PolicyConfig, build_policy  # noqa: E402
+from hurtle.policies.mlp import MLP  # noqa: E402
+from hurtle.policies.policy import Policy  # noqa: E402
 
 SPACES = {"choices": DISCRETE, "numbers": BOX}
 
@@ -33,8 +36,8 @@ def test_gradients_with_relu():
 @pytest.mark.parametrize(
     ("config", "observations", "why"),
     [
-        (PolicyConfig(hidden_sizes=(64,)), spaces.Box(-1, 1, (4,)), "two of one width"),
-        (PolicyConfig(hidden_sizes=(64, 32)), spaces.Box(-1, 1, (4,)), "two of one width"),
+        (PolicyConfig(hidden_sizes=(64,)), spaces.Box(-1, 1, (4,)), "not two"),
+        (PolicyConfig(hidden_sizes=(64, 32)), spaces.Box(-1, 1, (4,)), "of one width"),
         (PolicyConfig(separate_networks=False), spaces.Box(-1, 1, (4,)), "share layers"),
         (PolicyConfig(recurrent="gru"), spaces.Box(-1, 1, (4,)), "not a plain MLP"),
         (PolicyConfig(), spaces.Box(-1, 1, (99,)), "up to 64 floats"),
@@ -54,3 +57,24 @@ def test_a_box_of_integers_is_refused():
     box = spaces.Box(0, 5, (2,), np.int32)
     with pytest.raises(NotFusedError, match="Box of integers"):
         mlp_shape(build_policy(PolicyConfig(), spaces.Box(-1, 1, (4,)), box))
+
+
+def test_networks_that_only_look_like_an_mlp_are_refused():
+    class Own(MLP):
+        pass
+
+    made = build_policy(PolicyConfig(), spaces.Box(-1, 1, (4,)), DISCRETE)
+    own = Own(spaces.Box(-1, 1, (4,)), made.head)
+    with pytest.raises(NotFusedError, match="not a plain MLP"):
+        mlp_shape(Policy(made.observation_space, made.action_space, own, made.head))
+    for place, module in ((1, torch.nn.GELU()), (2, torch.nn.LayerNorm(64))):
+        policy = build_policy(PolicyConfig(), spaces.Box(-1, 1, (4,)), DISCRETE)
+        policy.network.critic_body.hidden[place] = module
+        with pytest.raises(NotFusedError, match="not two"):
+            mlp_shape(policy)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+def test_a_gpus_nan_is_not_rounded_away(precision):
+    check_nan(DISCRETE, precision=precision)

@@ -19,6 +19,8 @@ from hurtle.tracking.checkpoints import load_checkpoint
 pytestmark = pytest.mark.gpu
 CASES = {
     "cartpole": ("cartpole", {}, {}),
+    "cartpole fused": ("cartpole", {}, {}),
+    "pendulum fused": ("pendulum", {}, {"normalize": True}),
     "cartpole shared": ("cartpole", {"separate_networks": False}, {}),
     "pendulum": ("pendulum", {}, {"normalize": True}),
     "pendulum beta": ("pendulum", {"distribution": "beta"}, {}),
@@ -44,7 +46,7 @@ def make(env, device, config, normalize=False, num_envs=64):
 
 @pytest.mark.parametrize("case", CASES)
 def test_rollouts_are_those_of_the_general_gear(case):
-    """Long enough for truncations; the third rollout on the GPU is a replay. Both begin with the same states every time."""
+    """Long enough for truncations; from the second on, those of the GPU are replays. Both always begin with the same states."""
     import torch
 
     env, config, options = CASES[case]
@@ -52,6 +54,8 @@ def test_rollouts_are_those_of_the_general_gear(case):
     general = GeneralCollector(cpu_vec, Actor(cpu_policy, 64 * cpu_vec.num_agents, 3), cpu_rule, 3)
     gpu_vec, gpu_policy, gpu_rule = make(env, "cuda", config, **options)
     device = DeviceCollector(gpu_vec, gpu_policy, gpu_rule, 3)
+    if "fused" in case:
+        device.follow(fused_kernels(gpu_policy))
     expected, found = general.new_rollout(24), device.new_rollout(24)
     cut = 0
     for k in range(10 if "pendulum" in case else 4):
@@ -74,7 +78,7 @@ def test_rollouts_are_those_of_the_general_gear(case):
             if name in EXACT and not own.is_floating_point():
                 assert torch.equal(own, wanted), name
             else:
-                torch.testing.assert_close(own.float(), wanted.float(), rtol=2e-2, atol=2e-2, msg=lambda m: f"{name}: {m}")  # noqa: B023
+                torch.testing.assert_close(own.float(), wanted.float(), rtol=1e-3, atol=1e-3, msg=lambda m: f"{name}: {m}")  # noqa: B023
         cut += int(expected.truncated.sum())
         general.load_state_dict(device.state_dict())  # rounding must not add up
         cpu_policy.load_state_dict(gpu_policy.state_dict())
@@ -83,9 +87,7 @@ def test_rollouts_are_those_of_the_general_gear(case):
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
-@pytest.mark.parametrize(
-    "case", ["cartpole", "cartpole shared", "pendulum", "snake", "asterix", "memory lstm", "memory mingru"]
-)
+@pytest.mark.parametrize("case", [*CASES])
 def test_an_update_has_the_gradients_of_the_general_gear(case, precision):
     """One epoch of one minibatch, RMSprop from zero moments: what it leaves as second moment is the squared gradient."""
     import torch
@@ -106,10 +108,8 @@ def test_an_update_has_the_gradients_of_the_general_gear(case, precision):
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     try:
         ppo = DevicePPO(policy, settings, precision=precision)
-        if case in ("cartpole", "pendulum"):
-            from hurtle.native.triton.mlp import FusedMLP, mlp_shape
-
-            ppo.fuse(FusedMLP(mlp_shape(policy), ppo.parameters.values, precision))
+        if "fused" in case:
+            ppo.fuse(fused_kernels(policy, ppo.parameters.values, precision))
         ppo.update(rollout)
     finally:
         torch.set_float32_matmul_precision("highest")
@@ -134,15 +134,42 @@ def general_rollout(policy, rollout):
     return copy
 
 
-def test_graphs_replay_what_plain_runs_do():
+def fused_kernels(policy, weights=None, precision="float32"):
+    """The kernels of a policy; without flat weights, its parameters become views of some."""
+    from hurtle.algorithms.flat import FlatParameters
+    from hurtle.native.triton.mlp import FusedMLP, mlp_shape
+
+    return FusedMLP(mlp_shape(policy), FlatParameters(policy).values if weights is None else weights, precision)
+
+
+REPLAYED = {
+    "shared": ("cartpole", {"separate_networks": False}, {}),
+    "fused": ("cartpole", {}, {}),
+    "convolutions": ("breakout", {}, {}),
+    "mingru": ("memory", {"recurrent": "mingru"}, {}),
+    "lstm": ("memory", {"recurrent": "lstm"}, {}),
+    "agents": ("snake", {}, {}),
+    "priorities": ("cartpole", {}, {"priority_alpha": 0.7}),
+    "vtrace": ("cartpole", {}, {"vtrace": True}),
+    "early stop": ("cartpole", {}, {"target_kl": 1e-4}),
+}
+
+
+@pytest.mark.parametrize("case", REPLAYED)
+def test_graphs_replay_what_plain_runs_do(case):
     import torch
 
+    env, config, options = REPLAYED[case]
     weights = []
     for enabled in (False, True):
-        vec, policy, _ = make("cartpole", "cuda", {"separate_networks": False})
+        vec, policy, _ = make(env, "cuda", config)
         graphs = Graphs("cuda", enabled=enabled)
         collector = DeviceCollector(vec, policy, None, 3, graphs=graphs)
-        ppo = DevicePPO(policy, PPOConfig(num_steps=16, minibatch_size=256, num_epochs=2), graphs=graphs)
+        ppo = DevicePPO(policy, PPOConfig(num_steps=16, minibatch_size=256, num_epochs=2, **options), graphs=graphs)
+        if case == "fused":
+            kernels = fused_kernels(policy, ppo.parameters.values)
+            collector.follow(kernels)
+            ppo.fuse(kernels)
         rollout = collector.new_rollout(16)
         for k in range(6):
             collector.collect(rollout)
@@ -166,8 +193,51 @@ def test_what_cannot_be_captured_runs_without_a_graph():
     for _ in range(4):
         run()
     assert total.item() == 4
-    assert graphs.failure
+    assert "synchroniz" in graphs.failure
     assert not graphs.enabled
+    after = Graphs("cuda")
+    adds = after.wrap(lambda: total.add_(1))
+    for _ in range(3):
+        adds()
+    assert total.item() == 7
+    assert after.failure == ""
+
+
+def test_rollouts_of_several_lengths_are_captured():
+    vec, policy, _ = make("cartpole", "cuda", {})
+    collector = DeviceCollector(vec, policy, None, 3)
+    for steps in (7, 30, 7):
+        rollout = collector.new_rollout(steps)
+        for _ in range(3):
+            collector.collect(rollout)
+    assert collector.graphs.failure == ""
+    assert collector.graphs.enabled
+
+
+def test_a_users_module_with_torchs_own_distribution_is_captured(tmp_path):
+    import torch
+    from torch import nn
+    from torch.distributions import Categorical
+
+    class Own(nn.Module):
+        def __init__(self, observation_space, action_space):
+            super().__init__()
+            self.body, self.out = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Dropout(0.1)), nn.Linear(32, 3)
+
+        def encode(self, obs):
+            return self.body(obs)
+
+        def decode(self, features):
+            out = self.out(features)
+            return Categorical(logits=out[:, :2]), out[:, 2]
+
+    warned = []
+    words = {"progress": "quiet", "trackers": (), "preset": False, "num_envs": 64, "num_steps": 16, "minibatch_size": 256}
+    words |= {"eval_episodes": 5, "callbacks": [lambda trainer: warned.append(trainer._parts.gear.warning) or True]}
+    run = hurtle.train("cartpole", device="cuda", total_steps=8192, runs=str(tmp_path), policy=Own, **words)
+    assert run.steps == 8192
+    assert set(warned) == {""}
+    assert torch.distributions.Distribution._validate_args
 
 
 def test_numbers_that_are_not_finite_are_told():
