@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).parent.parent
+if not Path("/dev/nvidia0").exists():  # before any test file imports triton: without a GPU, its kernels are interpreted
+    os.environ["TRITON_INTERPRET"] = "1"
 _numbers = itertools.count()
 
 
@@ -47,5 +49,15 @@ def run_python():
         )
         assert result.returncode == 0, result.stderr
         return result
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_simulated(run_python):
+    """The same with CUDA kernels in Numba's simulator."""
+
+    def run(code, *arguments):
+        return run_python(f"import quick_simulator\n{code}", *arguments, NUMBA_ENABLE_CUDASIM="1", PYTHONWARNINGS="ignore")
 
     return run

@@ -7,6 +7,10 @@ import numpy as np
 from hurtle.native import Box, Discrete, Env, MultiDiscrete, bool_, float32, int8, int16, int32, uint8
 from hurtle.native import rng as reference
 
+# Parameters that several files share: with each set the env is one more program to compile, snake for up to half a minute.
+SHORT_CARTPOLE, SHORT_PENDULUM = {"max_steps": 14}, {"max_steps": 9}
+SNAKES = {"num_agents": 3, "height": 6, "width": 6, "vision": 1, "respawn_delay": 2, "max_steps": 23}
+
 
 class Walk(Env):
     """A walk on a line until a goal on either side; some steps go astray."""

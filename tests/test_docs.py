@@ -24,6 +24,28 @@ MAX_IMAGE_BYTES = 20_000
 TIMEOUT = 300  # seconds; a hang must not look like slow compilation
 MARK = "\x1e"
 
+# Runs each page whose path it is told in a fork of its own, so that all of them share the seconds that the imports take.
+RUNNER = f"""
+import faulthandler, gc, os, runpy, sys
+import matplotlib.figure, torch._dynamo, hurtle.runners.training
+
+gc.freeze()  # else every fork would go through all of it again when it ends
+for line in sys.stdin:
+    if (child := os.fork()) == 0:
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    sys.exit()
+page = line.rstrip()
+folder = os.path.dirname(page)
+for number, name in enumerate((os.devnull, page + ".out", page + ".err")):
+    os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), number)
+os.chdir(folder)
+sys.argv, sys.path[0] = [page], folder
+faulthandler.dump_traceback_later({TIMEOUT}, exit=True)
+runpy.run_path(page, run_name="__main__")
+"""
+
 # The zoo page makes every env once. Compiling them all takes longer than all other pages together, and tests/envs does it.
 PRELUDE = {"environments.md": "import functools, hurtle; hurtle.make = functools.partial(hurtle.make, debug=True)"}
 
@@ -62,26 +84,34 @@ def as_program(page: Path, blocks: list[Block]) -> str:
     return "\n".join(lines)
 
 
+@pytest.fixture(scope="module")
+def run_page():
+    """A function that runs a page's program in its own folder, as `python` would; returns exit status, output and errors."""
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""}  # what the pages print is without a GPU
+    command = [sys.executable, "-c", RUNNER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as runner:
+
+        def run(program: Path) -> tuple[int, str, str]:
+            print(program, file=runner.stdin, flush=True)
+            status = int(runner.stdout.readline())
+            return status, *(Path(f"{program}.{end}").read_text() for end in ("out", "err"))
+
+        yield run
+        runner.stdin.close()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path):
+def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, run_page):
     every = blocks_of(page)
     runnable = [block for block in every if block.info == "python"]
     if not runnable:
         pytest.skip("no Python on this page")
     program = tmp_path / f"page_{page.stem.replace('-', '_').lower()}.py"
     program.write_text(as_program(page, runnable))
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""},  # what the pages print is without a GPU
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
-    assert done.returncode == 0, f"{page.name} (line numbers are the page's):\n{done.stderr[-4000:]}"
-    printed = dict(zip((block.line for block in runnable), done.stdout.split(MARK + "\n"), strict=False))
+    status, output, errors = run_page(program)
+    assert status == 0, f"{page.name} (line numbers are the page's):\n{errors[-4000:]}"
+    printed = dict(zip((block.line for block in runnable), output.split(MARK + "\n"), strict=False))
     for block, after in itertools.pairwise(every):
         if after.info == "text output":
             assert block.info == "python", f"{page.name}:{after.line}: output of a block that does not run"

@@ -31,6 +31,7 @@ from hurtle.policies.native_plan import NetworkPlan, UnsupportedError, plan_for
 from hurtle.policies.policy import Policy
 from hurtle.tracking.timing import Timer
 from hurtle.vector.native import NativeVecEnv
+from hurtle.vector.native_pool import NativePool
 
 ROWS_PER_THREAD = 8
 """With fewer, threads would spend more on each other's cache lines than they gain."""
@@ -431,9 +432,13 @@ class _EpisodeLog:
 
 def vector_obstacle(vec: Any) -> str | None:
     """Why compiled code cannot step a vector; None if it can."""
-    batch = getattr(vec, "_batch", None)
-    if not isinstance(vec, NativeVecEnv) or not isinstance(batch, CpuBatch):
-        return f"the envs are a {type(vec).__name__}, not a NativeVecEnv on the CPU"
+    if isinstance(vec, NativePool):
+        return "the envs are a NativePool, which steps some of them at a time"
+    if not isinstance(vec, NativeVecEnv):
+        return "the env is not a native one: those of Gymnasium and PettingZoo step in Python (`hurtle envs` lists native ones)"
+    batch = vec._batch
+    if not isinstance(batch, CpuBatch):
+        return "the envs are on the GPU, not on the CPU"
     if not vec._same_step:
         return "the envs' autoreset_mode is NEXT_STEP, not SAME_STEP"
     return None if isinstance(batch.pool, np.ndarray) else "the envs were made with debug=True"
@@ -441,6 +446,8 @@ def vector_obstacle(vec: Any) -> str | None:
 
 def _batch_of(vec: Any) -> CpuBatch:
     """The envs of a vector that compiled code can step."""
+    if isinstance(vec, str):
+        raise HurtleError(f"Expected a vector of envs, got the name {vec!r}; use hurtle.make_vec({vec!r}, num_envs=8).")
     if (why := vector_obstacle(vec)) is not None:
         raise HurtleError(
             f"This vector cannot be collected from natively: {why}. Use GeneralCollector, which takes any vector."

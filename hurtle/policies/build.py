@@ -5,6 +5,7 @@ PolicyConfig, spaces → network (ours or the user's) → memory, normalizer →
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -84,6 +85,7 @@ def build_policy(
         >>> distribution.sample(torch.full((3, policy.num_uniforms), 0.9)), value.shape, state[0].shape
         (tensor([1, 1, 1]), torch.Size([3]), torch.Size([3, 64]))
     """
+    _check_sizes(config.hidden_sizes)
     normalizer = _normalizer(observation_space, observation_clip) if normalize_observations else None
     is_users = module is not None or ".py:" in config.policy
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
@@ -134,6 +136,12 @@ def _network_for(space: spaces.Space, layout: SpaceLayout | None) -> str:
     if isinstance(space, spaces.Box) and len(space.shape) == 3 and prod(space.shape) > 0:
         return "nature_cnn" if min(image_shape(space.shape)[1:]) >= NATURE_SIDE else "grid_cnn"
     return "mlp"
+
+
+def _check_sizes(sizes: Sequence[int]) -> None:
+    is_known = isinstance(sizes, Sequence) and not isinstance(sizes, str)
+    if not is_known or not all(isinstance(size, int | np.integer) and size >= 1 for size in sizes):
+        raise HurtleError(f"hidden_sizes must be a tuple of widths of at least 1, such as (64, 64); got {sizes!r}.")
 
 
 def _normalizer(space: spaces.Space, clip: float) -> ObservationNormalizer:

@@ -6,6 +6,7 @@ import torch
 from gymnasium import spaces
 
 from hurtle.buffers.rollout import Rollout, torch_dtype
+from hurtle.errors import HurtleError
 from hurtle.native.gae import gae_reference
 from hurtle.policies.build import PolicyConfig, build_policy
 
@@ -48,6 +49,13 @@ def test_shapes_and_dtypes():
     assert rollout.actions.shape == (4, 3, 4)
     assert rollout.actions.dtype == torch.float32
     assert rollout.masks is None  # continuous actions have none
+
+
+@pytest.mark.parametrize(("steps", "rows"), [(0, 3), (-1, 3), (4, 0)])
+def test_a_rollout_of_nothing_is_refused(steps, rows):
+    policy = build_policy(PolicyConfig(hidden_sizes=(4,)), BOX, spaces.Discrete(5))
+    with pytest.raises(HurtleError, match=f"at least one step and one row; got num_steps={steps}, num_rows={rows}"):
+        Rollout(policy, steps, rows)
 
 
 def test_normalized_observations_are_floats():

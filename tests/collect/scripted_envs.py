@@ -1,7 +1,9 @@
 """Envs that always say who they are and where: the observation names seed, episode and step. And policies to act in them."""
 
+import sys
 import time
 
+import cloudpickle
 import gymnasium
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ from hurtle.collect.rewards import RewardRule
 from hurtle.native import Box, Discrete, Env, float32, int32
 from hurtle.policies.build import PolicyConfig, build_policy
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers get its envs without torch: that takes seconds
 KINDS = ("terminated", "truncated", "both")
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
+from sample_envs import SNAKES
 from scripted_envs import collector_of, sharp_policy
 
 import hurtle
@@ -141,7 +142,7 @@ def test_an_agent_whose_next_episode_begins_at_once(mode):
 @pytest.mark.parametrize("mode", [SAME, NEXT])
 def test_snakes(mode):
     """A snake's steps are valid while it is there; its next life begins with its first step, without memory."""
-    vec = hurtle.make_vec("snake", 2, num_agents=3, height=6, width=6, vision=1, respawn_delay=2, autoreset_mode=mode)
+    vec = hurtle.make_vec("snake", 2, autoreset_mode=mode, **SNAKES)
     policy = policy_for(vec, "gru")
     collector, rollout = collector_of(vec, policy, 60)
     for _ in range(2):

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from sample_envs import Levers, Masked, Shift, Thrust
+from sample_envs import SNAKES, Levers, Masked, Shift, Thrust
 from test_native_collector import Comings, Spoilt
 from torch import nn
 from torch.distributions import Normal
@@ -190,7 +190,6 @@ def compare(collector, other, num_steps, rollouts=2):
     return [bool(torch.stack(kind).any()) for kind in zip(*seen, strict=True)]
 
 
-SNAKES = {"num_agents": 3, "height": 6, "width": 6, "vision": 1, "respawn_delay": 2, "max_steps": 23}
 CASES = {
     # name: env, words, what happens (T: an episode terminates, C: is cut off, A: somebody is absent)
     "cartpole": ("cartpole", {"max_steps": 14}, "TC"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sample_envs import Levers, Masked, Thrust
+from sample_envs import SHORT_CARTPOLE, SHORT_PENDULUM, SNAKES, Levers, Masked, Thrust
 from torch.nn.utils import parameters_to_vector
 
 import hurtle
@@ -188,24 +188,19 @@ def compare(collector, other, num_steps, rollouts=3):
     return [bool(torch.stack(kind).any()) for kind in zip(*seen, strict=True)]
 
 
-SNAKES = {"num_agents": 3, "height": 6, "width": 6, "vision": 1, "respawn_delay": 2, "max_steps": 23}
 CASES = {
-    "cartpole": ("cartpole", {"max_steps": 14}, {}),
-    "cartpole relu": ("cartpole", {"max_steps": 14}, {"activation": "relu", "hidden_sizes": (24, 8, 5)}),
-    "cartpole shared": ("cartpole", {"max_steps": 14}, {"separate_networks": False}),
-    "cartpole normalized": ("cartpole", {"max_steps": 14}, {"normalize": True}),
-    "cartpole normalized, shared": ("cartpole", {"max_steps": 14}, {"normalize": True, "separate_networks": False}),
-    "cartpole linear": ("cartpole", {"max_steps": 14}, {"hidden_sizes": ()}),
-    "pendulum": ("pendulum", {"max_steps": 9}, {}),
-    "pendulum beta": ("pendulum", {"max_steps": 9}, {"distribution": "beta", "normalize": True}),
+    "cartpole": ("cartpole", SHORT_CARTPOLE, {}),
+    "cartpole relu": ("cartpole", SHORT_CARTPOLE, {"activation": "relu", "hidden_sizes": (24, 8, 5)}),
+    "cartpole shared": ("cartpole", SHORT_CARTPOLE, {"separate_networks": False}),
+    "cartpole normalized": ("cartpole", SHORT_CARTPOLE, {"normalize": True}),
+    "cartpole normalized, shared": ("cartpole", SHORT_CARTPOLE, {"normalize": True, "separate_networks": False}),
+    "cartpole linear": ("cartpole", SHORT_CARTPOLE, {"hidden_sizes": ()}),
+    "pendulum": ("pendulum", SHORT_PENDULUM, {}),
+    "pendulum beta": ("pendulum", SHORT_PENDULUM, {"distribution": "beta", "normalize": True}),
     "squared": ("squared", {}, {"separate_networks": False, "activation": "relu"}),
     "asterix": ("asterix", {"max_steps": 17}, {"hidden_sizes": (32,)}),
     "memory": ("memory", {}, {}),
-    "snake": (
-        "snake",
-        SNAKE := {"num_agents": 3, "height": 6, "width": 6, "vision": 1, "respawn_delay": 2, "max_steps": 23},
-        {},
-    ),
+    "snake": ("snake", SNAKES, {}),
     "levers": (Levers, {}, {}),
     "levers shared": (Levers, {}, {"separate_networks": False}),
     "masked": (Masked, {}, {}),
@@ -449,9 +444,20 @@ def test_vectors_that_it_cannot_step():
         (hurtle.make_vec("cartpole", 2, autoreset_mode="next_step"), "NEXT_STEP"),
         (hurtle.make_vec("cartpole", 2, debug=True), "debug=True"),
         (hurtle.make_vec("cartpole", 4, batch_size=2), "NativePool"),
+        (hurtle.make_vec("CartPole-v1", 2, backend="serial"), "not a native one.*`hurtle envs` lists native ones"),
+        (hurtle.make("cartpole"), "not a native one"),
     ):
         with pytest.raises(HurtleError, match=f"{why}.*GeneralCollector"):
             NativeCollector(vec, policy)
+    with pytest.raises(HurtleError, match=r"got the name 'cartpole'; use hurtle.make_vec\('cartpole', num_envs=8\)"):
+        NativeCollector("cartpole", policy)
+
+
+def test_a_vector_on_the_gpu_is_named_as_one(monkeypatch):
+    vec = hurtle.make_vec("cartpole", 2)
+    monkeypatch.setattr(vec, "_batch", object())  # the class of its envs tells where they are
+    with pytest.raises(HurtleError, match=r"on the GPU, not on the CPU.*GeneralCollector"):
+        NativeCollector(vec, PolicyConfig())
 
 
 def test_policies_that_it_cannot_run():
@@ -608,7 +614,7 @@ def test_ctrl_c_is_heard():
 def test_the_example_learns(capsys):
     """A loop of one's own in plain torch, around the collector."""
     example = runpy.run_path(str(ROOT / "examples" / "own_loop.py"))
-    example["main"](total_steps=60_000)
+    example["main"](total_steps=24_000)
     last = capsys.readouterr().out.strip().splitlines()[-1]
     assert float(last.split()[-1]) > 100
 

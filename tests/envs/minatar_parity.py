@@ -68,11 +68,16 @@ class Reference:
     """
 
     def __init__(self, game: str, encode: Callable[[object], dict], seed: int, **options: object):
-        self.environment = minatar.Environment(game, **{"sticky_action_prob": 0.0, **options})
-        self.environment.seed(seed)
-        self.environment.reset()
-        self.game = game
-        self.encode = encode
+        self.game, self.encode, self.seed = game, encode, seed
+        self.options = {"sticky_action_prob": 0.0, **options}
+        self.environment = self.begin(seed)
+
+    def begin(self, seed: int) -> minatar.Environment:
+        """A new game like this one."""
+        environment = minatar.Environment(self.game, **self.options)
+        environment.seed(seed)
+        environment.reset()
+        return environment
 
     @property
     def variables(self):
@@ -104,13 +109,15 @@ class Reference:
         self.environment.reset()
         start = True
         for _ in range(steps):
-            if start and prepare is not None:
-                prepare(self.variables, rng)
-            before = self.encode(self.variables)
-            action = int(policy(self.observation()[None], rng)[0])
+            if start:
+                if prepare is not None:
+                    prepare(self.variables, rng)
+                before, observation = self.encode(self.variables), self.observation()
+            action = int(policy(observation[None], rng)[0])
             reward, terminated = self.environment.act(action)
-            rows.append((before, action, reward, terminated, self.observation(), self.encode(self.variables)))
-            start = bool(terminated)
+            after, observation = self.encode(self.variables), self.observation()
+            rows.append((before, action, reward, terminated, observation, after))
+            before, start = after, bool(terminated)
             if start:
                 self.environment.reset()
         before, actions, rewards, terminated, observations, after = zip(*rows, strict=True)
@@ -133,16 +140,18 @@ class Reference:
         return counts
 
     def play(self, policy: Policy, episodes: int, horizon: int) -> Episodes:
-        """Play episodes from the start; those longer than `horizon` are cut there."""
+        """Play episodes from the start, each in a game of its own; those longer than `horizon` are cut there."""
         rng = np.random.default_rng(1)
-        returns, lengths = np.zeros(episodes), np.zeros(episodes)
-        for episode in range(episodes):
-            self.environment.reset()
-            terminated = False
-            while not terminated and lengths[episode] < horizon:
-                reward, terminated = self.environment.act(int(policy(self.observation()[None], rng)[0]))
-                returns[episode] += reward
-                lengths[episode] += 1
+        games = [self.begin(1000 * self.seed + episode) for episode in range(episodes)]
+        returns, lengths, running = np.zeros(episodes), np.zeros(episodes), np.arange(episodes)
+        for _ in range(horizon):
+            actions = policy(np.array([games[i].state() for i in running], np.uint8), rng)
+            rewards, terminated = zip(*(games[i].act(int(a)) for i, a in zip(running, actions, strict=True)), strict=True)
+            returns[running] += rewards
+            lengths[running] += 1
+            running = running[~np.array(terminated, bool)]
+            if not len(running):
+                break
         return Episodes(returns, lengths)
 
 

@@ -370,7 +370,12 @@ def test_squared_best_return_is_the_optimum(targets, sparse_reward, slip_prob):
 
 @pytest.mark.parametrize(
     "parameters",
-    [{}, {"slip_prob": 0.2}, {"slip_prob": 0.2, "sparse_reward": True}, {"distance": 2, "num_targets": 16}],
+    [
+        {},
+        {"slip_prob": 0.2},
+        {"slip_prob": 0.2, "sparse_reward": True},
+        {"distance": 2, "num_targets": 16, "sparse_reward": True},
+    ],
 )
 def test_squared_is_solved_by_walking_to_the_nearest_target(parameters):
     returns = first_returns("squared", seeker, 256, **parameters)

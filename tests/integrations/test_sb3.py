@@ -1,13 +1,15 @@
 """Our vector envs as Stable-Baselines3 sees them: its conventions, its wrappers, its algorithms."""
 
+import sys
 import warnings
 
+import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
-from sample_envs import Crew, Masked, Shift, Walk
+from sample_envs import SHORT_CARTPOLE, Crew, Masked, Shift, Walk
 
 import hurtle
 from hurtle.errors import HurtleError
@@ -20,6 +22,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMoni
 
 from hurtle.integrations.sb3 import SB3VecEnv, make_sb3_vec  # noqa: E402
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers get its envs without SB3 and torch: that takes seconds
 PPO_SETTINGS = {"n_steps": 32, "batch_size": 256, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.8, "learning_rate": 1e-3}
 
 
@@ -352,20 +355,20 @@ def test_pictures_are_tiled():
 
 
 def test_sb3s_own_wrappers_work_on_top():
-    base = make_sb3_vec("cartpole", 4, max_steps=20)
+    base = make_sb3_vec("cartpole", 4, **SHORT_CARTPOLE)
     with pytest.warns(UserWarning, match="statistics will be"):  # VecMonitor counts again what our infos hold
         monitored = VecMonitor(base)
     vec = VecNormalize(VecFrameStack(monitored, 2))
     model = sb3.PPO("MlpPolicy", vec, device="cpu", n_steps=64, batch_size=64)
     model.learn(512)
     assert vec.observation_space.shape == (8,)
-    assert max(episode["l"] for episode in model.ep_info_buffer) == 20
+    assert max(episode["l"] for episode in model.ep_info_buffer) == 14
     assert vec.obs_rms.count > 500
 
 
 @pytest.mark.parametrize("algorithm", ["DQN", "A2C"])
 def test_other_algorithms_take_it(algorithm):
-    vec = make_sb3_vec("cartpole", 2, max_steps=10)
+    vec = make_sb3_vec("cartpole", 2, **SHORT_CARTPOLE)
     settings = {"learning_starts": 50, "buffer_size": 1000} if algorithm == "DQN" else {}
     model = getattr(sb3, algorithm)("MlpPolicy", vec, device="cpu", **settings).learn(400)
     assert model.num_timesteps >= 400

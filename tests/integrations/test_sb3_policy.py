@@ -20,15 +20,24 @@ from hurtle.integrations.sb3 import SB3VecEnv, make_sb3_vec, sb3_policy  # noqa:
 SETTINGS = {"n_steps": 32, "batch_size": 256, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.8, "learning_rate": 3e-3}
 
 
-def test_ppo_trains_a_module_and_saves_it(tmp_path):
+@pytest.mark.slow  # that modules learn, the structured one below shows
+def test_ppo_learns_cartpole_with_a_module():
     vec = make_sb3_vec("cartpole", 8)
     model = sb3.PPO(sb3_policy(Discrete), vec, seed=0, device="cpu", **SETTINGS)
-    assert isinstance(model.policy.module, Discrete)
     before, _ = evaluate_policy(model, vec, n_eval_episodes=16, deterministic=False)
     model.learn(24_576)
     after, _ = evaluate_policy(model, vec, n_eval_episodes=16, deterministic=False)
     assert before < 40
     assert after > 120
+
+
+def test_ppo_trains_a_module_and_saves_it(tmp_path):
+    vec = make_sb3_vec("cartpole", 8)
+    model = sb3.PPO(sb3_policy(Discrete), vec, seed=0, device="cpu", **SETTINGS)
+    assert isinstance(model.policy.module, Discrete)
+    before = model.policy.module.actor.weight.clone()
+    model.learn(1024)
+    assert not torch.equal(model.policy.module.actor.weight, before)
     model.save(tmp_path / "model")
     loaded = sb3.PPO.load(tmp_path / "model", device="cpu")
     obs = vec.reset()

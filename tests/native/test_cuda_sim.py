@@ -111,10 +111,10 @@ def recordings():
 
 
 @pytest.fixture(scope="module")
-def report(recordings, run_python, tmp_path_factory):
+def report(recordings, run_simulated, tmp_path_factory):
     path = tmp_path_factory.mktemp("recordings") / "recordings.pickle"
     path.write_bytes(pickle.dumps(recordings))
-    return json.loads(run_python(REPLAY, path, NUMBA_ENABLE_CUDASIM="1", PYTHONWARNINGS="ignore").stdout)
+    return json.loads(run_simulated(REPLAY, path).stdout)
 
 
 @pytest.mark.parametrize("name", [*names(), *SAMPLES])

@@ -384,8 +384,8 @@ print(json.dumps(worst_differences(launch)))
 """
 
 
-def test_the_cuda_kernels_in_the_simulator(run_python, request):
-    result = run_python(SIMULATED, request.path.parent, NUMBA_ENABLE_CUDASIM="1", PYTHONWARNINGS="ignore")
+def test_the_cuda_kernels_in_the_simulator(run_simulated, request):
+    result = run_simulated(SIMULATED, request.path.parent)
     worst = json.loads(result.stdout)
     assert {key.split()[0] for key in worst} == set(kernel_cases())
     for key, (difference, limit) in worst.items():

@@ -195,8 +195,8 @@ print(json.dumps(worst))
 """
 
 
-def test_the_cuda_kernel_in_the_simulator(run_python, request):
-    result = run_python(SIMULATED, request.path.parent, NUMBA_ENABLE_CUDASIM="1", PYTHONWARNINGS="ignore")
+def test_the_cuda_kernel_in_the_simulator(run_simulated, request):
+    result = run_simulated(SIMULATED, request.path.parent)
     worst = json.loads(result.stdout)
     assert len(worst) == 10
     assert all(difference < 1e-5 for difference in worst)

@@ -76,6 +76,13 @@ def test_names_choose_too():
         build(STRUCTURE)
 
 
+@pytest.mark.parametrize("sizes", [64, "64", (64, 0), (64, 32.0), None])
+def test_hidden_sizes_that_are_none(sizes):
+    with pytest.raises(HurtleError, match=r"hidden_sizes must be a tuple .* such as \(64, 64\); got "):
+        build(hidden_sizes=sizes)
+    assert build(hidden_sizes=[8, 4]).network.actor_body.num_features == 4
+
+
 def test_actor_and_critic_are_separate_in_mlps_without_memory():
     assert build().network.critic_body is not None
     assert build(separate_networks=False).network.critic_body is None

@@ -25,9 +25,8 @@ BATCH = 64
 
 
 @pytest.fixture(autouse=True)
-def small_and_quick(monkeypatch):
-    """One thread is faster than several for tiny networks; curves are drawn in other tests."""
-    monkeypatch.setattr("hurtle.runners.trainer.plot_run", lambda folder: None)
+def one_thread():
+    """Faster than several for tiny networks."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

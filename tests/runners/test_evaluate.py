@@ -9,6 +9,7 @@ import torch
 from emulation_envs import Quest
 from gymnasium import spaces
 from hand_made_runs import Fixed, policy_for, write_run
+from sample_envs import SNAKES
 from torch import nn
 from torch.distributions import Categorical
 
@@ -204,16 +205,15 @@ def test_masks_are_heeded():
 
 
 def test_all_episodes_of_all_agents_count():
-    parameters = {"max_steps": 60}
-    policy, _, _ = policy_for("snake", Fixed([0.0, 5.0, 0.0]))
-    found = evaluate_policy(policy, "snake", episodes=2, num_envs=2, env_parameters=parameters)
+    policy, _, _ = policy_for("snake", Fixed([0.0, 5.0, 0.0]), parameters=SNAKES)
+    found = evaluate_policy(policy, "snake", episodes=2, num_envs=2, env_parameters=SNAKES)
     expected = []
     for i in range(2):
-        env = hurtle.make("snake", **parameters)
+        env = hurtle.make("snake", **SNAKES)
         env.reset(seed=eval_seed(0) + i)
-        for _ in range(60):
-            _, _, _, _, info = env.step(np.ones(4, int))
-            for agent in np.flatnonzero(info.get("_episode", np.zeros(4, bool))):
+        for _ in range(SNAKES["max_steps"]):
+            _, _, _, _, info = env.step(np.ones(3, int))
+            for agent in np.flatnonzero(info.get("_episode", np.zeros(3, bool))):
                 expected.append((info["episode"]["r"][agent], info["episode"]["l"][agent]))
     assert sorted(zip(found.returns, found.lengths, strict=True)) == sorted(expected)
     assert found.episodes > 8  # some died and came back

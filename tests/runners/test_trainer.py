@@ -8,17 +8,21 @@ import subprocess
 import sys
 import threading
 import tomllib
+from functools import partial
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from sample_envs import SHORT_PENDULUM
 from torch import nn
 from torch.distributions import Categorical
+from vector_envs import Faulty
 
 import hurtle
 from hurtle.errors import CheckpointError, DeviceError, HurtleError, NonFiniteError, UnknownNameError
+from hurtle.runners.assembly import run_seed
 from hurtle.tracking.checkpoints import load_checkpoint
 
 QUIET = {"progress": "quiet", "trackers": (), "eval_episodes": 5}
@@ -44,7 +48,7 @@ def small(tmp_path):
     return {**SMALL, "runs": str(tmp_path)}
 
 
-def test_a_run_leaves_a_folder_that_explains_itself(small):
+def test_a_run_leaves_a_folder_that_explains_itself(small, with_curve):
     run = hurtle.train("cartpole", total_steps=640, **{**small, "trackers": ("tensorboard",)})
     assert (run.steps, run.stopped_by) == (640, "total_steps")
     assert run.evaluation is not None
@@ -68,7 +72,10 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(small):
 OPTIONS = {
     "plain": ("cartpole", {}),
     "annealed": ("cartpole", {"anneal_clip_range": True, "target_kl": 0.01, "optimizer": "adamw"}),
-    "normalized": ("pendulum", {"normalize_observations": True, "reward_mode": "normalize"}),
+    "normalized": (
+        "pendulum",
+        {"normalize_observations": True, "reward_mode": "normalize", "env_parameters": SHORT_PENDULUM},
+    ),
     "recurrent": ("memory", {"recurrent": "lstm"}),
     "agents": ("snake", {"minibatch_size": 64}),
     "prioritized": ("cartpole", {"priority_alpha": 0.8, "minibatch_size": 32}),
@@ -358,15 +365,14 @@ def test_a_pool_trains_through_the_same_words_and_resumes(small):
     assert hurtle.train(resume=run, total_steps=512).steps == 512
 
 
-def test_a_dead_worker_is_replaced_if_asked(small):
-    class Mortal(Chat):
-        def step(self, action):
-            if self.steps == 5 and self.np_random.random() < 0.02:
-                os._exit(1)
-            return super().step(action)
-
-    settings = {**small, "backend": "process", "num_workers": 2, "restart_workers": True}
-    assert hurtle.train(Mortal, total_steps=2_000, **{**settings, "eval_episodes": 1}).steps >= 2_000
+def test_a_dead_worker_is_replaced_if_asked(small, tmp_path):
+    once = tmp_path / "died"
+    mortal = partial(Faulty, "exit", at=2, seeds=(run_seed(4) + 1,), once=str(once))  # from a module without torch: starts fast
+    settings = {**small, "backend": "process", "num_workers": 2, "restart_workers": True, "eval_episodes": 1}
+    run = hurtle.train(mortal, total_steps=256, seed=4, **settings)
+    assert once.exists()
+    assert run.steps >= 256
+    assert run.evaluation is not None
 
 
 # What goes wrong on the way.
@@ -445,7 +451,7 @@ def test_files_of_envs_and_policies_are_found_from_another_folder(small, tmp_pat
     folder.mkdir()
     (folder / "my_env.py").write_text("from hurtle.envs.cartpole import CartPole\n\n\nclass MyEnv(CartPole):\n    pass\n")
     monkeypatch.chdir(folder)
-    run = hurtle.train("my_env.py:MyEnv", total_steps=64, **small)
+    run = hurtle.train("my_env.py:MyEnv", total_steps=64, gear="general", **small)  # with the least to compile
     monkeypatch.chdir(tmp_path)
     assert hurtle.train(resume=run, total_steps=128).steps == 128
 

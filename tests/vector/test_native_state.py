@@ -229,5 +229,5 @@ assert all(np.array_equal(mine[name], theirs[name]) for name in theirs)
 """
 
 
-def test_on_a_simulated_gpu(run_python):
-    run_python(SIMULATED, NUMBA_ENABLE_CUDASIM="1", PYTHONWARNINGS="ignore")
+def test_on_a_simulated_gpu(run_simulated):
+    run_simulated(SIMULATED)

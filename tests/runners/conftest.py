@@ -1,0 +1,15 @@
+"""What all tests of runs need: nothing is drawn at the end of a run, which would take longer than the run itself."""
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def no_curve(request, monkeypatch):
+    """Unless a test asks for `with_curve`; tests/tracking/test_curves.py looks at the pictures."""
+    if "with_curve" not in request.fixturenames:
+        monkeypatch.setattr("hurtle.runners.trainer.plot_run", lambda folder: None)
+
+
+@pytest.fixture
+def with_curve():
+    """Asks for the curve."""
