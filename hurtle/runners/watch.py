@@ -96,7 +96,8 @@ def _play(vec: VecEnv, player: Player, screen: _Screen, seed: int, episodes: int
             obs, rewards, terminated, truncated, infos = vec.step(actions)
             total += float((rewards * acting).mean())
             steps += 1
-            over = "_final_obs" in infos if _several(vec) else bool(terminated[0] | truncated[0])
+            ended = np.any(infos.get("_final_obs", False)) if _several(vec) else terminated[0] | truncated[0]
+            over = bool(ended)
             player.end(terminated, truncated, np.array([over]))
             if not (over and _several(vec)):  # the next episode has begun already
                 screen.show(vec, episode, steps, total)

@@ -11,6 +11,7 @@ import pytest
 from gymnasium import spaces
 from hand_made_runs import write_run
 from rich.console import Console
+from sample_envs import SNAKES
 
 import hurtle
 from hurtle.deploy.loading import load
@@ -179,6 +180,12 @@ def test_several_agents(tmp_path):
         obs, rewards, _, _, info = env.step(policy.act(obs))
         expected += rewards[acting].sum() / 4
     assert total == pytest.approx(expected)
+
+
+def test_an_episode_goes_on_when_an_agent_dies(tmp_path):
+    path, _ = write_run(tmp_path, "snake", parameters=SNAKES)
+    ((_, steps),) = watch_run(path, episodes=1, console=Console(file=io.StringIO()))
+    assert steps == SNAKES["max_steps"]
 
 
 @pytest.mark.parametrize("ending", ["gif", "mp4"])
