@@ -14,7 +14,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from hurtle.buffers.rollout import EpisodeTotals, Rollout, torch_dtype
+from hurtle.buffers.rollout import EpisodeTotals, Rollout
+from hurtle.collect.inference import see
 from hurtle.collect.rewards import RewardRule
 from hurtle.collect.rows import VecRows
 from hurtle.errors import ActionError, HurtleError, NonFiniteError
@@ -153,10 +154,6 @@ class DeviceCollector:
         """The episodes that the device has told of since the last call; `wait` for all of them."""
         return EpisodeTotals.of([self._read(numbers) for numbers in self._readback.arrived(wait)])
 
-    def forget(self) -> None:
-        """What was counted so far does not count."""
-        self.steps = self.overflow = 0
-
     def _read(self, numbers: np.ndarray) -> EpisodeTotals:
         found = dict(zip(NUMBERS, numbers.tolist(), strict=False))
         self.overflow += int(found["overflow"])
@@ -277,7 +274,7 @@ class DeviceCollector:
                 self._actions.bounds, self._normalization,
             )  # fmt: skip
             return
-        rollout.obs[t].copy_(self._see(self._envs.obs))
+        rollout.obs[t].copy_(see(self.policy, self._envs.obs, self.device))
         with autocast(self.device, self._autocast):
             distribution, value, state = self._forward(rollout.obs[t], self._state, None, rollout.starts[t])
         for part, new in zip(self._state, state, strict=True):
@@ -308,12 +305,6 @@ class DeviceCollector:
         rollout.log_probs[t].copy_(distribution.log_prob(actions))
         target.flat.copy_(self.policy.head.env_tensor(actions).view_as(target.flat))
 
-    def _see(self, obs: Tensor) -> Tensor:
-        """Observations as the policy sees them."""
-        if self.policy.normalizer is not None:
-            return self.policy.normalizer.normalize(obs)
-        return obs.to(torch_dtype(self.policy.observation_space.dtype))
-
     def _normalizer(self) -> tuple[Tensor, Tensor, float] | None:
         """What kernels normalize observations with."""
         own = self.policy.normalizer
@@ -334,11 +325,12 @@ class DeviceCollector:
         """V of what came after: of the next observation of each row, and of the final ones of truncated episodes."""
         if self.fused is not None:
             self.fused.values(rollout.obs, rollout.values)
-        rollout.last_values.copy_(self._value(self._see(self._envs.obs), self._state, self._beginning))
+        rollout.last_values.copy_(self._value(see(self.policy, self._envs.obs, self.device), self._state, self._beginning))
         cut = rollout.truncated & ~rollout.terminated
         rollout.final_values.copy_(torch.where(cut, rollout.values, 0.0))  # stays where there was no slot
         for slot, step in enumerate(self._outcome.final_steps):
-            values = self._value(self._see(self._final_obs[slot]), tuple(part[slot] for part in self._final_state), None)
+            seen = see(self.policy, self._final_obs[slot], self.device)
+            values = self._value(seen, tuple(part[slot] for part in self._final_state), None)
             at = step.clamp_min(0).long().unsqueeze(0)
             values = torch.where(step >= 0, values, rollout.final_values.gather(0, at)[0])
             rollout.final_values.scatter_(0, at, values.unsqueeze(0))

@@ -129,7 +129,7 @@ class Actor:
             self.state = tuple(part.to(self.device) for part in saved["state"])
 
 
-def see(policy: Policy, obs: np.ndarray, device: torch.device) -> Tensor:
+def see(policy: Policy, obs: np.ndarray | Tensor, device: torch.device) -> Tensor:
     """Observations `[batch, …]` as the policy sees them: normalized if it normalizes, else in the dtype rollouts store."""
     seen = torch.as_tensor(obs, device=device)
     if policy.normalizer is not None:

@@ -90,12 +90,12 @@ class Gear:
         """End all threads and workers, and give memory back; the envs only if they are the run's own."""
         if isinstance(self.algorithm, DevicePPO):
             self.algorithm.close()
-        if isinstance(self.collector, DeviceCollector):
-            self.collector.release()
         if envs:
             self.collector.close()
         elif isinstance(self.collector, NativeCollector):
             self.collector.stop_threads()
+        elif isinstance(self.collector, DeviceCollector):
+            self.collector.release()
         if isinstance(self.algorithm, NativePPO | NativeA2C):
             self.algorithm.native.close()
 
@@ -187,7 +187,7 @@ def _fuse(train: TrainConfig, collector: DeviceCollector, algorithm: DevicePPO) 
     """
     if not has_triton():
         raise UnsupportedError("triton is not installed")
-    from hurtle.native.triton.mlp import FusedMLP, NotFusedError, mlp_shape
+    from hurtle.native.triton.mlp import FusedMLP, mlp_shape
 
     if train.compile:
         raise UnsupportedError("compile=True asks for torch's own")
@@ -195,10 +195,7 @@ def _fuse(train: TrainConfig, collector: DeviceCollector, algorithm: DevicePPO) 
         raise UnsupportedError("actions are masked, or agents come and go")
     if algorithm.learns_from_segments or algorithm.config.vtrace:
         raise UnsupportedError("minibatches are whole segments, or V-trace is on")
-    try:
-        shape = mlp_shape(algorithm.policy)
-    except NotFusedError as error:
-        raise UnsupportedError(str(error)) from None
+    shape = mlp_shape(algorithm.policy)
     capability = torch.cuda.get_device_capability(algorithm.device)
     if capability < (8, 0) or (shape.hidden > 64 and capability < (9, 0)):
         raise UnsupportedError("this GPU is too old or too small for them")

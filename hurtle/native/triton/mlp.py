@@ -16,8 +16,8 @@ import triton.language as tl
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from hurtle.errors import HurtleError
 from hurtle.policies.mlp import MLP
+from hurtle.policies.native_plan import UnsupportedError
 from hurtle.policies.policy import Policy
 
 PROGRAMS_PER_UNIT = 4
@@ -27,10 +27,6 @@ MOST_INPUTS, MOST_OUTPUTS = 64, 16
 STATS = tl.constexpr(5)
 """Sums that a program of the gradient kernel gives: policy loss, value loss, entropy, KL, how many were clipped."""
 PRECISIONS = {"float32": 0, "tf32": 1, "bf16": 2}
-
-
-class NotFusedError(HurtleError):
-    """A policy that these kernels do not know; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -60,29 +56,29 @@ def mlp_shape(policy: Policy) -> MLPShape:
     """What the kernels must know of a policy.
 
     Raises:
-        NotFusedError: It is none that they know; says why.
+        UnsupportedError: It is none that they know; says why.
     """
     network, head, space = policy.network, policy.head, policy.observation_space
     if type(network) is not MLP or policy.memory is not None:
-        raise NotFusedError("the policy is not a plain MLP")
+        raise UnsupportedError("the policy is not a plain MLP")
     if network.critic_body is None:
-        raise NotFusedError("actor and critic share layers")
+        raise UnsupportedError("actor and critic share layers")
     if not isinstance(space, spaces.Box) or space.dtype.kind != "f" or math.prod(space.shape) > MOST_INPUTS:
-        raise NotFusedError(f"observations are not up to {MOST_INPUTS} floats")
+        raise UnsupportedError(f"observations are not up to {MOST_INPUTS} floats")
     bodies = [list(body.hidden) for body in (network.actor_body, network.critic_body)]  # type: ignore[arg-type]
     kinds = [[type(layer) for layer in body] for body in bodies]
     if kinds[0] != kinds[1] or kinds[0] not in ([nn.Linear, nn.Tanh] * 2, [nn.Linear, nn.ReLU] * 2):
-        raise NotFusedError("hidden layers are not two, each with tanh or relu")
+        raise UnsupportedError("hidden layers are not two, each with tanh or relu")
     layers = [body[::2] for body in bodies]
     widths = {int(layer.out_features) for body in layers for layer in body}
     if len(widths) != 1 or not widths <= set(WIDTHS):
-        raise NotFusedError(f"hidden layers are not of one width of {', '.join(map(str, WIDTHS))}")
+        raise UnsupportedError(f"hidden layers are not of one width of {', '.join(map(str, WIDTHS))}")
     (width,) = widths
     is_whole = isinstance(policy.action_space, spaces.Box) and policy.action_space.dtype.kind != "f"
     if head.kind not in ("categorical", "gaussian") or head.num_outputs > MOST_OUTPUTS or is_whole:
-        raise NotFusedError(f"actions are {head.kind}, more than {MOST_OUTPUTS}, or a Box of integers")
+        raise UnsupportedError(f"actions are {head.kind}, more than {MOST_OUTPUTS}, or a Box of integers")
     if not all(parameter.requires_grad for parameter in policy.parameters()):
-        raise NotFusedError("some parameters are frozen")
+        raise UnsupportedError("some parameters are frozen")
     places, at = {}, 0
     for parameter in policy.parameters():
         places[id(parameter)] = at

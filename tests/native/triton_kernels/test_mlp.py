@@ -9,9 +9,10 @@ triton = pytest.importorskip("triton")
 
 from checks_mlp import BOX, DISCRETE, check_acting, check_gradients, check_nan  # noqa: E402
 
-from hurtle.native.triton.mlp import NotFusedError, mlp_shape  # noqa: E402
+from hurtle.native.triton.mlp import mlp_shape  # noqa: E402
 from hurtle.policies.build import PolicyConfig, build_policy  # noqa: E402
 from hurtle.policies.mlp import MLP  # noqa: E402
+from hurtle.policies.native_plan import UnsupportedError  # noqa: E402
 from hurtle.policies.policy import Policy  # noqa: E402
 
 SPACES = {"choices": DISCRETE, "numbers": BOX}
@@ -45,7 +46,7 @@ def test_gradients_with_relu():
     ],
 )
 def test_other_policies_are_refused_with_a_reason(config, observations, why):
-    with pytest.raises(NotFusedError, match=why):
+    with pytest.raises(UnsupportedError, match=why):
         mlp_shape(build_policy(config, observations, DISCRETE))
 
 
@@ -55,7 +56,7 @@ def test_gradients_of_rounded_operands():
 
 def test_a_box_of_integers_is_refused():
     box = spaces.Box(0, 5, (2,), np.int32)
-    with pytest.raises(NotFusedError, match="Box of integers"):
+    with pytest.raises(UnsupportedError, match="Box of integers"):
         mlp_shape(build_policy(PolicyConfig(), spaces.Box(-1, 1, (4,)), box))
 
 
@@ -65,12 +66,12 @@ def test_networks_that_only_look_like_an_mlp_are_refused():
 
     made = build_policy(PolicyConfig(), spaces.Box(-1, 1, (4,)), DISCRETE)
     own = Own(spaces.Box(-1, 1, (4,)), made.head)
-    with pytest.raises(NotFusedError, match="not a plain MLP"):
+    with pytest.raises(UnsupportedError, match="not a plain MLP"):
         mlp_shape(Policy(made.observation_space, made.action_space, own, made.head))
     for place, module in ((1, torch.nn.GELU()), (2, torch.nn.LayerNorm(64))):
         policy = build_policy(PolicyConfig(), spaces.Box(-1, 1, (4,)), DISCRETE)
         policy.network.critic_body.hidden[place] = module
-        with pytest.raises(NotFusedError, match="not two"):
+        with pytest.raises(UnsupportedError, match="not two"):
             mlp_shape(policy)
 
 
