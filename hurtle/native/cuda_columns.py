@@ -6,6 +6,7 @@ tensors [T, N] → kernel → tensors [T, N]. Imported when first needed: it rai
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,45 +17,79 @@ from hurtle.native.cuda_support import import_cuda
 
 cuda = import_cuda()
 f4 = np.float32
+u8 = np.uint64  # indices that need no check for negative ones
 BLOCK_THREADS = 64
-AHEAD = 8
+AHEAD = 16
 """Steps that a thread reads before it computes with the first: each needs the one after it, but reading them does not."""
+TERMINATED, TRUNCATED, INVALID = 1, 2, 4
+"""Bits of what is known of a step: a final value counts where TRUNCATED is the only one."""
 
 clipped = cuda.jit(device=True)(vtrace.clipped.py_func)
 
 
-@cuda.jit
-def gae_kernel(
-    rewards, values, terminated, truncated, final_values, last_values, gamma, decay, valid, masked, out, returns, has_returns,
-):  # fmt: skip
+@cuda.jit(device=True)
+def gae_step(reward, value, end, final_value, gamma, decay, next_value, advantage):
+    """One step back in time: (next value, advantage) before it."""
+    if end & INVALID:
+        return next_value, advantage
+    if end:
+        next_value, advantage = final_value, f4(0.0)
+    return value, reward + gamma * next_value - value + decay * advantage
+
+
+@cache
+def gae_kernel(masked: bool, has_returns: bool) -> Any:
     """`gae` of one column, and advantages + values if `has_returns`; `valid` is read if `masked`."""
-    n = cuda.grid(1)
-    if n < rewards.shape[1]:
-        reward = cuda.local.array(AHEAD, np.float32)
-        value = cuda.local.array(AHEAD, np.float32)
-        ends = cuda.local.array(AHEAD, np.int8)  # 1: terminated, 2: truncated, 4: does not count
-        next_value, advantage = last_values[n], f4(0.0)
-        for block in range((rewards.shape[0] + AHEAD - 1) // AHEAD):
-            last = rewards.shape[0] - 1 - block * AHEAD
-            for k in range(AHEAD):
-                t = max(last - k, 0)
-                reward[k], value[k] = rewards[t, n], values[t, n]
-                ends[k] = (1 if terminated[t, n] else 0) | (2 if truncated[t, n] else 0)
-                if masked:
-                    ends[k] |= 0 if valid[t, n] else 4
-            for k in range(AHEAD):
-                t = last - k
-                if t >= 0:
-                    shown = f4(0.0)
-                    if not ends[k] & 4:
-                        after, carried = next_value, advantage
-                        if ends[k]:
-                            after, carried = f4(0.0) if ends[k] & 1 else final_values[t, n], f4(0.0)
-                        advantage = reward[k] + gamma * after - value[k] + decay * carried
-                        next_value, shown = value[k], advantage
-                    out[t, n] = shown
-                    if has_returns:
-                        returns[t, n] = shown + value[k]
+
+    @cuda.jit(device=True)
+    def end_at(terminated, truncated, valid, t, n):
+        end = (TERMINATED if terminated[t, n] else 0) | (TRUNCATED if truncated[t, n] else 0)
+        if masked:
+            end |= 0 if valid[t, n] else INVALID
+        return end
+
+    @cuda.jit(device=True)
+    def write(out, returns, t, n, end, advantage, value):
+        shown = f4(0.0) if end & INVALID else advantage
+        out[t, n] = shown
+        if has_returns:
+            returns[t, n] = shown + value
+
+    @cuda.jit
+    def gae_kernel(
+        rewards, values, terminated, truncated, final_values, last_values, gamma, decay, valid, out, returns
+    ):  # fmt: skip
+        n = u8(cuda.grid(1))
+        if n < u8(rewards.shape[1]):
+            reward = cuda.local.array(AHEAD, np.float32)
+            value = cuda.local.array(AHEAD, np.float32)
+            final_value = cuda.local.array(AHEAD, np.float32)
+            end = cuda.local.array(AHEAD, np.int8)
+            next_value, advantage = last_values[n], f4(0.0)
+            steps = u8(rewards.shape[0])
+            for _ in range(steps // u8(AHEAD)):
+                steps -= u8(AHEAD)
+                for k in range(AHEAD):
+                    t = steps + u8(k)
+                    reward[k], value[k] = rewards[t, n], values[t, n]
+                    end[k] = end_at(terminated, truncated, valid, t, n)
+                for k in range(AHEAD):  # all of them at once too, not each when its turn comes
+                    final_value[k] = final_values[steps + u8(k), n] if end[k] == TRUNCATED else f4(0.0)
+                for k in range(AHEAD - 1, -1, -1):
+                    next_value, advantage = gae_step(
+                        reward[k], value[k], end[k], final_value[k], gamma, decay, next_value, advantage
+                    )
+                    write(out, returns, steps + u8(k), n, end[k], advantage, value[k])
+            while steps > u8(0):  # those that make no whole block
+                steps -= u8(1)
+                last = end_at(terminated, truncated, valid, steps, n)
+                final = final_values[steps, n] if last == TRUNCATED else f4(0.0)
+                next_value, advantage = gae_step(
+                    rewards[steps, n], values[steps, n], last, final, gamma, decay, next_value, advantage
+                )
+                write(out, returns, steps, n, last, advantage, values[steps, n])
+
+    return gae_kernel
 
 
 @cuda.jit

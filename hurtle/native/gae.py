@@ -125,10 +125,10 @@ def gae_cuda(
 
     out = torch.empty_like(rewards) if out is None else out
     columns = rewards, values, terminated, truncated, final_values, last_values
-    has_returns, returns = returns is not None, out if returns is None else returns
+    kernel = gae_kernel(valid is not None, returns is not None)
+    returns = out if returns is None else returns
     check_tensors(*columns, valid, out=out, returns=returns)
-    masked, valid = valid is not None, terminated if valid is None else valid
-    launch(gae_kernel, *columns, f4(gamma), f4(gamma * gae_lambda), valid, masked, out, returns, has_returns)
+    launch(kernel, *columns, f4(gamma), f4(gamma * gae_lambda), terminated if valid is None else valid, out, returns)
     return out
 
 

@@ -288,7 +288,7 @@ def _gradient_kernel(
                 bound = near * near
                 inner = tl.where(is_inside, near, 0.0)
                 slope = tl.where(bound > square, inner, tl.where(bound == square, 0.5 * (error + inner), error))
-                square = tl.maximum(square, bound)
+                square = tl.maximum(square, bound, propagate_nan=tl.PropagateNan.ALL)
             loss += tl.where(ok, 0.5 * square, 0.0)
             d3 = tl.where(ok[:, None] & (ra[None, :] == 0), (VALUE_COEF * inverse * slope)[:, None], 0.0)
         else:
@@ -316,7 +316,7 @@ def _gradient_kernel(
             held = tl.minimum(tl.maximum(ratio, 1.0 - clip), 1.0 + clip)
             free, bounded = advantage * ratio, advantage * held
             slope = tl.where(bounded < free, 0.0, -free) * inverse
-            loss += tl.where(ok, -tl.minimum(free, bounded), 0.0)
+            loss += tl.where(ok, -tl.minimum(free, bounded, propagate_nan=tl.PropagateNan.ALL), 0.0)
             entropies += tl.where(ok, entropy, 0.0)
             kls += tl.where(ok, ratio - 1.0 - log_ratio, 0.0)
             clipped += tl.where(ok & (tl.abs(ratio - 1.0) > clip), 1.0, 0.0)
