@@ -161,38 +161,42 @@ class GRU(_TorchMemory):
 
 
 class MinGRU(Memory):
-    """Feng et al.'s minimal GRU: h' = (1 - z) h + z c, with gate z and candidate c of the features alone.
+    """Feng et al.'s minimal GRU: h' = (1 - z) h + z c, with gate z and candidate c of the features alone; output tanh(W h + b).
 
-    Being linear in h, a whole sequence takes log2(T) parallel steps, or one kernel on a GPU.
+    Being linear in h, a whole sequence takes log2(T) parallel steps, or one kernel on a GPU. The layer after it is what lets
+    an output depend on when something was seen: heads read linearly, as h was written.
     """
 
     def __init__(self, size: int):
         super().__init__(size)
         self.gate_and_candidate = nn.Linear(size, 2 * size)
-        for weight in self.gate_and_candidate.weight.detach().chunk(2):
+        self.output = nn.Linear(size, size)
+        for weight in (*self.gate_and_candidate.weight.detach().chunk(2), self.output.weight):
             nn.init.orthogonal_(weight)
         nn.init.zeros_(self.gate_and_candidate.bias)
+        nn.init.zeros_(self.output.bias)
 
     def sequence(self, features: Tensor, state: State, starts: Tensor) -> tuple[Tensor, State]:
         """Features [T, B, F] → outputs [T, B, F], last state."""
-        return self._hidden(features, state, starts)
+        hidden = self._hidden(features, state, starts)
+        return torch.tanh(self.output(hidden)), (hidden[-1],)
 
     def _stretch(self, features: Tensor, state: State) -> tuple[Tensor, State]:
-        return self._hidden(features, state, None)
+        hidden = self._hidden(features, state, None)
+        return torch.tanh(self.output(hidden)), (hidden[-1],)
 
-    def _hidden(self, features: Tensor, state: State, starts: Tensor | None) -> tuple[Tensor, State]:
+    def _hidden(self, features: Tensor, state: State, starts: Tensor | None) -> Tensor:
         terms = self.gate_and_candidate(features)
         if _takes_min_gru(terms, state[0]):
             from hurtle.native.triton.scan import min_gru
 
-            hidden = min_gru(terms, starts, state[0])
-            return hidden, (hidden[-1],)
+            return min_gru(terms, starts, state[0])
         gate, candidate = terms.chunk(2, -1)
         keep, add = torch.sigmoid(-gate), torch.sigmoid(gate) * candidate
         return self._scanned(keep if starts is None else keep.masked_fill(starts.unsqueeze(-1), 0.0), add, state)
 
     @staticmethod
-    def _scanned(keep: Tensor, add: Tensor, state: State) -> tuple[Tensor, State]:
+    def _scanned(keep: Tensor, add: Tensor, state: State) -> Tensor:
         """All h of h' = keep * h + add, by doubling: after k rounds, entry t has gathered the 2^k steps up to t."""
         add = torch.cat([add[:1] + keep[:1] * state[0], add[1:]])
         reach = 1
@@ -200,7 +204,7 @@ class MinGRU(Memory):
             add = torch.cat([add[:reach], add[reach:] + keep[reach:] * add[:-reach]])
             keep = torch.cat([keep[:reach], keep[reach:] * keep[:-reach]])
             reach *= 2
-        return add, (add[-1],)
+        return add
 
 
 MEMORIES: dict[str, type[Memory]] = {"lstm": LSTM, "gru": GRU, "mingru": MinGRU}
