@@ -59,17 +59,22 @@ class Numbers(nn.Module):
         super().__init__()
         self.num_features = math.prod(space.shape or ())
         self.scaled = isinstance(space, spaces.Box) and space.dtype in (np.uint8, np.int8)
+        self._changes = False  # bytes from 0 to 1 are scaled to themselves
         if self.scaled:
             assert isinstance(space, spaces.Box)
             low, high = space.low.astype(np.float32), space.high.astype(np.float32)
             low, span = _one_if_all_equal(low), _one_if_all_equal(np.maximum(high - low, 1.0))
+            self._changes = bool((low != 0.0).any() or (span != 1.0).any())
             self.register_buffer("low", torch.from_numpy(low), persistent=False)
             self.register_buffer("range", torch.from_numpy(span), persistent=False)
 
     def forward(self, obs: Tensor) -> Tensor:
-        """[B, *shape] of any dtype → float32 [B, *shape]."""
-        numbers = obs.float()
-        return (numbers - self.low) / self.range if self.scaled else numbers
+        """[B, *shape] of any dtype → float32 [B, *shape]; bytes that stay what they are → bfloat16, if that comes next."""
+        if self._changes:
+            return (obs.float() - self.low) / self.range
+        place = obs.device.type
+        is_exact = obs.dtype in (torch.bool, torch.uint8, torch.int8) and torch.is_autocast_enabled(place)
+        return obs.to(torch.bfloat16) if is_exact and torch.get_autocast_dtype(place) == torch.bfloat16 else obs.float()
 
 
 class OneHot(nn.Module):
