@@ -82,7 +82,7 @@ class TrainConfig:
     eval_sampled: bool = False
     """Evaluate with sampled actions."""
     checkpoint_every: int = 0
-    """Save after so many steps; 0: ten times in all."""
+    """Save after so many steps; 0: ten times in all, but not more than once a second."""
     keep_checkpoints: int = 3
     """How many of the newest to keep."""
     runs: str = "runs"

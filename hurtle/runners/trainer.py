@@ -39,6 +39,7 @@ Callback = Callable[["Trainer"], bool | None]
 """Called after every update; returning False ends the run."""
 
 RATE_SECONDS = 5.0  # steps/s are those of the last seconds
+CHECKPOINT_SECONDS = 1.0  # between two checkpoints that nobody asked for: a run of a second should not spend it on ten
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ class Trainer:
                 shutil.rmtree(self.folder.path)
             raise
         self._every = train.checkpoint_every or max(1, train.total_steps // 10)
+        self._pause = 0.0 if train.checkpoint_every else CHECKPOINT_SECONDS
         self._next_checkpoint, self._next_evaluation = _after(self.steps, self._every), _after(self.steps, train.eval_every)
 
     @property
@@ -173,6 +175,7 @@ class Trainer:
         self._parts.timer.shares()
         self._parts.gear.gpu_seconds()
         self._began = time.perf_counter()
+        self._no_checkpoint_before = self._began + self._pause
         self._recent = deque([(self._began, self.steps)])
 
     def _seed_torch(self) -> None:
@@ -194,9 +197,10 @@ class Trainer:
             if train.eval_every and self.steps >= self._next_evaluation:
                 self._next_evaluation = _after(self.steps, train.eval_every)
                 self._evaluate()
-            if self.steps >= self._next_checkpoint:
+            if self.steps >= self._next_checkpoint and time.perf_counter() >= self._no_checkpoint_before:
                 self._next_checkpoint = _after(self.steps, self._every)
                 self._save_if_possible()
+                self._no_checkpoint_before = time.perf_counter() + self._pause
             target = train.stop_at_return
             full = self.episodes.count >= self.episodes.size
             if target is not None and full and self.episodes.mean_return >= target:
