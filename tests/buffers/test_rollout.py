@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from hurtle.buffers.rollout import Rollout, torch_dtype
+from hurtle.buffers.rollout import Rollout, gathered, torch_dtype
 from hurtle.errors import HurtleError
 from hurtle.native.gae import gae_reference
 from hurtle.policies.build import PolicyConfig, build_policy
@@ -146,3 +146,24 @@ def test_a_rollouts_state_is_its_own():
     rollout = Rollout(policy, 2, 3)
     rollout.initial_state[0].fill_(7.0)
     assert float(Rollout(policy, 2, 3).initial_state[0].sum()) == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.bool, torch.float32, torch.int64])
+@pytest.mark.parametrize("shape", [(), (3,), (8,), (2, 2, 4), (0,), (5, 8)])
+def test_gathering_bytes_by_eight_gives_what_indexing_gives(shape, dtype):
+    field = torch.randint(0, 100, (6, 4, *shape), generator=torch.Generator().manual_seed(0)).to(dtype)
+    where = torch.tensor([3, 0, 0, 2])
+    for dim, taken in ((0, field[where]), (1, field[:, where])):
+        found = gathered(field, where, dim)
+        assert found.dtype == dtype
+        assert torch.equal(found, taken)
+    for view in (field[1:], field.transpose(0, 1), field[..., :1] if shape else field[:, 1:]):
+        assert torch.equal(gathered(view, where % len(view)), view[where % len(view)])
+
+
+def test_gathering_bytes_moves_words(monkeypatch):
+    seen = []
+    get = torch.Tensor.__getitem__
+    monkeypatch.setattr(torch.Tensor, "__getitem__", lambda self, index: seen.append(self.dtype) or get(self, index))
+    gathered(torch.zeros(3, 2, 16, dtype=torch.uint8), torch.tensor([0]), 1)
+    assert seen == [torch.int64]
