@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,7 @@ class Setting:
 
 
 WIDE = {"num_envs": 65_536, "num_steps": 32, "clip_values": False}
-ONCE = {**WIDE, "num_epochs": 1, "minibatch_size": 262_144, "learning_rate": 3e-3}
+ONCE = {**WIDE, "num_epochs": 1, "minibatch_size": 131_072, "learning_rate": 3e-3, "entropy_coef": 0.0}
 OFTEN = {**WIDE, "num_epochs": 4, "minibatch_size": 524_288, "learning_rate": 4e-3}
 GRID = {
     "num_envs": 8192,
@@ -96,8 +96,8 @@ SOLVE |= {"clip_values": False, "precision": "bf16", "total_steps": 8_000_000}
 class Bench:
     """Everything that is measured on one device; `found` is what the result file holds."""
 
-    def __init__(self, device: str, quick: bool):
-        self.device, self.quick = device, quick
+    def __init__(self, device: str, quick: bool, names: Sequence[str] = tuple(SETTINGS)):
+        self.device, self.quick, self.names = device, quick, names
         self.found: dict[str, Any] = {}
 
     def parts(self, env: str, words: dict[str, Any], seed: int = 0) -> Parts:
@@ -161,10 +161,11 @@ class Bench:
 
     def rates(self) -> None:
         """Of all settings, and of one with normalized observations."""
-        found = {name: self.rates_of(setting.env, setting.words) for name, setting in SETTINGS.items()}
+        found = self.found.setdefault("rates", {})
+        for name in self.names:
+            found[name] = self.rates_of(SETTINGS[name].env, SETTINGS[name].words)
         words = {**SETTINGS["cartpole-1"].words, "normalize_observations": True}
         found["cartpole-1-normalized"] = self.rates_of("cartpole", words)
-        self.found["rates"] = found
 
     def gae(self) -> None:
         """The advantages of 65,536 × 128 steps: bytes that must move over the time that it takes."""
@@ -272,10 +273,9 @@ class Bench:
 
     def learning(self) -> None:
         """Every setting, from five seeds: what the policy is worth after so many steps."""
-        self.found["learning"] = {
-            name: [self._learn(setting, seed) for seed in range(1 if self.quick else SEEDS)]
-            for name, setting in SETTINGS.items()
-        }
+        found = self.found.setdefault("learning", {})
+        for name in self.names:
+            found[name] = [self._learn(SETTINGS[name], seed) for seed in range(1 if self.quick else SEEDS)]
 
     def _learn(self, setting: Setting, seed: int) -> dict[str, Any]:
         parts = self.parts(setting.env, setting.words, seed)
@@ -435,6 +435,7 @@ def plot(found: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=tuple(SETTINGS), help="whose rates and learning")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--quick", action="store_true", help="tiny sizes; saves nothing")
     parser.add_argument("--plot", action="store_true", help="draw the last results")
@@ -443,8 +444,9 @@ def main() -> None:
     if options.plot:
         plot(json.loads(file.read_text()))
         return
-    bench = Bench(options.device, options.quick)
-    if file.exists() and not options.quick and set(options.parts) != set(PARTS):
+    bench = Bench(options.device, options.quick, options.settings)
+    is_partial = set(options.parts) != set(PARTS) or set(options.settings) != set(SETTINGS)
+    if file.exists() and not options.quick and is_partial:
         bench.found = {name: part for name, part in json.loads(file.read_text()).items() if name != "machine"}
     for part in options.parts:
         began = time.perf_counter()
