@@ -51,9 +51,9 @@ class Setting:
     goal: float = 0.0
     """Mean return of sampled episodes."""
     steps: int = 0
-    """In which it must be reached."""
-    seconds: float = 0.0
-    """In which the goal must be reached; 0: whenever."""
+    """Of training."""
+    until_goal: bool = False
+    """Whether training ends as soon as episodes reach the goal."""
 
 
 WIDE = {"num_envs": 65_536, "num_steps": 32, "clip_values": False}
@@ -72,21 +72,27 @@ MEMORY = {**GRID, "num_epochs": 2, "minibatch_size": 32_768, "policy": "mlp", "r
 RECITE = {**MEMORY, "gamma": 0.95, "entropy_coef": 0.2}
 SMALL = {"num_envs": 16, "num_steps": 8, "minibatch_size": 64}
 SETTINGS = {
-    "cartpole-1": Setting("CartPole, 64×64, 1 epoch", "cartpole", ONCE, 250e6, 900e6, 475, 500_000_000),
-    "cartpole-4": Setting("CartPole, 64×64, 4 epochs", "cartpole", OFTEN, 80e6, 900e6, 475, 300_000_000),
+    "cartpole-1": Setting("CartPole, 64×64, 1 epoch", "cartpole", ONCE, 250e6, 900e6, 475, 200_000_000),
+    "cartpole-4": Setting("CartPole, 64×64, 4 epochs", "cartpole", OFTEN, 80e6, 900e6, 475, 100_000_000),
     "cartpole-1-bf16": Setting(
-        "CartPole, 64×64, 1 epoch, bf16", "cartpole", {**ONCE, "precision": "bf16"}, 250e6, 900e6, 475, 500_000_000
+        "CartPole, 64×64, 1 epoch, bf16", "cartpole", {**ONCE, "precision": "bf16"}, 250e6, 900e6, 475, 200_000_000
     ),
     "cartpole-4-bf16": Setting(
-        "CartPole, 64×64, 4 epochs, bf16", "cartpole", {**OFTEN, "precision": "bf16"}, 80e6, 900e6, 475, 300_000_000
+        "CartPole, 64×64, 4 epochs, bf16", "cartpole", {**OFTEN, "precision": "bf16"}, 80e6, 900e6, 475, 100_000_000
     ),
-    "breakout": Setting("breakout, small CNN, bf16", "breakout", CNN, 20e6, goal=28, steps=300_000_000, seconds=15),
-    "asterix": Setting("asterix, small CNN, bf16", "asterix", CNN, 20e6, goal=16, steps=300_000_000, seconds=15),
+    "breakout": Setting("breakout, small CNN, bf16", "breakout", CNN, 20e6, goal=28, steps=300_000_000, until_goal=True),
+    "asterix": Setting("asterix, small CNN, bf16", "asterix", CNN, 20e6, goal=16, steps=300_000_000, until_goal=True),
     "breakout-mingru": Setting(
-        "breakout, minGRU, bf16", "breakout", {**MEMORY, "hidden_sizes": (168,)}, 15e6, goal=28, steps=150_000_000
+        "breakout, minGRU, bf16",
+        "breakout",
+        {**MEMORY, "hidden_sizes": (168,)},
+        15e6,
+        goal=28,
+        steps=150_000_000,
+        until_goal=True,
     ),
     "memory-mingru": Setting(
-        "memory, minGRU, bf16", "memory", {**RECITE, "hidden_sizes": (96, 208)}, 15e6, goal=0.95, steps=60_000_000
+        "memory, minGRU, bf16", "memory", {**RECITE, "hidden_sizes": (96, 208)}, 15e6, goal=0.95, steps=20_000_000
     ),
 }
 SOLVE = {"num_envs": 4096, "num_steps": 32, "minibatch_size": 32_768, "num_epochs": 4, "learning_rate": 2e-3}
@@ -293,7 +299,7 @@ class Bench:
                 if episodes.count:
                     mean = episodes.returns / episodes.count
                     curve.append((time.perf_counter() - began, steps, mean))
-                    reached = reached + 1 if mean >= setting.goal * MARGIN else 0
+                    reached = reached + 1 if setting.until_goal and mean >= setting.goal * MARGIN else 0
             self.wait()
             seconds = time.perf_counter() - began
             count = 5 if self.quick else 200
@@ -384,7 +390,7 @@ def report(found: dict[str, Any]) -> str:
             numbers = [f"{statistics.median(returns):.3g}", f"{returns[0]:.3g}", met, f"{steps / 1e6:.0f}M", f"{seconds:.1f} s"]
             rows.append([setting.about, f"≥ {setting.goal:g}", *numbers])
         header = ["setting", "goal", "median", "worst", "seeds at goal", "most steps", "longest"]
-        blocks.append("### Trained until the goal, then 200 sampled episodes\n\n" + table(header, rows))
+        blocks.append("### Learning: 200 sampled episodes after training\n\n" + table(header, rows))
     if "gae" in found and "ceilings" in found:
         share = found["gae"]["bytes_per_second"] / found["ceilings"]["bytes"]
         blocks.append(
