@@ -39,6 +39,7 @@ class SpaceLayout:
         nbytes: Size of a record; a multiple of 8 where dtypes are mixed.
         flat_space: The space of the flat observation.
         is_plain: The space is itself a Box, Discrete, MultiDiscrete or MultiBinary.
+        is_bytes: The leaves have several dtypes, so that a flat observation is the bytes of a record.
         is_fixed: No leaf varies in size, so that `batch` returns nothing but views.
 
     Raises:
@@ -72,13 +73,18 @@ class SpaceLayout:
         self._fields: Tree = fields_of(self._nodes)
         self.leaves: tuple[Leaf, ...] = tuple(plan.leaves)
         self._dtypes = {leaf.dtype_name: leaf.dtype for leaf in self.leaves}
-        self._is_bytes = len(self._dtypes) > 1
+        self.is_bytes = len(self._dtypes) > 1
         end = self.leaves[-1].offset + self.leaves[-1].nbytes
-        step = max(8, *(dtype.itemsize for dtype in self._dtypes.values())) if self._is_bytes else 1
+        step = max(8, *(dtype.itemsize for dtype in self._dtypes.values())) if self.is_bytes else 1
         self.nbytes: int = -(-end // step) * step
         self.is_plain: bool = isinstance(self._nodes, FixedNode)
         self.is_fixed: bool = all(isinstance(node, FixedNode) for node in tree_leaves(self._nodes))
         self.flat_space: spaces.Box = self._make_flat_space()
+
+    @property
+    def tree(self) -> Tree:
+        """The leaves, nested as `unflatten` nests what they hold."""
+        return self._fields
 
     def memory(self, *lead: int) -> np.ndarray:
         """Records of zeros: uint8 [*lead, nbytes], aligned to 8 bytes."""
@@ -121,7 +127,7 @@ class SpaceLayout:
             raise EmulationError(f"{self.name}: expected a flat array [..., {_numbers(shape)}], got {tuple(flat.shape)}.")
         if self.is_plain:
             return flat[..., 0] if isinstance(self.space, spaces.Discrete) else flat
-        if not self._is_bytes:
+        if not self.is_bytes:
             return map_tree(lambda leaf: _cut(flat, leaf, lead), self._fields)
         if flat.dtype != np.uint8 if isinstance(flat, np.ndarray) else str(flat.dtype) != "torch.uint8":
             raise EmulationError(
@@ -191,7 +197,7 @@ class SpaceLayout:
         return {name: memory.view(_torch_dtype(self.name, name)) for name in self._dtypes}
 
     def _make_flat_space(self) -> spaces.Box:
-        if self._is_bytes:
+        if self.is_bytes:
             return spaces.Box(0, 255, (self.nbytes,), np.uint8)
         if isinstance(self.space, spaces.Box) and self.space.dtype.isnative:
             return deepcopy(self.space)

@@ -128,7 +128,7 @@ class ActionHead:
 
     def env_tensor(self, raw: Tensor) -> Tensor:
         """`env_actions` of a tensor, on its device and without a word to the host; flat, [B, …]."""
-        space, flat = self.action_space, raw.reshape(len(raw), -1)
+        space, flat = self.action_space, raw.reshape(raw.shape[0], -1)
         if not isinstance(space, spaces.Box):
             (start,) = self._constants(raw.device)
             return flat + start

@@ -101,7 +101,9 @@ class MultiCategorical(Distribution):
         self.nvec = nvec
         self.num_uniforms = len(nvec)
         if len(set(nvec)) > 1:  # choices of different sizes are padded with options of probability 0
-            impossible = logits.new_full((len(logits), 1), -torch.inf)  # below those of illegal options, should all be illegal
+            impossible = logits.new_full(
+                (logits.shape[0], 1), -torch.inf
+            )  # below those of illegal options, should all be illegal
             logits = torch.cat([logits, impossible], 1)[:, _padded_places(nvec, logits.device)]
         self.log_probs = logits.unflatten(1, (len(nvec), max(nvec))).log_softmax(-1)  # [B, k, max(nvec)]
 

@@ -97,12 +97,12 @@ class OneHot(nn.Module):
 
     def places(self, obs: Tensor) -> Tensor:
         """Where the ones are: [B, ...] → int64 [B, k]."""
-        index = obs.reshape(len(obs), len(self.starts)).long() - self.starts
+        index = obs.reshape(obs.shape[0], len(self.starts)).long() - self.starts
         return torch.minimum(index.clamp_min(0), self.last) + self.offsets
 
     def forward(self, obs: Tensor) -> Tensor:
         """[B, ...] integers → float32 [B, num_features]."""
-        ones = torch.zeros(len(obs), self.num_features, device=obs.device)
+        ones = torch.zeros(obs.shape[0], self.num_features, device=obs.device)
         return ones.scatter_(1, self.places(obs), 1.0)
 
 

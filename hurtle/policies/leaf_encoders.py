@@ -75,7 +75,7 @@ class Vector(Encoder):
 
     def forward(self, values: Tensor) -> Tensor:
         """Numbers [R, ...] → [R, num_features]."""
-        numbers = self.input(values).reshape(len(values), self.input.num_features)
+        numbers = self.input(values).reshape(values.shape[0], self.input.num_features)
         if self.compressed:
             numbers = numbers.sign() * numbers.abs().log1p()
         return self.hidden(numbers)

@@ -26,7 +26,7 @@ class VectorBody(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         """[B, ...] → [B, num_features]."""
-        return self.hidden(self.input(obs).reshape(len(obs), self.input.num_features))
+        return self.hidden(self.input(obs).reshape(obs.shape[0], self.input.num_features))
 
 
 class MLP(ActorCritic):

@@ -74,7 +74,7 @@ class Policy(nn.Module):
         """
         features = self.network.encode(obs)  # type: ignore[operator]
         if self.memory is not None:
-            state = state or self.memory.initial_state(len(features), features.device)
+            state = state or self.memory.initial_state(features.shape[0], features.device)
             state = state if starts is None else zeroed(state, starts)
             features, state = self.memory.step(features, state)
         return *self._decode(features, mask), state
@@ -107,4 +107,4 @@ class Policy(nn.Module):
     def _decode(self, features: Tensor, mask: Tensor | None) -> tuple[Distribution, Tensor]:
         distribution, value = self.network.decode(features)  # type: ignore[operator]
         distribution = adapted(distribution)
-        return distribution if mask is None else masked(distribution, mask), value.reshape(len(features))
+        return distribution if mask is None else masked(distribution, mask), value.reshape(features.shape[0])
