@@ -1,0 +1,420 @@
+"""`CompiledMLP`: a trained MLP policy that acts in less than a microsecond, from Python and inside others' compiled loops.
+
+weights and spaces (`MLPDescription`) → packed tables → kernels/acting.py → the env's actions. Knows nothing of files, memory of
+past observations, or sampling.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+from numba import types
+
+from hurtle.errors import HurtleError
+from hurtle.native.build import COMPILING
+from hurtle.native.kernel_loader import load_kernels
+from hurtle.native.kernels import acting, gemm, network, policy_table, sparse
+from hurtle.native.kernels.host import TILE
+from hurtle.native.kernels.policy_table import REFUSED
+
+if TYPE_CHECKING:  # torch takes seconds to import, and only `MLPDescription.of` needs it
+    from hurtle.policies.mlp import MLP
+    from hurtle.policies.policy import Policy
+
+ACTIVATIONS = {"none": gemm.NONE, "tanh": gemm.TANH, "relu": gemm.RELU}
+HEADS = {
+    "categorical": policy_table.CATEGORICAL,
+    "multi_categorical": policy_table.MULTI_CATEGORICAL,
+    "gaussian": policy_table.GAUSSIAN,
+    "squashed_gaussian": policy_table.SQUASHED_GAUSSIAN,
+    "beta": policy_table.BETA,
+}
+_ALIGNMENT = 64  # bytes of a cache line
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A linear layer and what follows it."""
+
+    weight: np.ndarray
+    """float32 [outputs, inputs]"""
+    bias: np.ndarray
+    """float32 [outputs]"""
+    activation: str
+    """tanh, relu or none."""
+
+
+@dataclass(frozen=True, eq=False)
+class MLPDescription:
+    """All that a deterministic MLP policy is."""
+
+    observation_space: spaces.Space
+    """Box, Discrete, MultiDiscrete or MultiBinary."""
+    action_space: spaces.Space
+    """Discrete, MultiDiscrete, MultiBinary or Box."""
+    layers: tuple[Layer, ...]
+    """From the prepared observation to logits, means or what a Beta is made from."""
+    distribution: str
+    """categorical, multi_categorical, gaussian, squashed_gaussian or beta; see `ActionHead.kind`."""
+    mean: np.ndarray | None = None
+    """Of observations, float64 in their shape; None: they are not normalized."""
+    std: np.ndarray | None = None
+    """Standard deviations, likewise."""
+    clip: float = 10.0
+    """Largest magnitude of a normalized number."""
+
+    @classmethod
+    def of(cls, policy: Policy) -> MLPDescription:
+        """The description of a torch policy; a copy of its weights.
+
+        Raises:
+            UnsupportedError: It is not a plain MLP; the message says why.
+        """
+        from hurtle.policies.mlp import MLP
+        from hurtle.policies.native_plan import UnsupportedError
+
+        if policy.is_recurrent:
+            raise UnsupportedError("it has a memory")
+        net = policy.network
+        if type(net) is not MLP:
+            raise UnsupportedError(f"its network is a {type(net).__name__}, not an MLP (policy='mlp' asks for one)")
+        normalizer = policy.normalizer
+        described = {}
+        if normalizer is not None:
+            std = (normalizer.variance + normalizer.eps).sqrt()
+            described = {"mean": normalizer.mean.cpu().numpy().copy(), "std": std.cpu().numpy(), "clip": normalizer.clip}
+        space = _space_of_input(policy.observation_space, net)
+        return cls(space, policy.action_space, _layers_of(net), policy.head.kind, **described)  # type: ignore[arg-type]
+
+
+class CompiledMLP:
+    """An MLP policy in compiled code: its most likely actions.
+
+    The first one ever compiles for some seconds, as do the first rows; then that is in the disk cache, for every policy.
+
+    Args:
+        description: What the policy is; its arrays are copied.
+
+    Attributes:
+        observation_space: Of one row.
+        action_space: Of one row.
+        num_outputs: Numbers that the last layer gives.
+
+    Raises:
+        HurtleError: The layers fit neither each other nor the spaces, or a space is of another kind.
+
+    Example:
+        >>> eye = Layer(np.eye(2, dtype=np.float32), np.zeros(2, np.float32), "none")
+        >>> policy = CompiledMLP(MLPDescription(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), (eye,), "categorical"))
+        >>> policy.act_one(np.array([0.1, 0.7], np.float32))
+        1
+    """
+
+    def __init__(self, description: MLPDescription):
+        self._description = description
+        self.observation_space, self.action_space = description.observation_space, description.action_space
+        self._obs_shape, self._obs_dtype = _flat("observations", self.observation_space)
+        self._action_shape, self._action_dtype = _flat("actions", self.action_space)
+        self._kept: list[np.ndarray] = []  # what the table points to
+        self._table = np.zeros(policy_table.SHAPE + len(self._obs_shape), np.int64)
+        inputs = self._fill_input(description)
+        self.num_outputs = self._fill_head(description)
+        self._fill_layers(description.layers, inputs, self.num_outputs)
+        with COMPILING:
+            t = self._table
+            t[policy_table.ROW_AT] = load_kernels().acting.address_for_one()
+            self._takes_integers = bool(t[policy_table.INPUT_KIND] == policy_table.INTEGER)
+            self._is_single = bool(t[policy_table.HEAD_KIND] == policy_table.CATEGORICAL)
+            self._enter = _entry_for_one(self._takes_integers, self._is_single)
+        self._enter_rows: Any = None  # these two when they are first used; a cached_property would make every attribute slower
+        self._native: Any = None
+        self._address = t.ctypes.data
+        self._can_enter = arrays_are_known() or (self._takes_integers and self._is_single)
+
+    def __reduce__(self) -> Any:
+        return CompiledMLP, (self._description,)  # a copy of the addresses would be good for nothing
+
+    def act_one(self, obs: Any) -> int | np.ndarray | None:
+        """The action for one observation, at the least cost.
+
+        Args:
+            obs: As the env gives it: a contiguous array with the space's dtype and shape, for Discrete spaces an integer.
+
+        Returns:
+            An int of a Discrete action space, else an array; None for anything that is not such an observation, or holds NaN.
+        """
+        enter, table = self._enter, self._address  # in two steps: Python takes longer to call what it first has to look up
+        if not self._can_enter:
+            return None
+        if self._takes_integers:
+            if type(obs) is not int and type(obs) is not self._obs_dtype.type:
+                return None
+            obs = min(max(int(obs), -(2**62)), 2**62)  # nothing so far outside of a space differs from what is further
+        if self._is_single:
+            action = enter(obs, table)
+            return None if action == REFUSED else action
+        out = np.empty(self._action_shape, self._action_dtype)
+        return None if enter(obs, out, table) == REFUSED else out
+
+    def act_rows(self, rows: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
+        """Actions for many observations.
+
+        Args:
+            rows: [B, *obs shape] in the space's dtype, contiguous; NaN is not looked for.
+            mask: Legal actions, bool [B, num_outputs], or None; where none is legal, the first is taken.
+
+        Returns:
+            [B, *action shape] in the space's dtype.
+
+        Raises:
+            HurtleError: Rows or mask are something else.
+        """
+        legal = 0
+        if mask is not None:
+            if self._table[policy_table.HEAD_KIND] not in (policy_table.CATEGORICAL, policy_table.MULTI_CATEGORICAL):
+                raise HurtleError(f"A mask is for actions that are chosen from a list, and these are in {self.action_space}.")
+            legal = _address_of("mask", mask, (len(rows), self.num_outputs), np.dtype(np.bool_))
+        actions = np.empty((len(rows), *self._action_shape), self._action_dtype)
+        self._run_rows(rows, actions, legal, None)
+        return actions
+
+    def outputs(self, rows: np.ndarray) -> np.ndarray:
+        """What the last layer gives for rows as in `act_rows`: float32 [B, num_outputs]."""
+        found = np.empty((len(rows), self.num_outputs), np.float32)
+        self._run_rows(rows, None, 0, found)
+        return found
+
+    @property
+    def native(self) -> Any:
+        """The policy as a function for `numba.njit(nogil=True)` loops; it may outlive this object, and any thread may call it.
+
+        `native(obs) -> int64` for Discrete actions, else `native(obs, out)`, which writes the action into `out`, an array of
+        its dtype. An observation is a contiguous array of the space's dtype, for Discrete spaces an integer; with NaN in it, or
+        of another size, it raises a ValueError. What calls it cannot be kept in Numba's disk cache.
+        """
+        if self._native is None:
+            kept = (self._table, *self._kept)
+            self._native = load_kernels().acting.bound(self._table, self._obs_dtype, self._action_dtype, kept)
+        return self._native
+
+    def _run_rows(self, rows: np.ndarray, actions: np.ndarray | None, mask: int, outputs: np.ndarray | None) -> None:
+        if self._enter_rows is None:
+            with COMPILING:
+                self._table[[policy_table.ROWS_AT, policy_table.FORWARD_AT]] = load_kernels().acting.addresses_for_many()
+                self._enter_rows = _entry_for_many()
+        obs = _address_of("rows", rows, (len(rows), *self._obs_shape), self._obs_dtype)
+        into, found = (0 if array is None else array.ctypes.data for array in (actions, outputs))
+        self._enter_rows(self._address, obs, len(rows), into, mask, found)
+
+    def _keep(self, column: int, values: Any, dtype: Any) -> None:
+        """A copy of an array that begins at a cache line, and its address in the table."""
+        array = np.asarray(values, dtype).ravel()
+        room = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
+        first = -room.ctypes.data % _ALIGNMENT
+        aligned = room[first : first + array.nbytes].view(dtype)
+        aligned[:] = array
+        self._kept.append(aligned)
+        self._table[column] = aligned.ctypes.data
+
+    def _fill_input(self, description: MLPDescription) -> int:
+        """What `acting` needs to know of observations; returns how many numbers the first layer takes."""
+        t, space, shape = self._table, self.observation_space, self._obs_shape
+        size = inputs = math.prod(shape)
+        t[policy_table.NUM_NUMBERS], t[policy_table.OBS_DTYPE] = size, policy_table.DTYPES.index(self._obs_dtype)
+        t[policy_table.ARRAY_TYPE], t[policy_table.TYPE_NUMBER] = id(np.ndarray), self._obs_dtype.num
+        t[policy_table.NUM_DIMENSIONS], t[policy_table.SHAPE :] = len(shape), shape
+        kind = policy_table.NUMBERS
+        if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+            kind = policy_table.INTEGER if isinstance(space, spaces.Discrete) else policy_table.ONE_HOT
+            nvec = np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec, np.int64).ravel()
+            inputs = int(nvec.sum())
+            self._keep(policy_table.FIRST_AT, space.start, np.int64)
+            self._keep(policy_table.LAST_AT, nvec - 1, np.int64)
+            self._keep(policy_table.OFFSET_AT, np.cumsum(nvec) - nvec, np.int64)
+        elif isinstance(space, spaces.Box) and space.dtype in (np.uint8, np.int8):
+            low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+            span = np.maximum(high - low, np.float32(1.0))
+            if low.any() or (span != 1.0).any():
+                kind = policy_table.SCALED
+                self._keep(policy_table.LOW_AT, low, np.float32)
+                self._keep(policy_table.SPAN_AT, span, np.float32)
+        if description.mean is not None or description.std is not None:
+            self._check_normalizer(description)
+            kind = policy_table.NORMALIZED
+            self._keep(policy_table.MEAN_AT, description.mean, np.float64)
+            self._keep(policy_table.STD_AT, np.append(np.ravel(description.std), description.clip), np.float64)  # type: ignore[arg-type]
+        t[policy_table.INPUT_KIND], t[policy_table.NUM_INPUTS] = kind, inputs
+        t[policy_table.LISTED] = size if kind in (policy_table.ONE_HOT, policy_table.INTEGER) else sparse.list_length(inputs)
+        return inputs
+
+    def _check_normalizer(self, description: MLPDescription) -> None:
+        if self._obs_dtype.kind != "f":
+            raise HurtleError(f"A normalizer is for observations that are floats, got one for {self.observation_space}.")
+        for name in ("mean", "std"):
+            found = None if getattr(description, name) is None else np.shape(getattr(description, name))
+            if found != self._obs_shape:
+                raise HurtleError(f"The normalizer's {name}: expected shape {self._obs_shape}, got {found}.")
+        if not (np.isfinite(description.mean).all() and np.isfinite(description.std).all() and np.all(description.std)):  # type: ignore[arg-type]
+            raise HurtleError("The normalizer's mean and std must be finite numbers, and no std 0.")
+
+    def _fill_head(self, description: MLPDescription) -> int:
+        """What `acting` needs to know of actions; returns how many outputs they take."""
+        t, space, kind = self._table, self.action_space, description.distribution
+        fitting: tuple[str, ...] = ("gaussian", "squashed_gaussian", "beta")
+        if not isinstance(space, spaces.Box):
+            fitting = ("categorical",) if isinstance(space, spaces.Discrete) else ("multi_categorical",)
+        if kind not in fitting:
+            raise HurtleError(f"The distribution of actions in {space}: expected {' or '.join(fitting)}, got {kind!r}.")
+        size = outputs = math.prod(self._action_shape)
+        if isinstance(space, spaces.Box):
+            low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+            if kind != "gaussian" and not (np.isfinite(low).all() and np.isfinite(high).all()):
+                raise HurtleError(f"The distribution {kind!r} needs a Box with finite bounds, got {space}.")
+            outputs = 2 * size if kind == "beta" else size
+            with np.errstate(invalid="ignore"):  # infinite bounds have no range, and a Gaussian needs none
+                self._keep(policy_table.BOUNDS_AT, np.stack([low, high - low, low, high]), np.float64)
+        else:
+            nvec = space.n if isinstance(space, spaces.Discrete) else getattr(space, "nvec", np.full(self._action_shape, 2))
+            outputs = int(np.sum(nvec))
+            self._keep(policy_table.NVEC_AT, nvec, np.int64)
+            self._keep(policy_table.START_AT, getattr(space, "start", np.zeros(self._action_shape)), np.int64)
+        t[policy_table.HEAD_KIND], t[policy_table.NUM_OUTPUTS], t[policy_table.ACTION_SIZE] = HEADS[kind], outputs, size
+        if self._action_dtype not in policy_table.DTYPES or self._action_dtype == np.uint64:
+            raise HurtleError(f"Actions of dtype {self._action_dtype} are not known to the compiled policy, got {space}.")
+        t[policy_table.ACTION_DTYPE] = policy_table.DTYPES.index(self._action_dtype)
+        return outputs
+
+    def _fill_layers(self, layers: tuple[Layer, ...], inputs: int, outputs: int) -> None:
+        if not layers:
+            raise HurtleError(f"A policy needs at least one layer, from {inputs} inputs to {outputs} outputs.")
+        table, packed, at, work = np.zeros((len(layers), network.COLUMNS), np.int64), [], 0, 0
+        for n, (row, layer) in enumerate(zip(table, layers, strict=True)):
+            inputs = _check_layer(n, layer, inputs, outputs if n == len(layers) - 1 else None)
+            weight, bias = gemm.panels_of(layer.weight.T), gemm.panels_of(layer.bias[None])
+            row[network.SOURCE], row[network.TRANSPOSED] = n - 1, -1
+            row[network.OUTPUTS], row[network.INPUTS] = layer.weight.shape
+            row[network.STRIDE], row[network.PANEL_WIDTH] = gemm.padded(inputs), gemm.panel_width(inputs)
+            row[network.WEIGHT], row[network.BIAS] = at, at + weight.size
+            row[network.ACTIVATION], row[network.WORK] = ACTIVATIONS[layer.activation], work
+            packed += [weight, bias]
+            at, work = at + weight.size + bias.size, work + TILE * gemm.padded(inputs)
+        self._keep(policy_table.WEIGHTS_AT, np.concatenate(packed), np.float32)
+        self._keep(policy_table.LAYERS_AT, table, np.int64)
+        t = self._table
+        t[policy_table.NUM_LAYERS], t[policy_table.NUM_WEIGHTS], t[policy_table.WORK_SIZE] = len(layers), at, work
+        t[policy_table.WIDEST] = table[:, network.STRIDE].max()
+
+
+@cache
+def arrays_are_known() -> bool:
+    """Whether this Python and this NumPy keep in an array what `acting` reads from it, where it reads it."""
+    array = np.zeros((2, 3), np.float32)
+    if array.ctypes.data == 0 or ctypes.sizeof(ctypes.c_void_p) != 8 or object.__basicsize__ != 16:
+        return False
+    words, halves = (ctypes.c_int64 * 9).from_address(id(array)), (ctypes.c_int32 * 18).from_address(id(array))
+    about = (ctypes.c_int32 * 8).from_address(id(array.dtype))
+    shape = (words[acting.ARRAY_SHAPE], halves[acting.ARRAY_DIMENSIONS])
+    return (
+        (words[acting.OBJECT_TYPE], words[acting.ARRAY_DATA]) == (id(np.ndarray), array.ctypes.data)
+        and words[acting.ARRAY_DESCR] == id(array.dtype)
+        and shape[1] == 2
+        and list((ctypes.c_int64 * 2).from_address(shape[0])) == [2, 3]
+        and halves[acting.ARRAY_FLAGS] & acting.C_CONTIGUOUS_AND_ALIGNED == acting.C_CONTIGUOUS_AND_ALIGNED
+        and halves[acting.ARRAY_FLAGS] == array.flags.num
+        and about[acting.DESCR_NUMBER] == array.dtype.num
+        and bytes(about)[26:27] == array.dtype.byteorder.encode()
+    )
+
+
+@cache
+def _entry_for_one(takes_integers: bool, is_single: bool) -> Any:
+    """The compiled function for one observation.
+
+    Called without Numba's choice between argument types, which would take longer than a small network.
+    """
+    code = load_kernels().acting
+    given = types.int64 if takes_integers else code.OBJECT
+    if is_single:
+        return (code.act_on_integer if takes_integers else code.act_on_array).compile(types.int64(given, types.int64))
+    into = code.act_on_integer_into if takes_integers else code.act_on_array_into
+    return into.compile(types.int64(given, code.OBJECT, types.int64))
+
+
+@cache
+def _entry_for_many() -> Any:
+    return load_kernels().acting.act_on_rows.compile(types.void(*[types.int64] * 6))
+
+
+def _flat(what: str, space: spaces.Space) -> tuple[tuple[int, ...], np.dtype]:
+    if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        raise HurtleError(f"A compiled policy has {what} in a Box, Discrete, MultiDiscrete or MultiBinary, got {space}.")
+    dtype = np.dtype(space.dtype)
+    if dtype not in policy_table.DTYPES:
+        raise HurtleError(
+            f"A compiled policy has {what} of a dtype in {[d.name for d in policy_table.DTYPES]}, got {dtype.name}."
+        )
+    return tuple(space.shape or ()), dtype
+
+
+def _check_layer(n: int, layer: Layer, inputs: int, outputs: int | None) -> int:
+    """Check what layer n is; returns how many outputs it has."""
+    weight, bias = layer.weight, layer.bias
+    if weight.dtype != np.float32 or bias.dtype != np.float32:
+        raise HurtleError(f"Layer {n}: expected weights and biases of float32, got {weight.dtype} and {bias.dtype}.")
+    if weight.ndim != 2 or weight.shape[1] != inputs or outputs not in (None, weight.shape[0]) or not weight.shape[0]:
+        expected = f"[{'outputs' if outputs is None else outputs}, {inputs}]"
+        raise HurtleError(f"Layer {n}: expected weights of shape {expected}, got {list(weight.shape)}.")
+    if bias.shape != weight.shape[:1]:
+        raise HurtleError(f"Layer {n}: expected {weight.shape[0]} biases, got shape {list(bias.shape)}.")
+    if layer.activation not in ACTIVATIONS:
+        raise HurtleError(f"Layer {n}: expected the activation {', '.join(ACTIVATIONS)}, got {layer.activation!r}.")
+    return int(weight.shape[0])
+
+
+def _address_of(what: str, array: Any, shape: tuple[int, ...], dtype: np.dtype) -> int:
+    fits = isinstance(array, np.ndarray) and array.shape == shape and array.dtype == dtype and array.flags.c_contiguous
+    if not fits:
+        got = f"{array.dtype.name} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+        raise HurtleError(f"{what}: expected a contiguous array of {dtype.name} {list(shape)}, got {got}.")
+    return int(array.ctypes.data)
+
+
+def _space_of_input(space: spaces.Space, net: MLP) -> spaces.Space:
+    """The space that says how the network takes observations.
+
+    Emulation makes arrays of integers out of Discrete kinds, and the network still has one-hot inputs for them.
+    """
+    from hurtle.policies.layers import OneHot
+
+    layer = net.actor_body.input
+    if not isinstance(layer, OneHot) or isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return space
+    assert space.shape is not None
+    first, last = (part.cpu().numpy().reshape(space.shape) for part in (layer.starts, layer.last))
+    return spaces.MultiDiscrete(last + 1, dtype=space.dtype.type, start=first)  # type: ignore[union-attr]
+
+
+def _layers_of(net: MLP) -> tuple[Layer, ...]:
+    """The layers of the policy's part of a network."""
+    import torch
+    from torch import nn
+
+    from hurtle.policies.native_plan import UnsupportedError
+
+    names: dict[type, str] = {nn.Tanh: "tanh", nn.ReLU: "relu", nn.Identity: "none"}
+    modules = [*net.actor_body.hidden.children(), net.actor, nn.Identity()]  # type: ignore[union-attr]
+    layers = []
+    for linear, activation in zip(modules[::2], modules[1::2], strict=True):
+        if type(linear) is not nn.Linear or linear.bias is None or linear.weight.dtype != torch.float32:
+            raise UnsupportedError(f"it has a {type(linear).__name__} where a float32 Linear with a bias is known")
+        if type(activation) not in names:
+            raise UnsupportedError(f"its activation is {type(activation).__name__}")
+        weight, bias = (part.detach().cpu().numpy().copy() for part in (linear.weight, linear.bias))
+        layers.append(Layer(weight, bias, names[type(activation)]))
+    return tuple(layers)
