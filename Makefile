@@ -53,6 +53,7 @@ bench: $(BENCH_READY)  ## Benchmarks beside the peers; results go to benchmarks/
 	@$(BIN)/python benchmarks/gemm.py
 	@$(BIN)/python benchmarks/where.py
 	@$(BIN)/python benchmarks/gears.py
+	@$(BIN)/python benchmarks/inference.py
 
 bench-learning: setup  ## The learning grid, hours: what is not finished yet, JOBS=2 at a time, then docs/learning.md
 	@$(BIN)/python benchmarks/learning.py --jobs $(JOBS)

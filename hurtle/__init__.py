@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hurtle.deploy.exporting import export
     from hurtle.deploy.loading import load
     from hurtle.emulation.wrap import emulate
     from hurtle.envs.registry import make, register
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
     from hurtle.vector.factory import make_vec
 
 __version__ = "0.1.0"
-__all__ = ["HurtleError", "__version__", "emulate", "load", "make", "make_vec", "native", "register", "train"]
+__all__ = ["HurtleError", "__version__", "emulate", "export", "load", "make", "make_vec", "native", "register", "train"]
 
 _HOMES = {
     "HurtleError": "hurtle.errors",
     "emulate": "hurtle.emulation.wrap",
+    "export": "hurtle.deploy.exporting",
     "load": "hurtle.deploy.loading",
     "make": "hurtle.envs.registry",
     "make_vec": "hurtle.vector.factory",

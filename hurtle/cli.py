@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -49,7 +49,7 @@ def evaluate(
     """Score a trained policy over many episodes, with confidence.
 
     Args:
-        run: A run folder, a checkpoint file, or latest.
+        run: A run folder, a checkpoint file, latest, or an exported policy (.onnx, .pt2).
         episodes: How many.
         sampled: Sample actions; otherwise the most likely one is taken.
         env: Another env with the same spaces.
@@ -59,6 +59,16 @@ def evaluate(
         device: cpu, cuda, cuda:1 or auto.
         runs: Folder of the runs, for latest and for names.
     """
+    from hurtle.deploy.policy_file import is_policy_file
+
+    if is_policy_file(run):
+        from hurtle.deploy.scoring import evaluate_file
+
+        if device not in ("cpu", "auto"):
+            raise HurtleError(f"--device {device}: exported policies run on the CPU.")
+        pairs = _pairs(env_parameters)
+        print(evaluate_file(run, episodes, sampled or None, env, seed, num_envs, pairs))
+        return
     from hurtle.runners.evaluate import evaluate_run
 
     found = evaluate_run(
@@ -113,6 +123,30 @@ def watch(
         env_parameters=_pairs(env_parameters),
         device=device,
     )
+
+
+def export(
+    run: RunArgument,
+    file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")],
+    outputs: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME [NAME ...]")] = ("action",),
+    stochastic: Switch = False,
+    masked: Literal["auto", "yes", "no"] = "auto",
+    runs: Runs = "runs",
+) -> None:
+    """Write a trained policy to one file that runs anywhere, and check it.
+
+    Args:
+        run: A run folder, a checkpoint file, or latest.
+        file: out.onnx, or out.pt2 for torch.export.
+        outputs: Of action, value, logits (or mean, log_std; alpha, beta); heads means all that the distribution is made of.
+        stochastic: Sample the action; otherwise it is the most likely one.
+        masked: Take legal actions as an input; auto: if the run's env gave some.
+        runs: Folder of the runs, for latest and for names.
+    """
+    from hurtle.deploy.exporting import export as write_policy
+
+    wanted = None if masked == "auto" else masked == "yes"
+    print(write_policy(_find(run, runs), file, outputs=outputs, stochastic=stochastic, masked=wanted))
 
 
 def _find(run: str, runs: str) -> str:
@@ -305,6 +339,7 @@ VERBS: dict[str, Callable[..., int | None]] = {
     "train": train,
     "eval": evaluate,
     "watch": watch,
+    "export": export,
     "sanity": sanity,
     "envs": envs,
     "bench": bench,

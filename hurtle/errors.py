@@ -71,6 +71,10 @@ class CheckpointError(HurtleError):
     """A checkpoint that could not be written, or is missing, damaged or foreign; names the file and what to use instead."""
 
 
+class PolicyFileError(HurtleError):
+    """An exported policy that could not be written, or is missing, damaged or foreign; names the file and what is wrong."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A sentence that suggests the known names nearest to `name`, or lists them when none is near.
 

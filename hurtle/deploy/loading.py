@@ -1,262 +1,44 @@
-"""`hurtle.load`: a trained policy that acts on single observations or batches, as the env gives and takes them.
+"""`hurtle.load`: a trained policy, from a run or from an exported file, that acts on observations as the env gives them.
 
-observation (array, int, dict …) → flat rows → normalizer → policy → action that `env.step` takes. Makes no env.
+path → checkpoint → `LoadedPolicy` (torch), or → policy file → `ExportedPolicy` (which needs no torch). Makes no env.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from gymnasium import spaces
-from torch import Tensor, nn
+from hurtle.deploy.acting import ActingPolicy
+from hurtle.deploy.policy_file import is_policy_file, read_policy_file
+from hurtle.errors import HurtleError
 
-from hurtle.collect.inference import see
-from hurtle.emulation.leaves import tree_leaves
-from hurtle.errors import EmulationError, HurtleError, NonFiniteError
-from hurtle.native.rng import seed_range, stream_states
-from hurtle.native.uniforms import uniforms
-from hurtle.policies.policy import Policy
-from hurtle.runners.config import settings_to_dict
-from hurtle.runners.playing import choose, nan_rows
-from hurtle.runners.restore import Restored, find_checkpoint, restore
-
-LOADED_STREAM = 0x6C6F61  # sampled actions of a loaded policy: a stream that nothing else draws from
-
-State = tuple[Tensor, ...]
+if TYPE_CHECKING:
+    from torch import nn
 
 
-def load(path: Any, policy: nn.Module | None = None, device: str = "cpu") -> LoadedPolicy:
-    """Load the policy that a run has learned; its env is not made, and no pickled code is run.
+def load(path: Any, policy: nn.Module | None = None, device: str = "cpu", runtime: str = "auto") -> ActingPolicy:
+    """Load the policy that a run has learned, or one that was exported; its env is not made, and no pickled code is run.
 
     Args:
-        path: A run folder, "latest", the `Run` that `hurtle.train` returned, or a checkpoint file. Of a run: its best
-            checkpoint if it has one, else the newest.
+        path: A run folder, "latest", the `Run` that `hurtle.train` returned, a checkpoint file, or a file that `hurtle.export`
+            wrote (.onnx, .pt2). Of a run: its best checkpoint if it has one, else the newest.
         policy: A module built like the one that the run was given, where it was given one as an object.
-        device: "cpu", "cuda", "cuda:1" … or "auto".
+        device: "cpu", "cuda", "cuda:1" … or "auto"; exported files run on the CPU.
+        runtime: What runs an exported file: "native" (compiled, plain MLPs only), "onnxruntime", "torch" (.pt2), or "auto",
+            the fastest of them that can.
 
     Example:
         >>> policy = load("runs/cartpole")  # doctest: +SKIP
         >>> obs, info = env.reset()  # doctest: +SKIP
         >>> obs, reward, terminated, truncated, info = env.step(policy.act(obs))  # doctest: +SKIP
     """
-    _, file = find_checkpoint(path)
-    return LoadedPolicy(restore(file, module=policy, device=device), file)
+    if is_policy_file(path):
+        from hurtle.deploy.exported import ExportedPolicy
 
+        if policy is not None or device not in ("cpu", "auto"):
+            raise HurtleError(f"{path} is an exported policy: it needs no module (policy=…), and runs on the CPU.")
+        return ExportedPolicy(read_policy_file(path), runtime)
+    if runtime != "auto":
+        raise HurtleError(f"runtime={runtime!r} is for exported files (.onnx, .pt2); {path} is a run, and runs in torch.")
+    from hurtle.deploy.torch_policy import load_run
 
-class LoadedPolicy:
-    """A trained policy, ready to act.
-
-    A recurrent policy remembers between calls of `act`; `reset()` begins an episode. Or carry its memory yourself:
-    `action, state = policy.act(obs, state)`, with `policy.initial_state()` at the start of an episode.
-
-    Args:
-        restored: The policy and what belongs to it.
-        file: The checkpoint it came from.
-
-    Attributes:
-        module: The torch policy.
-        observation_space: What `act` takes: the env's own space (of one agent, if it has several).
-        action_space: What `act` returns.
-        settings: All settings of the run, flat.
-        steps: How long it was trained.
-    """
-
-    def __init__(self, restored: Restored, file: Path):
-        self.module: Policy = restored.policy
-        self.steps = restored.steps
-        self.settings: dict[str, Any] = settings_to_dict(restored.settings)
-        self.file = file
-        self._layout, self._action_layout = restored.layout, restored.action_layout
-        self.observation_space: spaces.Space = self._layout.space if self._layout else self.module.observation_space
-        self.action_space: spaces.Space = self._action_layout.space if self._action_layout else self.module.action_space
-        self._device = next((weight.device for weight in self.module.parameters()), torch.device("cpu"))
-        self._seed = restored.settings.train.seed
-        self._calls = 0
-        self._memory: State | None = None  # of `act` without a state; None: an episode begins
-
-    def act(self, obs: Any, state: State | None = None, mask: Any = None, deterministic: bool = True) -> Any:
-        """Choose an action for one observation, or actions for a batch of them.
-
-        Args:
-            obs: As `env.reset()` gives it, or a batch [B, …] as a vector env does.
-            state: The memory to act with; None uses the policy's own.
-            mask: Legal actions, bool [n] or [B, n].
-            deterministic: Take the most likely action; False samples from a stream that the run's seed determines.
-
-        Returns:
-            An action that `env.step` takes, or a batch of them; with `state`, the pair (action, next state).
-
-        Raises:
-            HurtleError: The observation, mask or state is not what the policy expects.
-        """
-        rows, single = self._rows(obs)
-        memory = self._own_memory(len(rows)) if state is None else self._given_memory(state, len(rows))
-        drawn = None if deterministic else self._uniforms(len(rows))
-        actions, after = choose(self.module, rows, memory, self._mask(mask, len(rows), single), None, drawn, self._device)
-        action = self._env_action(actions[0]) if single else self._env_batch(actions)
-        if state is not None:
-            return action, after
-        self._memory = after
-        return action
-
-    def value(self, obs: Any) -> Any:
-        """What the policy expects to gain from here: a float for one observation, float32 [B] for a batch.
-
-        A recurrent policy answers with what it remembers, and remembers nothing new.
-        """
-        rows, single = self._rows(obs)
-        with torch.inference_mode():
-            values = self.module.value(see(self.module, rows, self._device), self._own_memory(len(rows)))
-        found = values.float().cpu().numpy()
-        return float(found[0]) if single else found
-
-    def reset(self, mask: Any = None) -> None:
-        """Begin a new episode: forget.
-
-        Args:
-            mask: bool [B]: the rows of the batch that begin one; None: all.
-        """
-        if mask is None or self._memory is None:
-            self._memory = None
-            return
-        chosen = np.asarray(mask)
-        batch = len(self._memory[0]) if self._memory else len(chosen)
-        if chosen.dtype != np.bool_ or chosen.shape != (batch,):
-            raise HurtleError(f"reset takes a mask of bool [{batch}], got {chosen.dtype} {list(chosen.shape)}.")
-        kept = torch.as_tensor(~chosen, device=self._device)
-        self._memory = tuple(part * kept.view(-1, *[1] * (part.ndim - 1)) for part in self._memory)
-
-    def initial_state(self, batch: int = 1) -> State:
-        """The memory at the start of an episode; () for a policy without recurrence."""
-        return self.module.initial_state(batch, device=self._device)
-
-    # What comes in.
-
-    def _rows(self, obs: Any) -> tuple[np.ndarray, bool]:
-        """Observations as rows [B, …] of the space that the policy was trained on, and whether it was a single one."""
-        flat_space = self.module.observation_space
-        structured = self._layout is not None and not isinstance(self._layout.space, spaces.Box)
-        if structured and not _is_flat(obs, flat_space):
-            rows, single = self._flattened(obs)
-        else:
-            rows, single = _plain_rows(obs, flat_space)
-        if nan_rows(rows, self._layout).any():
-            raise NonFiniteError("The observation holds NaN; a policy can make nothing of it.")
-        return rows, single
-
-    def _flattened(self, obs: Any) -> tuple[np.ndarray, bool]:
-        """A structured observation, or a batch of them as vector envs have it."""
-        layout = self._layout
-        assert layout is not None
-        try:
-            layout.check(obs)
-        except EmulationError as error:
-            batch = _batch_size(obs)
-            if batch is None:
-                raise
-            memory = layout.memory(batch)
-            try:
-                layout.write_batch(obs, memory)
-            except (EmulationError, KeyError, TypeError, IndexError, ValueError):
-                raise error from None  # it was meant to be a single one
-            return layout.flat(memory), False
-        memory = layout.memory(1)
-        layout.writer(memory[0])(obs)
-        return layout.flat(memory), True
-
-    def _mask(self, mask: Any, batch: int, single: bool) -> np.ndarray | None:
-        if mask is None:
-            return None
-        size = self.module.head.mask_size
-        if size is None:
-            raise HurtleError(f"mask: actions in {self.action_space} have no masks; leave it out.")
-        given = np.asarray(mask)
-        expected = (size,) if single else (batch, size)
-        if given.shape != expected or given.dtype.kind not in "biu":
-            raise HurtleError(f"mask: expected bool {list(expected)}, got {given.dtype} {list(given.shape)}.")
-        return given.astype(np.bool_).reshape(batch, size)
-
-    def _own_memory(self, batch: int) -> State:
-        if self._memory is None:
-            return self.initial_state(batch)
-        if self._memory and len(self._memory[0]) != batch:
-            raise HurtleError(
-                f"The policy remembers {len(self._memory[0])} episodes and got {batch} observations: call reset() before "
-                "a batch of another size, or carry the memory yourself with state=policy.initial_state(batch)."
-            )
-        return self._memory
-
-    def _given_memory(self, state: State, batch: int) -> State:
-        expected = [list(part.shape) for part in self.initial_state(batch)]
-        got = [list(getattr(part, "shape", ())) for part in state] if isinstance(state, tuple | list) else None
-        if got != expected:
-            raise HurtleError(f"state: expected tensors {expected} for {batch} observations (see initial_state), got {got}.")
-        return tuple(part.to(self._device) for part in state)
-
-    def _uniforms(self, batch: int) -> np.ndarray:
-        streams = stream_states(seed_range(self._seed, batch), LOADED_STREAM)
-        self._calls += 1
-        return uniforms(streams, np.full(batch, self._calls, np.int64), self.module.num_uniforms)
-
-    # What goes out.
-
-    def _env_action(self, action: Any) -> Any:
-        """One action as `env.step` takes it."""
-        if self._action_layout is not None:
-            return self._action_layout.decode(action)
-        return int(action) if isinstance(self.action_space, spaces.Discrete) else action.copy()
-
-    def _env_batch(self, actions: np.ndarray) -> Any:
-        """Actions [B, …] as a vector env takes them."""
-        if self._action_layout is None or isinstance(self.action_space, spaces.Box):
-            return actions
-        return _stacked([self._action_layout.decode(action) for action in actions])
-
-    def __repr__(self) -> str:
-        return f"LoadedPolicy({self.settings['env']}, {self.steps:,} steps, {self.file})"
-
-
-def _is_flat(obs: Any, space: spaces.Space) -> bool:
-    """Whether a structured observation comes flat already, as an emulated env gives it."""
-    return isinstance(obs, np.ndarray) and obs.dtype == space.dtype and obs.shape[-len(space.shape or ()) :] == space.shape
-
-
-def _plain_rows(obs: Any, space: spaces.Space) -> tuple[np.ndarray, bool]:
-    shape, dtype = space.shape or (), np.dtype(space.dtype)
-    try:
-        given = np.asarray(obs.cpu() if isinstance(obs, Tensor) else obs)
-    except (ValueError, TypeError):  # ragged
-        given = np.empty(0, object)
-    fits = given.dtype == dtype or (given.dtype.kind in "biuf" and np.can_cast(given.dtype, dtype, "same_kind"))
-    if given.shape not in (shape, (*given.shape[:1], *shape)) or not fits or not given.size:
-        got = f"{type(obs).__name__} {obs!r}" if given.dtype == object else f"{given.dtype} {list(given.shape)}"
-        batch = ["B", *shape]
-        raise HurtleError(
-            f"observation: expected {dtype} {list(shape)}, or a batch {batch}, as in {space}; got {got[:200]}.".replace("'", "")
-        )
-    single = given.shape == shape
-    rows = given.astype(dtype, copy=False).reshape(-1, *shape)
-    if isinstance(space, spaces.Discrete) and not ((rows >= space.start) & (rows < space.start + space.n)).all():
-        raise HurtleError(f"observation: expected one of {space}, got {obs!r}.")
-    return rows, single
-
-
-def _batch_size(obs: Any) -> int | None:
-    """How many observations a structured batch holds: the length of its first leaf that has one."""
-    for leaf in tree_leaves(obs):
-        if np.ndim(leaf) > 0:
-            return len(leaf)
-    return None
-
-
-def _stacked(actions: list[Any]) -> Any:
-    """Structured actions as one batch, as Gymnasium has it: a dict or tuple of arrays."""
-    first = actions[0]
-    if isinstance(first, dict):
-        return {key: _stacked([action[key] for action in actions]) for key in first}
-    if isinstance(first, tuple):
-        return tuple(_stacked([action[i] for action in actions]) for i in range(len(first)))
-    return np.stack(actions)
+    return load_run(path, policy, device)

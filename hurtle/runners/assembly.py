@@ -151,7 +151,8 @@ def _join(
     rewards = RewardRule(train.reward_mode, num_rows, config.gamma, train.reward_clip)
     gear = choose_gear(train, config, vec, policy, rewards, seed, timer)
     rollout = Rollout(policy, config.num_steps, num_rows, gear.collector.has_masks, str(device))
-    return Parts(policy, gear, rollout, describe_spaces(vec, own_actions), timer, owns_envs)
+    described = {**describe_spaces(vec, own_actions), "masked": rollout.masks is not None}
+    return Parts(policy, gear, rollout, described, timer, owns_envs)
 
 
 def row_spaces(vec: Any) -> tuple[spaces.Space, spaces.Space]:

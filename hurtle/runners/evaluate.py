@@ -16,7 +16,7 @@ from hurtle.envs.registry import EnvLike, resolve
 from hurtle.errors import HurtleError, NonFiniteError
 from hurtle.native.env import Env
 from hurtle.policies.policy import Policy
-from hurtle.runners.playing import Player, eval_seed
+from hurtle.runners.playing import Player, RowPolicy, eval_seed
 from hurtle.runners.restore import Restored, find_checkpoint, restore
 from hurtle.tracking.json_text import to_json
 from hurtle.tracking.statistics import summarize
@@ -74,7 +74,7 @@ class Evaluation:
 
 
 def evaluate_policy(
-    policy: Policy,
+    policy: Policy | RowPolicy,
     env: EnvLike,
     episodes: int = 100,
     deterministic: bool = True,
@@ -120,8 +120,9 @@ def evaluate_policy(
     check_count("num_envs", num_envs)
     num_envs, first_seed = min(num_envs, episodes), eval_seed(seed)
     tally = Tally(episodes, num_envs, max_steps, games=isinstance(env, str) and env.startswith("atari/"))
-    was_training = policy.training
-    policy.eval()
+    was_training = isinstance(policy, Policy) and policy.training
+    if isinstance(policy, Policy):
+        policy.eval()
     try:
         with (
             make_vec(env, num_envs, backend=backend, seed=first_seed, emulate=emulate, **parameters) as vec,
@@ -135,7 +136,8 @@ def evaluate_policy(
                 player.end(terminated, truncated, over)
                 advance(tally.add(infos, over))
     finally:
-        policy.train(was_training)
+        if isinstance(policy, Policy):
+            policy.train(was_training)
     return Evaluation.of(*tally.episodes(), deterministic)
 
 

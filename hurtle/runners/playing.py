@@ -5,15 +5,16 @@ observations → normalizer (frozen) → policy (state, masks) → mode or sampl
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 from hurtle.collect.inference import see
 from hurtle.emulation.layout import SpaceLayout
-from hurtle.emulation.leaves import tree_leaves
+from hurtle.emulation.nan import nan_rows
 from hurtle.errors import DeviceError, HurtleError, NonFiniteError
 from hurtle.native.rng import seed_range, stream_state, stream_states
 from hurtle.native.uniforms import uniforms
@@ -37,6 +38,24 @@ def eval_seed(seed: int) -> int:
     return 1 << 30 | stream_state(seed, EVAL_STREAM) >> 34
 
 
+class RowPolicy(Protocol):
+    """What else than a torch `Policy` can be played: a policy that chooses for rows by itself, such as an exported one."""
+
+    observation_space: spaces.Space
+    action_space: spaces.Space
+    num_uniforms: int
+
+    def initial_state(self, batch: int) -> tuple[Any, ...]:
+        """The memory of so many rows at the start of an episode."""
+        ...
+
+    def choose_rows(
+        self, rows: np.ndarray, state: tuple[Any, ...], mask: np.ndarray | None, starts: np.ndarray
+    ) -> tuple[np.ndarray, tuple[Any, ...]]:
+        """Actions for flat observations, and the next memory; rows that start an episode remember nothing."""
+        ...
+
+
 class Player:
     """Plays a policy on all rows (agents of envs) of a vector.
 
@@ -51,14 +70,19 @@ class Player:
         HurtleError: The policy is for envs with other spaces.
     """
 
-    def __init__(self, policy: Policy, vec: VecEnv, *, deterministic: bool, seed: int, device: str = "cpu"):
+    def __init__(self, policy: Policy | RowPolicy, vec: VecEnv, *, deterministic: bool, seed: int, device: str = "cpu"):
         _check_spaces(policy, vec)
-        self.policy, self._deterministic, self._device = policy, deterministic, _device_of(policy, device)
+        self.policy, self._deterministic = policy, deterministic
+        self._device = _device_of(policy, device) if isinstance(policy, Policy) else torch.device("cpu")
         self._layout: SpaceLayout | None = getattr(vec, "layout", None)
         self._num_agents, self._rows = vec.num_agents, vec.num_envs * vec.num_agents
         self._streams = stream_states(seed_range(seed, self._rows), EVAL_ACTION_STREAM)
         self._steps = np.zeros(self._rows, np.int64)
-        self._state = policy.initial_state(self._rows, device=self._device)
+        self._state: tuple[Any, ...] = (
+            policy.initial_state(self._rows, device=self._device)
+            if isinstance(policy, Policy)
+            else policy.initial_state(self._rows)
+        )
         self._starts = np.ones(self._rows, np.bool_)
 
     def act(self, obs: Any, infos: dict[str, Any]) -> np.ndarray:
@@ -73,7 +97,10 @@ class Player:
         mask = np.asarray(infos["action_mask"], np.bool_).reshape(self._rows, -1) if "action_mask" in infos else None
         drawn = None if self._deterministic else uniforms(self._streams, self._steps, self.policy.num_uniforms)
         self._steps += 1
-        actions, self._state = choose(self.policy, rows, self._state, mask, starts, drawn, self._device)
+        if isinstance(self.policy, Policy):
+            actions, self._state = choose(self.policy, rows, self._state, mask, starts, drawn, self._device)
+        else:
+            actions, self._state = self.policy.choose_rows(rows, self._state, mask, starts)
         return actions.reshape(*lead, *actions.shape[1:])
 
     def end(self, terminated: np.ndarray, truncated: np.ndarray, over: np.ndarray) -> None:
@@ -129,19 +156,7 @@ def choose(
     return policy.head.env_actions(raw.cpu().numpy()), state
 
 
-def nan_rows(rows: np.ndarray, layout: SpaceLayout | None) -> np.ndarray:
-    """Which observations [B, …] hold NaN, bool [B]; bytes of a structured space are searched for the floats among them."""
-    leaves = [rows]
-    if rows.dtype == np.uint8 and layout is not None and not layout.is_plain:
-        leaves = tree_leaves(layout.unflatten(rows))
-    found = np.zeros(len(rows), np.bool_)
-    for leaf in leaves:
-        if leaf.dtype.kind == "f":
-            found |= np.isnan(leaf).reshape(len(rows), -1).any(axis=1)
-    return found
-
-
-def _check_spaces(policy: Policy, vec: VecEnv) -> None:
+def _check_spaces(policy: Policy | RowPolicy, vec: VecEnv) -> None:
     pairs = {
         "observations": (policy.observation_space, vec.agent_observation_space),
         "actions": (policy.action_space, vec.agent_action_space),

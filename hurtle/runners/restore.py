@@ -36,6 +36,7 @@ class Restored:
         action_layout: How a flat action becomes the env's structured one; None likewise.
         steps: How long it was trained.
         has_named_env: Whether the env can be made from the settings; else the caller must have it.
+        has_masks: Whether the env told which actions are legal.
     """
 
     policy: Policy
@@ -44,6 +45,7 @@ class Restored:
     action_layout: ActionLayout | None
     steps: int
     has_named_env: bool
+    has_masks: bool = False
 
     def named_env(self) -> str:
         """The name of the run's env.
@@ -110,7 +112,8 @@ def restore(file: Path, module: nn.Module | None = None, device: str = "cpu") ->
     )
     load_weights(policy, state["policy"], file)
     policy.to(find_device(device)).eval()
-    return Restored(policy, settings, layout, action_layout, state["progress"]["steps"], state["named_env"])
+    steps, has_masks = state["progress"]["steps"], spaces.get("masked", False)
+    return Restored(policy, settings, layout, action_layout, steps, state["named_env"], has_masks)
 
 
 def _layouts(structure: dict[str, Any] | None) -> tuple[SpaceLayout | None, ActionLayout | None]:

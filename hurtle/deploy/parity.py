@@ -1,0 +1,186 @@
+"""Whether an exported policy computes what the torch policy does: random and extreme observations, masks, states, batches.
+
+policy × runtime → the same inputs to both → largest difference, or an error that names the output. Knows no file format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from hurtle.collect.inference import see
+from hurtle.deploy.policy_file import Port
+from hurtle.deploy.policy_graph import PolicyGraph, head_outputs
+from hurtle.emulation.layout import SpaceLayout
+from hurtle.emulation.leaves import tree_leaves
+from hurtle.errors import EmulationError, HurtleError, PolicyFileError
+from hurtle.policies.distributions import Categorical, Distribution, MultiCategorical
+from hurtle.policies.policy import Policy
+
+TOLERANCE = 1e-5
+"""Relative to outputs above 1."""
+SAMPLED_TOLERANCE = 1e-4
+"""Of actions that are sampled: logarithms and cosines of float32 differ between libraries by more than sums do."""
+OBSERVATIONS, EXTREME = 256, 24
+BATCHES = (256, 1, 3)
+UNBOUNDED, ENORMOUS = 1e4, 1e9
+"""What stands in an observation for a bound that is infinite or enormous."""
+
+Feeds = dict[str, np.ndarray]
+
+
+def check_parity(
+    policy: Policy,
+    graph: PolicyGraph,
+    run: Callable[[Feeds], Feeds],
+    layout: SpaceLayout | None,
+    what: str,
+    seed: int = 0,
+) -> tuple[float, int]:
+    """Compare a runtime with the trained policy, as it acts in Hurtle.
+
+    Args:
+        policy: The policy, untouched.
+        graph: What was exported of it: its inputs and outputs.
+        run: The exported one: inputs by name → outputs by name, all or some of them.
+        layout: How the env's structured observation lies in the flat one.
+        what: What the runtime is called in errors.
+        seed: Of the random inputs, and of torch's generator for programs that draw from it.
+
+    Returns:
+        The largest difference, and how many observations were tried.
+
+    Raises:
+        PolicyFileError: They differ.
+        HurtleError: The policy's own outputs are not numbers.
+    """
+    worst, count = 0.0, 0
+    with torch.random.fork_rng(devices=[]):
+        for rows, feeds in _batches(graph, layout, np.random.default_rng(seed)):
+            torch.manual_seed(seed)
+            distribution, expected = _expected(policy, graph, rows, feeds)
+            torch.manual_seed(seed)
+            found = run(feeds)
+            count += len(rows)
+            for name, array in found.items():
+                is_choice = name == "action" and not graph.stochastic
+                difference = _difference(expected[name], array, distribution if is_choice else None, policy)
+                limit = SAMPLED_TOLERANCE if name == "action" and graph.stochastic else TOLERANCE
+                if not difference <= limit:
+                    raise PolicyFileError(
+                        f"The exported policy is not the trained one: on {what}, {name!r} differs by {difference:.2e} "
+                        f"(more than {limit:.0e}). Nothing was written."
+                    )
+                worst = max(worst, difference)
+    return worst, count
+
+
+@torch.inference_mode()
+def _expected(policy: Policy, graph: PolicyGraph, rows: np.ndarray, feeds: Feeds) -> tuple[Distribution, Feeds]:
+    """What the policy computes for flat observations: its distribution, and all outputs by name."""
+    state = tuple(torch.from_numpy(feeds[port.name]) for port in graph.states)
+    mask = torch.from_numpy(feeds["mask"]) if "mask" in feeds else None
+    distribution, value, after = policy(see(policy, rows, torch.device("cpu")), state, mask)
+    raw = distribution.mode()
+    if graph.stochastic:
+        given = feeds.get("uniforms")
+        raw = distribution.sample(torch.rand(len(rows), policy.num_uniforms) if given is None else torch.from_numpy(given))
+    found = {"action": policy.head.env_actions(raw.numpy()), "value": value.float().numpy()}
+    found |= {name: part.numpy() for name, part in head_outputs(distribution).items()}
+    found |= {f"state_out_{k}": part.numpy() for k, part in enumerate(after)}
+    for name in (port.name for port in graph.outputs):
+        if not np.isfinite(found[name]).all():
+            raise HurtleError(f"The policy's {name!r} is not finite for some observations: its training has diverged.")
+    return distribution, found
+
+
+def _difference(expected: np.ndarray, array: np.ndarray, chosen: Distribution | None, policy: Policy) -> float:
+    """The largest one, relative above 1; of a discrete action, how much less likely than the best, as ties fall either way."""
+    if array.shape != expected.shape or array.dtype != expected.dtype:
+        return float("inf")
+    if isinstance(chosen, Categorical | MultiCategorical):
+        start = torch.as_tensor(getattr(policy.action_space, "start", 0))
+        raw = torch.from_numpy(array.astype(np.int64)).reshape(len(array), -1) - start.reshape(-1)
+        raw = raw.squeeze(1) if isinstance(chosen, Categorical) else raw
+        return float((chosen.log_prob(chosen.mode()) - chosen.log_prob(raw)).max())
+    reference, found = expected.astype(np.float64), array.astype(np.float64)
+    off = np.abs(reference - found) / np.maximum(1.0, np.abs(reference))
+    return float(off.max(initial=0.0)) if np.isfinite(off).all() else float("inf")
+
+
+def _batches(graph: PolicyGraph, layout: SpaceLayout | None, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, Feeds]]:
+    """Flat observations, and the same as the inputs of the file."""
+    rows, leaves = _observations(graph, layout, rng)
+    for size in BATCHES:
+        chosen = rng.permutation(OBSERVATIONS)[:size]
+        feeds = {port.name: np.ascontiguousarray(leaf[chosen]) for port, leaf in zip(graph.inputs, leaves, strict=False)}
+        for port in graph.inputs[len(leaves) :]:
+            feeds[port.name] = _other_input(port, size, graph, rng)
+        yield np.ascontiguousarray(rows[chosen]), feeds
+
+
+def _other_input(port: Port, size: int, graph: PolicyGraph, rng: np.random.Generator) -> np.ndarray:
+    shape = (size, *port.shape)
+    if port.name == "mask":  # some rows allow all, most only some, and each choice at least one
+        mask = (rng.random(shape) < 0.6) | (rng.random((size, 1)) < 0.3)
+        first = 0
+        for options in graph.policy.head.nvec or (port.shape[0],):
+            mask[np.arange(size), first + rng.integers(0, options, size)] = True
+            first += options
+        return mask
+    if port.name == "uniforms":
+        return rng.random(shape, np.float32)
+    state = rng.standard_normal(shape, np.float32)
+    state[: size // 4] = 0.0  # an episode begins
+    return state
+
+
+def _observations(
+    graph: PolicyGraph, layout: SpaceLayout | None, rng: np.random.Generator
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Flat observations: samples of the space, bounds, zeros, ones; and the same, in the same memory, as an array per input."""
+    ports, unfit = graph.leaf_ports, []
+    if layout is not None and ports[0].name != "obs":
+        layout.space.seed(int(rng.integers(1 << 31)))
+        memory = layout.memory(OBSERVATIONS)
+        for k, row in enumerate(memory):
+            try:
+                layout.writer(row)(layout.space.sample())
+            except EmulationError:  # a Sequence may be sampled longer than the layout's maximum
+                unfit.append(k)
+        rows = layout.flat(memory)
+        leaves = tree_leaves(layout.unflatten(rows))
+        bounds = [(leaf.low, leaf.high) for leaf in tree_leaves(layout.tree)]
+    else:
+        space = graph.policy.observation_space
+        space.seed(int(rng.integers(1 << 31)))
+        rows = np.stack([np.asarray(space.sample(), ports[0].dtype) for _ in range(OBSERVATIONS)])
+        leaves, bounds = [rows], [_bounds(space)]
+    for leaf, (least, greatest) in zip(leaves, bounds, strict=True):
+        low, high = _finite(least, -UNBOUNDED), _finite(greatest, UNBOUNDED)
+        leaf[unfit] = rng.uniform(low, high, (len(unfit), *leaf.shape[1:]))
+        for k, edge in enumerate((low, high, np.clip(0.0, low, high), np.clip(1.0, low, high))):
+            leaf[k] = edge
+        pick = rng.random((EXTREME, *leaf.shape[1:])) < 0.5
+        leaf[4 : 4 + EXTREME] = np.where(pick, low, high)
+    return rows, leaves
+
+
+def _finite(bound: Any, instead: float) -> np.ndarray:
+    """A bound of a space without infinities, nor numbers next to them."""
+    bound = np.asarray(bound, np.float64)
+    return np.where(np.abs(bound) < ENORMOUS, bound, instead)
+
+
+def _bounds(space: spaces.Space) -> tuple[np.ndarray, np.ndarray]:
+    if isinstance(space, spaces.Box):
+        return space.low, space.high
+    if isinstance(space, spaces.MultiBinary):
+        return np.zeros(space.shape), np.ones(space.shape)
+    assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+    count = space.n if isinstance(space, spaces.Discrete) else space.nvec
+    return np.asarray(space.start), np.asarray(space.start + count - 1)

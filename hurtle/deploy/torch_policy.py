@@ -1,0 +1,83 @@
+"""`LoadedPolicy`: the torch policy of a run or checkpoint, acting. Makes no env, and runs no pickled code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hurtle.collect.inference import see
+from hurtle.deploy.acting import ActingPolicy, State
+from hurtle.native.rng import seed_range, stream_states
+from hurtle.native.uniforms import uniforms
+from hurtle.policies.policy import Policy
+from hurtle.runners.config import settings_to_dict
+from hurtle.runners.playing import choose
+from hurtle.runners.restore import Restored, find_checkpoint, restore
+
+LOADED_STREAM = 0x6C6F61  # sampled actions of a loaded policy: a stream that nothing else draws from
+
+
+def load_run(path: Any, policy: nn.Module | None = None, device: str = "cpu") -> LoadedPolicy:
+    """The policy of a run or a checkpoint; see `hurtle.load`."""
+    _, file = find_checkpoint(path)
+    return LoadedPolicy(restore(file, module=policy, device=device), file)
+
+
+class LoadedPolicy(ActingPolicy):
+    """The torch policy of a run.
+
+    Args:
+        restored: The policy and what belongs to it.
+        file: The checkpoint it came from.
+
+    Attributes:
+        module: The torch policy.
+        settings: All settings of the run, flat.
+        steps: How long it was trained.
+    """
+
+    def __init__(self, restored: Restored, file: Path):
+        module = restored.policy
+        flat_spaces = module.observation_space, module.action_space
+        super().__init__(flat_spaces, (restored.layout, restored.action_layout), module.head.mask_size)
+        self.module: Policy = module
+        self.steps = restored.steps
+        self.settings: dict[str, Any] = settings_to_dict(restored.settings)
+        self.file = file
+        self._device = next((weight.device for weight in self.module.parameters()), torch.device("cpu"))
+        self._seed = restored.settings.train.seed
+        self._calls = 0
+
+    def initial_state(self, batch: int = 1) -> State:
+        """The memory at the start of an episode; () for a policy without recurrence."""
+        return self.module.initial_state(batch, device=self._device)
+
+    def _choose(
+        self, rows: np.ndarray, memory: State, mask: np.ndarray | None, deterministic: bool | None
+    ) -> tuple[np.ndarray, State]:
+        drawn = self._uniforms(len(rows)) if deterministic is False else None
+        return choose(self.module, rows, memory, mask, None, drawn, self._device)
+
+    def _values(self, rows: np.ndarray, memory: State) -> np.ndarray:
+        with torch.inference_mode():
+            values = self.module.value(see(self.module, rows, self._device), memory)
+        return values.float().cpu().numpy()
+
+    def _forgotten(self, part: Tensor, rows: np.ndarray) -> Tensor:
+        chosen = torch.as_tensor(rows, device=self._device)
+        return part.masked_fill(chosen.view(-1, *[1] * (part.ndim - 1)), 0.0)
+
+    def _as_memory(self, part: Any) -> Tensor:
+        return torch.as_tensor(part, device=self._device)
+
+    def _uniforms(self, batch: int) -> np.ndarray:
+        streams = stream_states(seed_range(self._seed, batch), LOADED_STREAM)
+        self._calls += 1
+        return uniforms(streams, np.full(batch, self._calls, np.int64), self.module.num_uniforms)
+
+    def __repr__(self) -> str:
+        return f"LoadedPolicy({self.settings['env']}, {self.steps:,} steps, {self.file})"

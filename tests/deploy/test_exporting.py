@@ -1,0 +1,455 @@
+"""Every policy that can be trained is exported, and computes the same in every runtime as the run's torch policy does."""
+
+import itertools
+import json
+import random
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from export_helpers import (
+    ACTIONS,
+    MASKABLE,
+    NETWORKS,
+    OBSERVATIONS,
+    assert_agrees,
+    assert_outputs_equal,
+    expected_outputs,
+    fits,
+    fresh_observations,
+    hand_made,
+    own_module,
+    random_env,
+    train_tiny,
+)
+from gymnasium import spaces
+from hand_made_runs import write_run
+
+import hurtle
+from hurtle.cli import main
+from hurtle.deploy import exporting
+from hurtle.deploy.exported import ExportedPolicy
+from hurtle.deploy.policy_file import read_policy_file
+from hurtle.errors import HurtleError, PolicyFileError, UnknownNameError
+
+COVERING = [
+    ("ppo", "tanh", "float32", "discrete", False),
+    ("ppo", "relu", "uint8", "multi_discrete", True),
+    ("a2c", "shared", "discrete", "multi_binary", True),
+    ("ppo", "deep", "matrix", "squashed", False),
+    ("a2c", "linear", "int8", "integer", False),
+    ("a2c", "normalized", "single", "float64", False),
+    ("ppo", "normalized", "float64", "beta", False),
+    ("a2c", "cnn", "image", "gaussian", False),
+    ("ppo", "structured", "mixed", "structured", False),
+    ("a2c", "tanh", "floats", "structured", False),
+    ("a2c", "mingru", "text", "squashed", False),
+    ("ppo", "gru", "grid", "multi_discrete", True),
+    ("ppo", "lstm", "multi_binary", "discrete", True),
+    ("a2c", "module", "multi_discrete", "discrete", False),
+]
+"""Algorithm, network, observations, actions, masks: each kind of each at least once."""
+SLOW = 150
+"""How many of the other 2,700 combinations the slow tests try; all of them take hours."""
+
+
+def every_combination():
+    for combination in itertools.product(("ppo", "a2c"), NETWORKS, OBSERVATIONS, ACTIONS, (False, True)):
+        _, network, observation, action, masks = combination
+        takes = network != "module" or action in ("discrete", "gaussian")
+        if fits(network, observation) and takes and (action in MASKABLE or not masks) and combination not in COVERING:
+            yield combination
+
+
+def named(combinations):
+    return [pytest.param(*each, id="-".join([*each[:4], *["masks"] * each[4]])) for each in combinations]
+
+
+def check_combination(folder, algorithm, network, observation, action, masks):
+    action_space, distribution = ACTIONS[action]
+    settings = {**NETWORKS[network], "algorithm": algorithm}
+    if observation == "image":
+        settings["learning_rate"] = 0.001  # else the features reach thousands, and float32 has no 1e-5 left
+    module = None
+    if network == "module":
+        module = own_module(OBSERVATIONS[observation], action_space)
+        settings["policy"] = module
+    else:
+        settings["distribution"] = distribution
+    run = train_tiny(folder, random_env(OBSERVATIONS[observation], action_space, masks), **settings)
+    reference = hurtle.load(run, policy=module)
+    for name, options in {"policy.onnx": {"outputs": ("action", "value", "heads")}, "policy.pt2": {}}.items():
+        exported = hurtle.export(run, folder / name, policy=module, **options)
+        assert exported.card.masked == masks
+        file = read_policy_file(folder / name)
+        for runtime in ExportedPolicy.runtimes_of(file):
+            assert_agrees(
+                hurtle.load(folder / name, runtime=runtime), reference, steps=3 if reference.module.is_recurrent else 1
+            )
+
+
+def test_the_selection_has_every_kind():
+    for place, kinds in enumerate((("ppo", "a2c"), NETWORKS, OBSERVATIONS, ACTIONS, (False, True))):
+        assert {combination[place] for combination in COVERING} == set(kinds)
+
+
+@pytest.mark.parametrize(("algorithm", "network", "observation", "action", "masks"), named(COVERING))
+def test_an_exported_policy_is_the_trained_one(tmp_path, algorithm, network, observation, action, masks):
+    check_combination(tmp_path, algorithm, network, observation, action, masks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "network", "observation", "action", "masks"), named(random.Random(0).sample(list(every_combination()), SLOW))
+)
+def test_every_exported_policy_is_the_trained_one(tmp_path, algorithm, network, observation, action, masks):
+    check_combination(tmp_path, algorithm, network, observation, action, masks)
+
+
+def test_a_policy_at_its_initialization(tmp_path):
+    """ONNX leaves biases of zeros out."""
+    run, _ = write_run(tmp_path, "cartpole")
+    exported = hurtle.export(run, tmp_path / "policy.onnx")
+    assert {layer["bias"] for layer in exported.card.mlp["layers"]} == {None}
+    for runtime in ("native", "onnxruntime"):
+        assert_agrees(hurtle.load(tmp_path / "policy.onnx", runtime=runtime), hurtle.load(run))
+
+
+def test_what_an_export_says(tmp_path):
+    run = hand_made(tmp_path)
+    exported = hurtle.export(run, tmp_path / "new" / "policy.onnx")
+    assert exported.path == tmp_path / "new" / "policy.onnx"
+    assert exported.runtimes == ("native", "onnxruntime")
+    assert exported.observations == 260
+    assert 0 <= exported.max_difference <= 1e-5
+    assert "obs → action" in str(exported)
+    assert "native and onnxruntime against torch" in str(exported)
+
+
+# Outputs.
+
+
+@pytest.mark.parametrize(
+    ("action", "heads"),
+    [("multi_discrete", ("logits",)), ("float64", ("mean", "log_std")), ("beta", ("alpha", "beta"))],
+)
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_all_outputs_at_any_batch_size(tmp_path, action, heads, suffix):
+    run, file = hand_made(tmp_path, action=action), tmp_path / f"policy{suffix}"
+    card = hurtle.export(run, file, outputs=("value", "heads", "action")).card
+    assert [port.name for port in card.outputs] == ["value", *heads, "action"]
+    policy, reference = hurtle.load(file, runtime="onnxruntime" if suffix == ".onnx" else "torch"), hurtle.load(run)
+    for size in (1, 2, 7, 300):
+        rows = np.stack(fresh_observations(policy, size, seed=size))
+        found = policy.outputs(rows)
+        assert list(found) == ["value", *heads, "action"]
+        for port in card.outputs:
+            assert found[port.name].shape == (size, *port.shape)
+            assert found[port.name].dtype == port.dtype
+        assert_outputs_equal(found, expected_outputs(reference, rows))
+        np.testing.assert_allclose(policy.value(rows), reference.value(rows), rtol=1e-5, atol=1e-5)
+        assert policy.act(rows).shape == reference.act(rows).shape
+
+
+def test_the_file_has_the_tensors_that_its_card_names(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    run = hand_made(tmp_path, "mixed", "multi_discrete", recurrent="lstm")
+    card = hurtle.export(run, tmp_path / "policy.onnx", outputs=("logits", "action"), masked=True).card
+    session = onnxruntime.InferenceSession(str(tmp_path / "policy.onnx"), providers=["CPUExecutionProvider"])
+    kinds = {"float32": "float", "float64": "double"}
+    for ports, tensors in ((card.inputs, session.get_inputs()), (card.outputs, session.get_outputs())):
+        assert [port.name for port in ports] == [tensor.name for tensor in tensors]
+        assert [["batch", *port.shape] for port in ports] == [tensor.shape for tensor in tensors]
+        assert [f"tensor({kinds.get(port.dtype, port.dtype)})" for port in ports] == [tensor.type for tensor in tensors]
+    assert [port.name for port in card.inputs] == [
+        "obs.bag.items", "obs.bag.gold", "obs.map", "obs.pose.0", "obs.pose.1", "mask", "state_in_0", "state_in_1",
+    ]  # fmt: skip
+    assert [port.name for port in card.outputs] == ["logits", "action", "state_out_0", "state_out_1"]
+
+
+def test_outputs_that_the_policy_has_not(tmp_path):
+    run, file = hand_made(tmp_path), tmp_path / "policy.onnx"
+    with pytest.raises(UnknownNameError, match=r"No output 'logit'\. Did you mean logits\?"):
+        hurtle.export(run, file, outputs=("action", "logit"))
+    with pytest.raises(UnknownNameError, match="No output 'mean'"):
+        hurtle.export(run, file, outputs=("mean",))
+    with pytest.raises(HurtleError, match="at least one output"):
+        hurtle.export(run, file, outputs=())
+    with pytest.raises(HurtleError, match="have no masks"):
+        hurtle.export(hand_made(tmp_path, action="gaussian"), file, masked=True)
+    assert not file.exists()
+
+
+# Sampled actions.
+
+DRAWS, SIGMAS = 20_000, 6
+
+
+def drawn(tmp_path, suffix, action, **options):
+    """Many samples for one observation, and what the distribution is made of; and another call's samples."""
+    run, file = hand_made(tmp_path, action=action, **options), tmp_path / f"policy{suffix}"
+    card = hurtle.export(run, file, outputs=("action", "heads"), stochastic=True, masked=False).card
+    assert not card.deterministic
+    assert "uniforms" not in [port.name for port in card.inputs]
+    policy = hurtle.load(file)
+    rows = np.repeat(np.array([[0.5, -1.0, 2.0, 0.0, 1.0]], np.float32), DRAWS, 0)
+    found = policy.outputs(rows)
+    assert not np.array_equal(found["action"], policy.outputs(rows)["action"])
+    return found["action"], {name: array[0] for name, array in found.items()}
+
+
+def assert_mean(samples, mean, deviation):
+    assert np.abs(samples.mean(0) - mean).max() < SIGMAS * np.max(deviation) / np.sqrt(DRAWS)
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_sampled_choices_are_as_frequent_as_they_are_likely(tmp_path, suffix):
+    actions, heads = drawn(tmp_path, suffix, "multi_discrete")
+    assert actions.dtype == np.int64
+    first = 0
+    for k, (size, start) in enumerate(((3, 1), (2, 0), (4, -2))):
+        chances = np.exp(heads["logits"][first : first + size].astype(np.float64))
+        assert np.sort(chances)[-2] > 0.02  # there is something to draw
+        for choice, chance in enumerate(chances):
+            assert_mean(actions[:, k] == choice + start, chance, np.sqrt(chance * (1 - chance)))
+        first += size
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_sampled_numbers_have_the_mean_and_the_deviation_of_the_distribution(tmp_path, suffix):
+    wide = spaces.Box(-100.0, 100.0, (2,), np.float32)
+    actions, heads = drawn(tmp_path, suffix, (wide, "gaussian"))
+    deviation = np.exp(heads["log_std"])
+    assert_mean(actions, heads["mean"], deviation)
+    assert_mean((actions - heads["mean"]) ** 2, deviation**2, np.sqrt(2) * deviation**2)
+    actions, heads = drawn(tmp_path, suffix, (wide, "beta"))
+    alpha, beta = heads["alpha"].astype(np.float64), heads["beta"].astype(np.float64)
+    unit, total = (actions + 100.0) / 200.0, alpha + beta
+    variance = alpha * beta / (total**2 * (total + 1))
+    assert_mean(unit, alpha / total, np.sqrt(variance))
+    squares = (unit - alpha / total) ** 2
+    assert_mean(squares, variance, squares.std(0))
+
+
+def test_squashed_samples_stay_inside(tmp_path):
+    actions, heads = drawn(tmp_path, ".onnx", "squashed")
+    low, high = np.array([-2.0, 0.0]), np.array([2.0, 3.0])
+    assert (actions >= low).all()
+    assert (actions <= high).all()
+    inner = np.clip((actions - low) / (high - low) * 2 - 1, -1 + 1e-6, 1 - 1e-6)
+    assert_mean(np.arctanh(inner), heads["mean"], np.exp(heads["log_std"]))
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_a_sampling_recurrent_policy_with_masks(tmp_path, suffix):
+    run, file = hand_made(tmp_path, recurrent="gru"), tmp_path / f"policy{suffix}"
+    hurtle.export(run, file, stochastic=True, masked=True)
+    policy = hurtle.load(file)
+    mask = np.tile([False, True, False, True], (500, 1))
+    actions = policy.act(np.ones((500, 5), np.float32), mask=mask)
+    assert set(actions) == {0, 2}  # actions begin at -1
+
+
+def test_a_users_distribution_that_draws_by_itself_is_not_sampled(tmp_path):
+    module = own_module(OBSERVATIONS["float32"], spaces.Discrete(3))
+    run, _ = write_run(tmp_path, random_env(OBSERVATIONS["float32"], spaces.Discrete(3)), module=module)
+    hurtle.export(run, tmp_path / "policy.onnx", policy=module, stochastic=True)  # a Categorical is ours
+    with pytest.raises(HurtleError, match="module of your own"):
+        hurtle.export(run, tmp_path / "policy.onnx")
+
+
+# What a file says about itself.
+
+
+def all_bytes(file):
+    """The bytes of a file, and those of its members where it is an archive."""
+    yield file.read_bytes()
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            yield from (archive.read(name) for name in archive.namelist())
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_a_file_says_where_its_policy_comes_from(tmp_path, suffix):
+    action_space, _ = ACTIONS["discrete"]
+    run = train_tiny(tmp_path / "runs", random_env(OBSERVATIONS["float64"], action_space), algorithm="a2c", seed=5)
+    file = tmp_path / f"policy{suffix}"
+    hurtle.export(run, file)
+    card = read_policy_file(file).card
+    assert (card.env, card.algorithm, card.steps, card.seed) == ("make_random", "a2c", 32, 5)
+    assert card.mean_return == run.evaluation.mean
+    assert card.hurtle == hurtle.__version__
+    about = json.loads((run.path / "about.json").read_text())
+    assert card.commit == (about["git"] or {}).get("commit")
+    assert card.spaces == (OBSERVATIONS["float64"], action_space)
+    assert card.layouts == (None, None)
+    assert card.deterministic
+    assert card.initial_state == "zeros"
+    assert card.distribution == "categorical"
+
+
+def test_an_onnx_file_carries_its_card_as_json(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    run = hand_made(tmp_path, "mixed", "structured")
+    hurtle.export(run, tmp_path / "policy.onnx")
+    model = onnx.load(str(tmp_path / "policy.onnx"))
+    onnx.checker.check_model(model, full_check=True)
+    card = json.loads({entry.key: entry.value for entry in model.metadata_props}["hurtle"])
+    assert card["structure"]["observation"]["space"]["type"] == "Dict"
+    assert card["structure"]["action"]["type"] == "Dict"
+    policy = hurtle.load(tmp_path / "policy.onnx")
+    assert policy.observation_space == OBSERVATIONS["mixed"]
+    assert policy.action_space == ACTIONS["structured"][0]
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_a_file_holds_no_path_of_this_machine(tmp_path, suffix, monkeypatch):
+    env = tmp_path / "my_env.py"
+    env.write_text("from gymnasium.envs.classic_control import CartPoleEnv as Mine\n")
+    monkeypatch.chdir(tmp_path)
+    run, _ = write_run(tmp_path / "runs", f"{env}:Mine", recurrent="lstm", hidden_sizes=(8,))
+    file = tmp_path / f"policy{suffix}"
+    assert hurtle.export(run, file).card.env == "my_env.py:Mine"
+    places = {str(tmp_path), str(Path(hurtle.__file__).parent), str(Path(__file__).parent), str(Path(torch.__file__).parent)}
+    for content in all_bytes(file):
+        for place in (*places, str(Path.home()) + "/"):
+            assert place.encode() not in content, place
+    assert main(["eval", file.name, "--episodes", "2"]) == 2  # a file may not name code to run
+    assert main(["eval", file.name, "--episodes", "2", "--env", "my_env.py:Mine"]) == 0
+
+
+# Exports that fail.
+
+
+def spoil(monkeypatch, amount):
+    """Let the exported graph be another than the policy's."""
+    traced = exporting._traced
+
+    def wrong(graph):
+        with torch.no_grad():
+            graph.policy.network.actor.bias[0] += amount
+        return traced(graph)
+
+    monkeypatch.setattr(exporting, "_traced", wrong)
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+@pytest.mark.parametrize(("outputs", "amount"), [(("action",), 100.0), (("action", "logits"), 1e-4)])
+def test_a_difference_leaves_no_file_and_the_old_one_untouched(tmp_path, monkeypatch, suffix, outputs, amount):
+    run, folder = hand_made(tmp_path), tmp_path / "out"
+    file = folder / f"policy{suffix}"
+    hurtle.export(run, file)
+    before = file.read_bytes()
+    spoil(monkeypatch, amount)
+    for name in (file.name, f"another{suffix}"):
+        with pytest.raises(PolicyFileError, match=r"not the trained one: on .* differs by .*Nothing was written"):
+            hurtle.export(run, folder / name, outputs=outputs)
+    assert [entry.name for entry in folder.iterdir()] == [file.name]
+    assert file.read_bytes() == before
+
+
+def test_a_difference_smaller_than_the_tolerance_is_none(tmp_path, monkeypatch):
+    spoil(monkeypatch, 1e-7)
+    exported = hurtle.export(hand_made(tmp_path), tmp_path / "policy.onnx", outputs=("action", "logits"))
+    assert exported.max_difference > 0
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_places_that_cannot_be_written(tmp_path, suffix):
+    run = hand_made(tmp_path)
+    (tmp_path / "file").write_text("")
+    (tmp_path / f"folder{suffix}").mkdir()
+    with pytest.raises(PolicyFileError, match=r"Cannot write .*/file/policy.*: "):
+        hurtle.export(run, tmp_path / "file" / f"policy{suffix}")
+    with pytest.raises(PolicyFileError, match=r"Cannot write .*folder.*: "):
+        hurtle.export(run, tmp_path / f"folder{suffix}")
+    with pytest.raises(PolicyFileError, match=r"Cannot write /proc/policy"):
+        hurtle.export(run, f"/proc/policy{suffix}")
+    assert not [entry for entry in tmp_path.iterdir() if entry.name.startswith(".")]
+
+
+@pytest.mark.parametrize("name", ["policy", "policy.pt", "policy.ONNX", "policy.onnx.txt", ""])
+def test_names_must_end_in_onnx_or_pt2(tmp_path, name):
+    with pytest.raises(HurtleError, match=r"must end in \.onnx or \.pt2, got"):
+        hurtle.export(tmp_path, name)
+
+
+def test_what_json_has_not(tmp_path):
+    run, _ = write_run(tmp_path, "cartpole", parameters={"gravity": float("inf")})
+    with pytest.raises(HurtleError, match=r"env_parameters \{'gravity': inf\} cannot be written to a file"):
+        hurtle.export(run, tmp_path / "policy.pt2")
+    run, _ = write_run(tmp_path, "cartpole")
+    (run / "evaluation.json").write_text('{"mean": NaN}')
+    assert hurtle.export(run, tmp_path / "policy.pt2").card.mean_return is None
+
+
+def test_there_must_be_a_run(tmp_path):
+    with pytest.raises(HurtleError, match="There is no run nowhere"):
+        hurtle.export("nowhere", tmp_path / "policy.onnx")
+
+
+def test_a_network_that_cannot_be_traced_is_an_error(tmp_path):
+    class Branching(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(5, 3)
+
+        def encode(self, obs):
+            return obs if obs.sum().item() > 0 else -obs
+
+        def decode(self, features):
+            return torch.distributions.Categorical(logits=self.layer(features)), features.sum(1)
+
+    run, _ = write_run(tmp_path, random_env(OBSERVATIONS["float32"], spaces.Discrete(3)), module=Branching())
+    for suffix in (".onnx", ".pt2"):
+        with pytest.raises(HurtleError, match=r"cannot trace the policy's network"):
+            hurtle.export(run, tmp_path / f"policy{suffix}", policy=Branching())
+    assert not list(tmp_path.glob("*policy*"))
+
+
+# The command line.
+
+
+def test_export_and_eval_on_the_command_line(tmp_path, capsys):
+    run, _ = write_run(tmp_path / "runs", "cartpole")
+    file = tmp_path / "cartpole.onnx"
+    assert main(["export", str(run), str(file), "--outputs", "action", "value"]) == 0
+    out = capsys.readouterr().out
+    assert f"wrote       {file}" in out
+    assert "cartpole, ppo, 100 steps" in out
+    assert "obs → action, value" in out
+    assert main(["eval", str(file), "--episodes", "4"]) == 0
+    by_file = capsys.readouterr().out
+    assert main(["eval", str(run), "--episodes", "4"]) == 0
+    assert by_file.split("\n")[0] == capsys.readouterr().out.split("\n")[0]
+    assert main(["eval", str(file), "--sampled"]) == 2
+    assert "gives the most likely actions" in capsys.readouterr().err
+    assert main(["eval", str(file), "--device", "cuda"]) == 2
+    assert "run on the CPU" in capsys.readouterr().err
+    assert main(["export", str(run), str(tmp_path / "cartpole.bin")]) == 2
+    assert "must end in .onnx or .pt2" in capsys.readouterr().err
+    assert main(["eval", str(tmp_path / "none.onnx")]) == 2
+    assert "none.onnx" in capsys.readouterr().err
+
+
+def test_sampling_files_on_the_command_line(tmp_path, capsys):
+    run, _ = write_run(tmp_path / "runs", "cartpole")
+    file = tmp_path / "cartpole.pt2"
+    assert main(["export", str(run), str(file), "--stochastic", "--masked", "yes"]) == 0
+    assert "obs, mask → action" in capsys.readouterr().out
+    assert main(["eval", str(file), "--sampled", "--episodes", "4"]) == 0
+    assert main(["eval", str(file), "--episodes", "4"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("verb", "lines"), [("export", ["RUN", "FILE", "--outputs", "--stochastic", "--masked"]), ("eval", [".onnx, .pt2"])]
+)
+def test_help(capsys, verb, lines):
+    with pytest.raises(SystemExit) as ended:
+        main([verb, "--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    for line in lines:
+        assert line in out
