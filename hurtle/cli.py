@@ -151,8 +151,11 @@ def export(
 
 def _find(run: str, runs: str) -> str:
     """The run's folder, or the checkpoint file itself."""
+    from hurtle.deploy.policy_file import is_policy_file
     from hurtle.tracking.run_folder import RunFolder
 
+    if is_policy_file(run):
+        raise HurtleError(f"{run} is an exported policy: this needs the run that it came from.")
     return run if Path(run).is_file() else str(RunFolder.open(run, runs).path)
 
 

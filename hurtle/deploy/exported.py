@@ -183,8 +183,10 @@ class ExportedRows:
     ) -> tuple[np.ndarray, State]:
         """Actions for flat observations, and the next memory; rows that start an episode remember nothing."""
         policy = self._policy
+        if mask is not None and not policy.card.masked:
+            raise HurtleError(f"The env says which actions are legal; {policy.file} was exported without masks (masked=True).")
         state = tuple(policy._forgotten(part, starts) for part in state)
-        return policy._choose(rows, state, mask if policy.card.masked else None, None)
+        return policy._choose(rows, state, mask, None)
 
 
 def _compiled(file: PolicyFile) -> CompiledMLP:

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -43,6 +44,7 @@ from hurtle.policies.policy import Policy
 from hurtle.policies.spaces import layout_to_dict, space_to_dict
 from hurtle.runners.config import settings_to_dict
 from hurtle.runners.restore import Restored, find_checkpoint, restore
+from hurtle.tracking.checkpoints import sync
 
 MOST_ROWS = 1 << 24
 """Largest batch that a file takes."""
@@ -55,6 +57,7 @@ class Export:
     Attributes:
         path: Where it is.
         card: What it says about itself.
+        size: Bytes of the file.
         max_difference: Largest difference from the policy, over all runtimes and observations that were tried.
         observations: How many.
         runtimes: Which runtimes were compared.
@@ -62,6 +65,7 @@ class Export:
 
     path: Path
     card: Card
+    size: int
     max_difference: float
     observations: int
     runtimes: tuple[str, ...]
@@ -69,8 +73,8 @@ class Export:
     def __str__(self) -> str:
         inputs, outputs = (", ".join(port.name for port in ports) for ports in (self.card.inputs, self.card.outputs))
         return (
-            f"wrote       {self.path} ({self.path.stat().st_size / 1024:.0f} KiB)\n"
-            f"policy      {self.card.env}, {self.card.algorithm}, {self.card.steps:,} steps\n"
+            f"wrote       {self.path} ({self.size / 1024:.0f} KiB)\n"
+            f"policy      {self.card.env or 'an env without a name'}, {self.card.algorithm}, {self.card.steps:,} steps\n"
             f"tensors     {inputs} → {outputs}\n"
             f"checked     {self.observations} observations, {' and '.join(self.runtimes)} against torch: "
             f"max difference {self.max_difference:.1e}"
@@ -125,8 +129,10 @@ def export(
         part.touch(exist_ok=False)
         with _quiet():
             write(restored, options, card, part)
-        exported = Export(path, read_policy_file(part).card, *_check(part, restored, options))
+        exported = Export(path, read_policy_file(part).card, part.stat().st_size, *_check(part, restored, options))
+        sync(part)
         part.replace(path)
+        sync(path.parent)
     except OSError as error:
         raise PolicyFileError(f"Cannot write {path}: {error.strerror or error}.") from None
     finally:
@@ -169,7 +175,7 @@ def _card(restored: Restored, folder: Path | None, graph: PolicyGraph, stochasti
         structure = {"observation": layout_to_dict(restored.layout), "action": space_to_dict(restored.action_layout.space)}
     about = _json(folder, "about.json")
     return Card(
-        env=_without_folder(str(settings.train.env)),
+        env=_without_folder(str(settings.train.env)) if restored.has_named_env else "",
         env_parameters=settings_to_dict(settings)["env_parameters"],
         algorithm=settings.train.algorithm,
         steps=restored.steps,
@@ -316,8 +322,11 @@ def _draw_inside(onnx: Any, model: Any, graph: PolicyGraph) -> None:
         make.make_node("Shape", [first], ["uniforms.rows"], start=0, end=1),
         make.make_node("Concat", ["uniforms.rows", "uniforms.size"], ["uniforms.shape"], axis=0),
         make.make_node("ConstantOfShape", ["uniforms.shape"], ["uniforms.like"]),
-        make.make_node("RandomUniformLike", ["uniforms.like"], ["uniforms"], low=0.0, high=1.0),
+        make.make_node("RandomUniformLike", ["uniforms.like"], ["uniforms.drawn"], low=0.0, high=1.0),
+        make.make_node("Min", ["uniforms.drawn", "uniforms.most"], ["uniforms"]),  # some libraries round up to 1
     ]
+    most = np.nextafter(np.float32(1.0), np.float32(0.0))
+    model.graph.initializer.append(make.make_tensor("uniforms.most", onnx.TensorProto.FLOAT, [], [most]))
     model.graph.initializer.append(make.make_tensor("uniforms.size", ends, [1], [size]))
     model.graph.input.remove(uniforms)
     nodes = [*rows, *model.graph.node]

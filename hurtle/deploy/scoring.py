@@ -63,7 +63,9 @@ def _named_env(name: str, path: str | Path) -> str:
     Raises:
         HurtleError: It is not.
     """
-    if not name or ":" in name or not (name in names() or name in gymnasium.registry or name.startswith(("atari/", "ALE/"))):
+    if not name:
+        raise HurtleError(f"{path} was trained on an env without a name: say which to play, with --env.")
+    if ":" in name or not (name in names() or name in gymnasium.registry or name.startswith(("atari/", "ALE/"))):
         raise HurtleError(
             f"{path} says that its env is {name!r}, which is none of Hurtle's or Gymnasium's: say which, with --env."
         )

@@ -278,7 +278,7 @@ def test_a_file_says_where_its_policy_comes_from(tmp_path, suffix):
     file = tmp_path / f"policy{suffix}"
     hurtle.export(run, file)
     card = read_policy_file(file).card
-    assert (card.env, card.algorithm, card.steps, card.seed) == ("make_random", "a2c", 32, 5)
+    assert (card.env, card.algorithm, card.steps, card.seed) == ("", "a2c", 32, 5)
     assert card.mean_return == run.evaluation.mean
     assert card.hurtle == hurtle.__version__
     about = json.loads((run.path / "about.json").read_text())
