@@ -34,6 +34,8 @@ MEMBER = "hurtle.json"
 MAX_BYTES = 2**31 - 1
 """What a protobuf can hold; no policy comes near."""
 MAX_CARD = 1 << 24
+MAX_EXPRESSION = 500
+"""Characters of the size of a tensor, which are otherwise a few dozen."""
 MAX_NUMBERS = 1 << 24
 """In one observation or action."""
 DISTRIBUTIONS = ("categorical", "multi_categorical", "gaussian", "squashed_gaussian", "beta")
@@ -369,8 +371,12 @@ _MEMBERS = re.compile(
 def _read_pt2(content: bytes) -> tuple[Card, dict[str, np.ndarray], bytes]:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > MAX_BYTES or archive.testzip() is not None:
-                raise PolicyFileError("it is damaged, or too large when unpacked")
+            if sum(entry.file_size for entry in archive.infolist()) > MAX_BYTES:
+                raise PolicyFileError("it is too large when unpacked")
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                raise PolicyFileError("its archive is compressed, which no export is")
+            if archive.testzip() is not None:
+                raise PolicyFileError("it is damaged")
             members = {name.split("/", 1)[-1]: name for name in archive.namelist()}
             if len(members) != len(archive.namelist()):
                 raise PolicyFileError("its archive holds a member twice")
@@ -437,7 +443,8 @@ def _check_graph(tree: Any) -> None:
             _check_graph(child)
     elif isinstance(tree, dict):
         for key, child in tree.items():
-            if key == "expr_str" and not (isinstance(child, str) and _SAFE_EXPRESSION.fullmatch(child)):
+            is_short = isinstance(child, str) and len(child) <= MAX_EXPRESSION
+            if key == "expr_str" and not (is_short and _SAFE_EXPRESSION.fullmatch(child)):
                 raise PolicyFileError(f"its graph holds the expression {str(child)[:80]!r}")
             if key == "target" and not (isinstance(child, str) and _SAFE_TARGET.fullmatch(child)):
                 raise PolicyFileError(f"its graph calls {str(child)[:80]!r}")

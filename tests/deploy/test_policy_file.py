@@ -515,6 +515,26 @@ def test_a_member_that_is_there_twice(good, put, tmp_path):
     assert not marker.exists()
 
 
+def test_a_compressed_archive_is_refused(good, put):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(good[".pt2"])) as archive, zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in archive.namelist():
+            packed.writestr(name, archive.read(name))
+    assert_refused(put(buffer.getvalue(), ".pt2"), "compressed")
+
+
+def test_a_container_that_names_a_module_is_refused(good, put):
+    def change(members):
+        name = next(name for name in members if name.endswith("models/model.json"))
+        text = members[name].decode()
+        evil = json.dumps(json.dumps({"__enum__": True, "fqn": "antigravity:E", "name": "x"}))[1:-1]
+        escaped = json.dumps(evil)[1:-1]
+        assert '\\"context\\": \\"null\\"' in text
+        members[name] = text.replace('\\"context\\": \\"null\\"', f'\\"context\\": \\"{escaped}\\"', 1).encode()
+
+    assert_refused(put(pt2_with(good[".pt2"], change), ".pt2"), "takes or gives")
+
+
 def test_torch_gets_nothing_but_what_was_checked(good, put):
     """A prefix moves what Python's zipfile finds, but not what torch would."""
     path = put(b"PK\x05\x06" + bytes(60) + good[".pt2"], ".pt2")
