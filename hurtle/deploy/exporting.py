@@ -33,6 +33,7 @@ from hurtle.deploy.policy_file import (
     MEMBER,
     SUFFIXES,
     Card,
+    PolicyFile,
     import_export_package,
     onnx_hash,
     pt2_hash,
@@ -116,11 +117,12 @@ def export(
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise HurtleError(f"The file's name must end in {' or '.join(SUFFIXES)}, got {str(path)!r}.")
-    folder, file = find_checkpoint(run)
-    restored = restore(file, module=policy)
+    folder, checkpoint = find_checkpoint(run)
+    restored = restore(checkpoint, module=policy)
     masked = restored.has_masks if masked is None else masked
-    options: dict[str, Any] = {"outputs": tuple(outputs), "masked": masked, "stochastic": stochastic}
-    card = _card(restored, folder, PolicyGraph(restored.policy, restored.layout, **options), stochastic, masked)
+    draws = stochastic and path.suffix == ".pt2"  # an ONNX file is given its own random numbers once it is checked
+    graph = PolicyGraph(restored.policy, restored.layout, tuple(outputs), masked, stochastic, draws)
+    card = _card(restored, folder, graph, masked)
     write = _write_onnx if path.suffix == ".onnx" else _write_pt2
     part = None
     try:
@@ -128,8 +130,9 @@ def export(
         part = path.with_name(f".{path.stem}-{os.getpid()}-{secrets.token_hex(4)}{path.suffix}")
         part.touch(exist_ok=False)
         with _quiet():
-            write(restored, options, card, part)
-        exported = Export(path, read_policy_file(part).card, part.stat().st_size, *_check(part, restored, options))
+            write(restored, graph, card, part)
+        file = read_policy_file(part)
+        exported = Export(path, file.card, part.stat().st_size, *_check(file, restored, graph))
         sync(part)
         part.replace(path)
         sync(path.parent)
@@ -141,16 +144,13 @@ def export(
     return exported
 
 
-def _check(part: Path, restored: Restored, options: dict[str, Any]) -> tuple[float, int, tuple[str, ...]]:
-    """Largest difference over all runtimes that can run the file; of sampled actions only that they are computed at all."""
-    draws = options["stochastic"] and part.suffix == ".pt2"  # torch draws the same numbers from the same seed
-    graph = PolicyGraph(restored.policy, restored.layout, **options, draws=draws)
-    worst, count, runtimes = 0.0, 0, ExportedPolicy.runtimes_of(file := read_policy_file(part))
+def _check(file: PolicyFile, restored: Restored, graph: PolicyGraph) -> tuple[float, int, tuple[str, ...]]:
+    """Largest difference over all runtimes that can run the file; of actions that ONNX samples only that they are actions."""
+    worst, count, runtimes = 0.0, 0, ExportedPolicy.runtimes_of(file)
+    has_uniforms = any(port.name == "uniforms" for port in graph.inputs)
     for runtime in runtimes:
         policy = ExportedPolicy(file, runtime)
-        run = policy.run
-        if options["stochastic"] and not draws:  # with the numbers as an input it was compared before: see _write_onnx
-            run = partial(_run_without_uniforms, policy)
+        run = partial(_run_without_uniforms, policy) if has_uniforms else policy.run
         difference, tried = check_parity(restored.policy, graph, run, restored.layout, runtime)
         worst, count = max(worst, difference), max(count, tried)
     return worst, count, tuple("torch.export" if runtime == "torch" else runtime for runtime in runtimes)
@@ -168,7 +168,7 @@ def _run_without_uniforms(policy: ExportedPolicy, feeds: dict[str, Any]) -> dict
 # What a file says about itself.
 
 
-def _card(restored: Restored, folder: Path | None, graph: PolicyGraph, stochastic: bool, masked: bool) -> Card:
+def _card(restored: Restored, folder: Path | None, graph: PolicyGraph, masked: bool) -> Card:
     settings, policy = restored.settings, restored.policy
     structure = None
     if restored.layout is not None and restored.action_layout is not None:
@@ -184,7 +184,7 @@ def _card(restored: Restored, folder: Path | None, graph: PolicyGraph, stochasti
         action_space=space_to_dict(policy.action_space),
         structure=structure,
         distribution=policy.head.kind,
-        deterministic=not stochastic,
+        deterministic=not graph.stochastic,
         masked=masked,
         inputs=tuple(port for port in graph.inputs if port.name != "uniforms"),
         outputs=tuple(graph.outputs),
@@ -257,10 +257,9 @@ def _traced(graph: PolicyGraph) -> torch.export.ExportedProgram:
     return program
 
 
-def _write_onnx(restored: Restored, options: dict[str, Any], card: Card, file: Path) -> None:
+def _write_onnx(restored: Restored, graph: PolicyGraph, card: Card, file: Path) -> None:
     onnx = import_export_package("onnx")
     import_export_package("onnxscript")
-    graph = PolicyGraph(restored.policy, restored.layout, **options)
     inputs, names = ([port.name for port in ports] for ports in (graph.inputs, graph.outputs))
     try:
         program = torch.onnx.export(
@@ -274,7 +273,7 @@ def _write_onnx(restored: Restored, options: dict[str, Any], card: Card, file: P
     model = onnx.ModelProto()
     model.ParseFromString(program.model_proto.SerializeToString())
     _tidy(model)
-    if options["stochastic"]:
+    if graph.stochastic:
         session = onnx_session(model.SerializeToString(), str(file))
         run = partial(_run_session, session, names)
         check_parity(restored.policy, graph, run, restored.layout, "onnxruntime")
@@ -334,8 +333,7 @@ def _draw_inside(onnx: Any, model: Any, graph: PolicyGraph) -> None:
     model.graph.node.extend(nodes)
 
 
-def _write_pt2(restored: Restored, options: dict[str, Any], card: Card, file: Path) -> None:
-    graph = PolicyGraph(restored.policy, restored.layout, **options, draws=options["stochastic"])
+def _write_pt2(restored: Restored, graph: PolicyGraph, card: Card, file: Path) -> None:
     buffer = io.BytesIO()
     torch.export.save(_traced(graph), buffer)
     with zipfile.ZipFile(buffer) as archive:

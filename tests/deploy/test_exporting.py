@@ -320,6 +320,12 @@ def test_a_file_holds_no_path_of_this_machine(tmp_path, suffix, monkeypatch):
     assert main(["eval", file.name, "--episodes", "2", "--env", "my_env.py:Mine"]) == 0
 
 
+def test_a_normalized_mlp_runs_compiled(tmp_path):
+    run, _ = write_run(tmp_path / "runs", "cartpole", normalize_observations=True, hidden_sizes=(8,))
+    assert hurtle.export(run, tmp_path / "policy.onnx").runtimes == ("native", "onnxruntime")
+    assert hurtle.load(tmp_path / "policy.onnx").runtime == "native"
+
+
 # Exports that fail.
 
 
