@@ -75,6 +75,18 @@ class PolicyFileError(HurtleError):
     """An exported policy that could not be written, or is missing, damaged or foreign; names the file and what is wrong."""
 
 
+class ServingError(HurtleError):
+    """A request that the inference server cannot answer.
+
+    Attributes:
+        reason: What kind of error, a key of `hurtle.serving.status.CODES`, which says what clients get.
+    """
+
+    def __init__(self, reason: str, message: str):
+        super().__init__(message)
+        self.reason = reason
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A sentence that suggests the known names nearest to `name`, or lists them when none is near.
 

@@ -1,0 +1,1 @@
+"""What runs a model: one file per runtime, each a subclass of `base.Backend`."""

@@ -1,0 +1,97 @@
+"""`infer_fused`: several requests in one call of a model whose first dimension is the batch. Knows nothing of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hurtle.errors import HurtleError, ServingError
+from hurtle.serving.messages import InferRequest, Outputs
+
+Run = Callable[[dict[str, np.ndarray]], Outputs]
+
+
+def infer_fused(requests: Sequence[InferRequest], run: Run) -> list[Outputs | ServingError]:
+    """Run requests as one batch: joined along the first dimension, run, and split again.
+
+    Requests that do not fit together (other inputs, or other sizes behind the batch) are run in groups that do. One whose own
+    inputs differ in their rows is run alone: joined, such requests could mix up who gets what.
+
+    Args:
+        requests: What to run.
+        run: All inputs → all outputs, of as many rows.
+
+    Raises:
+        HurtleError: The model gave another number of rows than it was given; requests must then be run one by one.
+    """
+    if len(requests) == 1:
+        return [run(requests[0].inputs)]
+    inputs = [request.inputs for request in requests]
+    columns = _columns(inputs)
+    if columns is not None:
+        try:
+            joined = {name: np.concatenate(arrays) for name, arrays in columns.items()}
+        except ValueError:  # sizes behind the batch differ
+            return _infer_groups(inputs, run)
+        return _split(joined, [len(array) for array in next(iter(columns.values()))], run)
+    return _infer_groups(inputs, run)
+
+
+def _columns(inputs: Sequence[dict[str, np.ndarray]]) -> dict[str, list[np.ndarray]] | None:
+    """The arrays of all requests by name; None if not all have the same, or rows differ within a request."""
+    names = inputs[0].keys()
+    rows: list[int] = []
+    columns = {}
+    for name in names:
+        try:
+            columns[name] = [given[name] for given in inputs]
+            found = [len(array) for array in columns[name]]
+        except (KeyError, TypeError):  # it is left out, or has no dimensions
+            return None
+        if found != (rows := rows or found):
+            return None
+    if not columns or any(len(given) != len(names) for given in inputs):
+        return None
+    return columns
+
+
+def _split(joined: dict[str, np.ndarray], rows: Sequence[int], run: Run) -> list[Outputs | ServingError]:
+    """Run a batch and give each request its rows."""
+    total = sum(rows)
+    fused = list(run(joined).items())
+    for name, array in fused:
+        if not array.ndim or array.shape[0] != total:
+            raise HurtleError(f"The model gave {name!r} of shape {list(array.shape)} for {total} rows: its rows are no batch.")
+    results: list[Outputs | ServingError] = []
+    start = 0
+    for count in rows:
+        end = start + count
+        results.append({name: array[start:end] for name, array in fused})
+        start = end
+    return results
+
+
+def _infer_groups(inputs: Sequence[dict[str, np.ndarray]], run: Run) -> list[Outputs | ServingError]:
+    groups: dict[Any, list[int]] = {}
+    for n, given in enumerate(inputs):
+        is_even = len({array.shape[:1] for array in given.values()}) == 1 and all(array.ndim for array in given.values())
+        key: Any = tuple((name, given[name].shape[1:]) for name in sorted(given)) if is_even else n
+        groups.setdefault(key, []).append(n)
+    results: list[Outputs | ServingError] = [{}] * len(inputs)
+    for members in groups.values():
+        try:
+            if len(members) == 1:
+                found: list[Outputs | ServingError] = [run(inputs[members[0]])]
+            else:
+                parts = [inputs[n] for n in members]
+                joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+                found = _split(joined, [len(next(iter(part.values()))) for part in parts], run)
+        except ServingError as error:
+            if len(members) > 1:  # one of them is wrong, and which is not known
+                raise
+            found = [error]
+        for n, result in zip(members, found, strict=True):
+            results[n] = result
+    return results

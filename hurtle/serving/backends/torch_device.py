@@ -1,0 +1,80 @@
+"""What the backends that run on torch share: devices, and arrays as tensors that a model may write to. Knows no models."""
+
+from __future__ import annotations
+
+import threading
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from hurtle.errors import DeviceError, HurtleError, ServingError
+from hurtle.serving.backends.parameters import Given
+
+DATATYPES = {
+    torch.bool: "BOOL",
+    torch.uint8: "UINT8",
+    torch.uint16: "UINT16",
+    torch.uint32: "UINT32",
+    torch.uint64: "UINT64",
+    torch.int8: "INT8",
+    torch.int16: "INT16",
+    torch.int32: "INT32",
+    torch.int64: "INT64",
+    torch.float16: "FP16",
+    torch.bfloat16: "BF16",
+    torch.float32: "FP32",
+    torch.float64: "FP64",
+}
+LOADING = threading.Lock()
+"""Lanes load at the same time, and torch's loaders keep what they are at in globals."""
+
+
+def datatype_of_tensor(name: str, dtype: torch.dtype) -> str:
+    """The protocol's name for a dtype.
+
+    Raises:
+        HurtleError: It has none.
+    """
+    if dtype not in DATATYPES:
+        raise HurtleError(f"Tensor {name!r} is of {dtype}, which the Open Inference Protocol has no datatype for.")
+    return DATATYPES[dtype]
+
+
+def open_device(given: Given) -> torch.device:
+    """What the parameters `device` and `threads` ask for. Threads are those of torch on the CPU, for the whole process.
+
+    Raises:
+        DeviceError: It is not there.
+    """
+    name, threads = given.device(), given.whole("threads", 1)
+    device = torch.device(name)
+    if device.type == "cpu" and torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise DeviceError(f"device={name}: torch sees {torch.cuda.device_count()} GPUs.")
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+
+
+def to_tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """An array as a tensor. What is read-only (a message, a kept state) is copied: models may work in place."""
+    if not (array.flags.writeable and array.flags.aligned and array.flags.c_contiguous):
+        array = np.array(array, order="C")
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(device)
+    return torch.from_numpy(array).to(device)
+
+
+def to_array(tensor: torch.Tensor) -> np.ndarray:
+    """A tensor, wherever it is, as an array."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def model_failed(error: Exception) -> ServingError:
+    """What the client is told of torch's error, which is long: its last line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reason = "resource_exhausted" if isinstance(error, torch.OutOfMemoryError) else "internal"
+    return ServingError(reason, f"The model failed: {lines[-1] if lines else type(error).__name__:.300}")

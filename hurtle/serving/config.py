@@ -1,0 +1,245 @@
+"""`ServeConfig`: everything the server can be told, from flags, HURTLE_SERVE_… variables or a TOML file, in this order."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+import tyro
+
+from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
+
+PREFIX = "HURTLE_SERVE_"
+ExecutorName = Literal["inline", "worker", "batch"]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How a model is run; a TOML file may say it for each model under [model.NAME]."""
+
+    executor: ExecutorName = "batch"
+    """Who runs a request: inline (at once, on the event loop), worker (a lane each), batch (fused with others that wait)."""
+    lanes: int | None = None
+    """Threads that each own a copy of the model; 0: the event loop. By default worker has one per core; batch uses the event
+    loop for models that answer a full batch within a millisecond, else one thread."""
+    batch_size: int = 64
+    """Rows that batch fuses at most."""
+    batch_timeout_ms: float = 0.0
+    """How long a batch that is not full may wait for more after a call has come back. A lane that is idle never waits."""
+    max_queue: int = 1024
+    """Requests that may wait for a model; more are refused (RESOURCE_EXHAUSTED, 429)."""
+    max_rows: int | None = None
+    """Rows of one request at most."""
+    backend: str | None = None
+    """What runs the model: onnx, torch_export, torchscript, native_mlp, affine, dlrm, or your own package.module:Class. By
+    default what the file's ending says."""
+    parameters: dict[str, str] = field(default_factory=dict)
+    """For the backend, such as device=cuda."""
+    load_library: tuple[str, ...] = ()
+    """Shared libraries with custom operators for TorchScript models."""
+
+    def __post_init__(self) -> None:
+        if self.executor not in get_args(ExecutorName):
+            raise UnknownNameError(f"No executor {self.executor!r}. {did_you_mean(self.executor, get_args(ExecutorName))}")
+        for name, least in (("batch_size", 1), ("max_queue", 1), ("max_rows", 1), ("lanes", 0), ("batch_timeout_ms", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise HurtleError(f"{name} must be at least {least}, got {value}.")
+        if self.executor == "inline" and self.lanes:
+            raise HurtleError(f"The inline executor runs on the event loop: it has no lanes, got lanes={self.lanes}.")
+        if self.executor == "worker" and self.lanes == 0:
+            raise HurtleError("The worker executor needs at least one lane; inline is the one without.")
+
+
+@dataclass(frozen=True)
+class ServeConfig(ModelOptions):
+    """What `hurtle serve` can be told."""
+
+    models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL ...]")] = ()
+    """Policies and other models (policy.onnx: its name is the file's without the ending), or folders of them:
+    name/version/model.onnx."""
+    host: str = "127.0.0.1"
+    """Address to listen at; 0.0.0.0 is all of them."""
+    http_port: int | None = 8000
+    """Of REST, the page and the metrics; 0 takes a free one, None turns it off."""
+    grpc_port: int | None = 8001
+    """Of gRPC; 0 takes a free one, None turns it off."""
+    processes: int = 1
+    """Processes that share the ports, for more cores than one event loop can use."""
+    watch: float = 0.0
+    """Seconds between looks for new, changed and removed versions in the folders; 0: only when a client asks."""
+    max_message_mib: float = 64.0
+    """The largest request."""
+    max_sequences: int = 4096
+    """Sequences whose state the server keeps at a time, per model."""
+    sequence_idle: float = 60.0
+    """Seconds after which a sequence that nobody continued is forgotten."""
+    tls_cert: str | None = None
+    """PEM file with the server's certificate chain: serve over TLS."""
+    tls_key: str | None = None
+    """PEM file with its private key."""
+    tls_client_ca: str | None = None
+    """PEM file with the authorities of client certificates: only clients with one may connect (mTLS)."""
+    auth_token_file: str | None = None
+    """File with a token; every request but health checks must then carry `authorization: Bearer TOKEN`."""
+    access_log: str | None = None
+    """File for one line of JSON per request; - is standard output."""
+    drain: float = 30.0
+    """Seconds that running requests get to finish after SIGTERM or Ctrl-C."""
+    otlp_endpoint: str | None = None
+    """Where to send OpenTelemetry traces, such as http://collector:4318/v1/traces; needs hurtle[telemetry]."""
+    overrides: Annotated[dict[str, dict[str, Any]], tyro.conf.Suppress] = field(default_factory=dict)
+    """Options of single models, by name; [model.NAME] in the TOML file."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.processes < 1:
+            raise HurtleError(f"processes must be at least 1, got {self.processes}.")
+        for name in ("http_port", "grpc_port"):
+            port = getattr(self, name)
+            if port is not None and not 0 <= port < 65536:
+                raise HurtleError(f"{name} must be 0 to 65535, got {port}.")
+        if self.http_port is None and self.grpc_port is None:
+            raise HurtleError("Both ports are off: say --http-port or --grpc-port.")
+        if bool(self.tls_cert) != bool(self.tls_key) or (self.tls_client_ca and not self.tls_cert):
+            raise HurtleError("TLS needs both --tls-cert and --tls-key; --tls-client-ca comes on top.")
+        for name in self.overrides:
+            self.for_model(name)
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The largest request."""
+        return int(self.max_message_mib * 2**20)
+
+    @property
+    def auth_token(self) -> str | None:
+        """What clients must know.
+
+        Raises:
+            HurtleError: The file cannot be read, or is empty.
+        """
+        if self.auth_token_file is None:
+            return None
+        try:
+            token = Path(self.auth_token_file).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise HurtleError(f"Cannot read the token in {self.auth_token_file}: {error}.") from None
+        if not token:
+            raise HurtleError(f"{self.auth_token_file} holds no token.")
+        return token
+
+    def for_model(self, name: str) -> ModelOptions:
+        """The options of one model."""
+        shared = {option.name: getattr(self, option.name) for option in fields(ModelOptions)}
+        own = dict(self.overrides.get(name, {}))
+        check_names(own, fields(ModelOptions), f"[model.{name}]")
+        if "parameters" in own:
+            own["parameters"] = {**shared["parameters"], **own["parameters"]}
+        return ModelOptions(**{**shared, **{key: _fitted(ModelOptions, key, value) for key, value in own.items()}})
+
+
+def check_names(given: Mapping[str, Any], known: Sequence[Field[Any]], where: str) -> None:
+    """Refuse options that do not exist."""
+    names = [option.name for option in known]
+    for name in given:
+        if name not in names:
+            raise UnknownNameError(f"{where} has no option {name!r}. {did_you_mean(name, names)}")
+
+
+def defaults_from(path: str | Path | None, environ: Mapping[str, str] = os.environ) -> ServeConfig:
+    """The config that a TOML file and HURTLE_SERVE_… variables make, for flags to change.
+
+    Raises:
+        HurtleError: Something in them cannot be; says where.
+    """
+    known = [option for option in fields(ServeConfig) if option.name != "overrides"]
+    given: dict[str, Any] = {}
+    if path is not None:
+        table = _read_toml(Path(path))
+        own = table.pop("model", {})
+        if not isinstance(own, dict) or not all(isinstance(options, dict) for options in own.values()):
+            raise HurtleError(f"{path}: options of a model are written as a table, [model.NAME].")
+        given["overrides"] = own
+        check_names(table, known, str(path))
+        given |= {key: _fitted(ServeConfig, key, value) for key, value in table.items()}
+    for name, text in environ.items():
+        if name.startswith(PREFIX) and name != PREFIX + "CONFIG":
+            key = name.removeprefix(PREFIX).lower()
+            check_names({key: text}, known, f"The environment variable {name}")
+            given[key] = _from_text(key, text)
+    return replace(ServeConfig(), **given) if given else ServeConfig()
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise HurtleError(f"Cannot read {path}: {error}.") from None
+
+
+def _fitted(owner: type, key: str, value: Any) -> Any:
+    """A value of a TOML file as the field's type, or an error that says what was expected."""
+    kind = get_type_hints(owner)[key]
+    if kind == tuple[str, ...]:
+        if isinstance(value, list) and all(isinstance(part, str) for part in value):
+            return tuple(value)
+    elif kind == dict[str, str]:
+        if isinstance(value, dict):
+            return {name: str(part) for name, part in value.items()}
+    elif value is False and type(None) in get_args(kind):
+        return None  # TOML has no null: grpc_port = false
+    else:
+        allowed = get_args(kind) if get_args(kind) and not isinstance(get_args(kind)[0], str) else (kind,)
+        if kind is ExecutorName and isinstance(value, str):
+            return value
+        if float in allowed and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if type(value) in allowed:
+            return value
+    raise HurtleError(f"{key} must be {getattr(kind, '__name__', kind)}, got {value!r}.")
+
+
+def _from_text(key: str, text: str) -> Any:
+    """A value of an environment variable."""
+    kind = get_type_hints(ServeConfig)[key]
+    if kind == tuple[str, ...]:
+        return tuple(part for part in text.split(os.pathsep) if part)
+    if kind == dict[str, str]:
+        return parse_pairs(text.split(","))
+    options = [option for option in get_args(kind) if isinstance(option, type)] or [kind]
+    if type(None) in options and text.lower() in ("", "none", "off"):
+        return None
+    for option in options:
+        if option in (int, float):
+            try:
+                return option(text)
+            except ValueError:
+                raise HurtleError(f"{PREFIX}{key.upper()} must be a number, got {text!r}.") from None
+    return text
+
+
+def parse_pairs(texts: Sequence[str]) -> dict[str, str]:
+    """["device=cuda"] → {"device": "cuda"}."""
+    pairs = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise HurtleError(f"Expected NAME=VALUE, got {text!r}.")
+        pairs[name.strip()] = value.strip()
+    return pairs
+
+
+def describe(config: ServeConfig) -> str:
+    """The options that are not as they come, for the log."""
+    changed = []
+    for option in fields(config):
+        default = option.default_factory() if option.default_factory is not MISSING else option.default
+        value = getattr(config, option.name)
+        if value != default and option.name not in ("models", "overrides"):
+            changed.append(f"{option.name}={value}")
+    changed += [f"{name}: {' '.join(f'{key}={value}' for key, value in own.items())}" for name, own in config.overrides.items()]
+    return ", ".join(changed) or "all options as they come"

@@ -1,0 +1,206 @@
+"""`Model`: one loaded version of a model: its backend behind an executor, the check of what clients send, and what it has done.
+
+InferRequest → check → Job → executor → InferResponse. Knows nothing of files, other versions and transports.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from time import perf_counter, perf_counter_ns
+
+from hurtle.errors import HurtleError, ServingError, did_you_mean
+from hurtle.serving.backends.base import Backend, Metadata, TensorSpec
+from hurtle.serving.config import ModelOptions
+from hurtle.serving.executors import DONE, Executor, Inline, Job, MakeBackend, Queued
+from hurtle.serving.messages import InferRequest, InferResponse, Reply
+from hurtle.serving.statistics import ModelStatistics
+from hurtle.serving.status import invalid
+from hurtle.serving.tensors import datatype_of
+
+QUICK = 1e-3
+"""Seconds: a model that answers sooner may run on the event loop, where others wait for it."""
+
+
+class Ticket:
+    """A request that runs; `cancel` it when nobody waits for the answer any more."""
+
+    __slots__ = ("_job", "_model")
+
+    def __init__(self, model: Model, job: Job):
+        self._model, self._job = model, job
+
+    def cancel(self) -> None:
+        """Its reply will not be called, and if it has not begun it will not be run."""
+        if self._job.state != DONE:
+            self._model.forget(self._job)
+
+
+class Model:
+    """One version of a model, ready to answer.
+
+    Args:
+        name: The model's.
+        version: A number, as text.
+        make: Makes its backend; once per lane.
+        options: How to run it.
+
+    Attributes:
+        statistics: What it has done.
+        active: Requests that it has not answered yet.
+        on_idle: Called whenever `active` comes down to zero.
+    """
+
+    def __init__(self, name: str, version: str, make: MakeBackend, options: ModelOptions):
+        self.name, self.version, self.options = name, version, options
+        self.statistics = ModelStatistics()
+        self.active = 0
+        self.on_idle: Callable[[Model], None] = lambda model: None
+        self.executor: Executor = _executor(make, options)
+        self.metadata: Metadata = self.executor.backend.metadata()
+        self._inputs = {spec.name: spec for spec in self.metadata.inputs}
+        self._outputs = {spec.name for spec in self.metadata.outputs}
+        self._required = [spec.name for spec in self.metadata.inputs if spec.name not in self.metadata.optional]
+
+    def infer(self, request: InferRequest, reply: Reply) -> Ticket | None:
+        """Answer a request.
+
+        Raises:
+            ServingError: It is wrong, or the queue is full. Then `reply` is not called.
+        """
+        try:
+            job = Job(request, self._done, self._check(request))
+        except ServingError as error:
+            self.statistics.fail(error.reason)
+            raise
+        job.reply = reply
+        self.active += 1
+        try:
+            self.executor.submit(job)
+        except ServingError as error:
+            self.statistics.fail(error.reason)
+            self._leave()
+            raise
+        return None if job.state == DONE else Ticket(self, job)
+
+    def forget(self, job: Job) -> None:
+        """Of a request whose client went away."""
+        self.executor.cancel(job)
+        self.statistics.cancelled += 1
+        self._leave()
+
+    def close(self) -> None:
+        """Stop its lanes; it must be idle."""
+        self.executor.close()
+
+    def _leave(self) -> None:
+        self.active -= 1
+        if not self.active:
+            self.on_idle(self)
+
+    def _done(self, job: Job) -> None:
+        result, request = job.result, job.request
+        now = perf_counter_ns()
+        if job.leads:
+            self.statistics.execute(job)
+        answer: InferResponse | ServingError
+        if type(result) is dict:
+            self.statistics.succeed(job, now)
+            if request.outputs:
+                result = {name: result[name] for name in request.outputs}
+            answer = InferResponse(self.name, self.version, request.id, result)
+        else:
+            answer = result if isinstance(result, ServingError) else ServingError("internal", f"{self.name!r} gave no outputs.")
+            self.statistics.fail(answer.reason, now - job.arrived)
+        try:
+            job.reply(answer)
+        finally:
+            self._leave()
+
+    # What clients send.
+
+    def _check(self, request: InferRequest) -> int:
+        """Refuse inputs and outputs that are not the model's; how many rows the request has."""
+        inputs = request.inputs
+        batch = -1
+        for name, array in inputs.items():
+            spec = self._inputs.get(name)
+            if spec is None:
+                raise invalid(f"Model {self.name!r} has no input {name!r:.80}. {did_you_mean(name[:80], self._inputs)}")
+            if array.dtype != spec.dtype:
+                raise invalid(
+                    f"Input {name!r} of model {self.name!r}: expected {spec.datatype}, got {datatype_of(array.dtype)}."
+                )
+            if array.shape != spec.shape:
+                self._check_shape(spec, array.shape)
+            if self.metadata.batched:
+                if batch >= 0 and array.shape[0] != batch:
+                    raise invalid(
+                        f"Input {name!r} of model {self.name!r}: expected a batch of {batch} as the inputs before it, got "
+                        f"{array.shape[0]}."
+                    )
+                batch = array.shape[0]
+        for name in self._required:
+            if name not in inputs:
+                raise invalid(f"Model {self.name!r} needs the input {name!r}; got {', '.join(map(repr, inputs)) or 'none'}.")
+        for name in request.outputs:
+            if name not in self._outputs:
+                raise invalid(f"Model {self.name!r} has no output {name!r:.80}. {did_you_mean(name[:80], self._outputs)}")
+        rows = batch if batch >= 0 else self.executor.backend.rows(request)
+        if self.options.max_rows is not None and rows > self.options.max_rows:
+            raise invalid(f"Model {self.name!r} takes at most {self.options.max_rows} rows in a request, got {rows}.")
+        return rows
+
+    def _check_shape(self, spec: TensorSpec, shape: tuple[int, ...]) -> None:
+        if len(shape) != len(spec.shape) or any(want not in (-1, got) for want, got in zip(spec.shape, shape, strict=True)):
+            raise invalid(
+                f"Input {spec.name!r} of model {self.name!r}: expected shape {list(spec.shape)} (-1 is any size), got "
+                f"{list(shape)}."
+            )
+
+
+def _executor(make: MakeBackend, options: ModelOptions) -> Executor:
+    """An executor whose lanes have run once."""
+
+    def make_warm() -> Backend:
+        backend = make()
+        _warm_up(backend)
+        return backend
+
+    if options.executor == "inline":
+        return Inline(make_warm)
+    lanes = options.lanes
+    if options.executor == "worker":
+        return Queued(make_warm, lanes or len(os.sched_getaffinity(0)), max_queue=options.max_queue)
+    if lanes is None:
+        backend = make_warm()
+        lanes = 0 if _time_of_a_batch(backend, options.batch_size) < QUICK else 1
+        first = [backend]
+        make_again = make_warm
+        make_warm = lambda: first.pop() if first else make_again()  # noqa: E731
+    return Queued(make_warm, lanes, options.batch_size, options.batch_timeout_ms / 1000, options.max_queue)
+
+
+def _time_of_a_batch(backend: Backend, rows: int) -> float:
+    """Seconds that a full batch takes, estimated from one of at most 64 rows."""
+    some = min(rows, 64)
+    requests = [backend.warm_up_request() for _ in range(some)]
+    backend.infer_batch(requests)
+    begun = perf_counter()
+    backend.infer_batch(requests)
+    return (perf_counter() - begun) * rows / some
+
+
+def _warm_up(backend: Backend) -> None:
+    """Run a request of zeros.
+
+    Raises:
+        HurtleError: The model cannot be run.
+    """
+    try:
+        found = backend.infer(backend.warm_up_request())
+    except Exception as error:
+        raise HurtleError(f"It cannot be run: {type(error).__name__}: {str(error)[:500]}") from error
+    missing = {spec.name for spec in backend.metadata().outputs} - found.keys()
+    if missing:
+        raise HurtleError(f"It gave {sorted(found)} and not {sorted(missing)}, which its metadata names.")

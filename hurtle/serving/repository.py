@@ -1,0 +1,319 @@
+"""`Repository`: which models there are, in which versions; loads, swaps and retires them while requests go on.
+
+files and folders name/version/model.* → `Model` per version. A version that cannot be loaded is refused, and what was there
+serves on. Knows nothing of transports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hurtle.errors import HurtleError, ServingError, did_you_mean
+from hurtle.serving.backends.registry import backend_for, can_serve
+from hurtle.serving.config import ModelOptions, ServeConfig
+from hurtle.serving.model import Model
+
+log = logging.getLogger("hurtle.serving")
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
+_VERSION = re.compile(r"[0-9]{1,18}")
+Fingerprint = tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a version of a model lies."""
+
+    path: Path
+    """The file to give the backend."""
+    fingerprint: Fingerprint
+    """Changes when a file of the version does."""
+
+
+@dataclass
+class Entry:
+    """A model by name."""
+
+    ready: dict[str, Model] = field(default_factory=dict)
+    """By version, the newest last."""
+    sources: dict[str, Source] = field(default_factory=dict)
+    """Of what is ready."""
+    states: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Of versions that are not: state and reason."""
+    tried: dict[str, Fingerprint] = field(default_factory=dict)
+    """What the files were when they were last loaded or refused."""
+    is_unloaded: bool = False
+    """By a client: only a client loads it again."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Repository:
+    """The models of a server.
+
+    Args:
+        config: Which files and folders, and how their models are run.
+        is_used: Whether a version that was taken out of service is still needed, though it runs nothing.
+    """
+
+    def __init__(self, config: ServeConfig, is_used: Callable[[Model], bool] = lambda model: False):
+        self._config, self._is_used = config, is_used
+        self._entries: dict[str, Entry] = {}
+        self._retiring: set[Model] = set()
+        self._files: dict[str, Path] = {}
+        self._folders: list[Path] = []
+        for text in config.models:
+            self._add(text)
+
+    # What is there.
+
+    def find(self, name: str, version: str = "") -> Model:
+        """A model that is ready.
+
+        Raises:
+            ServingError: There is none.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            raise ServingError("not_found", f"No model {name!r:.80}. {did_you_mean(name[:80], self._entries)}")
+        if version:
+            model = entry.ready.get(version)
+            if model is None:
+                known = ", ".join(entry.ready) or "none"
+                raise ServingError("not_found", f"Model {name!r} has no version {version!r:.40}; ready are {known}.")
+            return model
+        for model in reversed(entry.ready.values()):
+            return model
+        state, reason = next(iter(entry.states.values()), ("UNAVAILABLE", "it was unloaded"))
+        raise ServingError("unavailable", f"Model {name!r} is not ready: {reason or state.lower()}.")
+
+    def is_ready(self, name: str, version: str = "") -> bool:
+        """Whether a model that exists can answer."""
+        try:
+            return bool(self.find(name, version))
+        except ServingError as error:
+            if error.reason == "not_found" and name not in self._entries:
+                raise
+            return False
+
+    def versions(self, name: str) -> list[str]:
+        """Of a model, those that are ready."""
+        return list(self._entries[name].ready)
+
+    def models(self) -> list[Model]:
+        """All that are ready."""
+        return [model for entry in self._entries.values() for model in entry.ready.values()]
+
+    def retiring(self) -> set[Model]:
+        """Those taken out of service that still have requests to answer."""
+        return self._retiring
+
+    def index(self, only_ready: bool = False) -> list[dict[str, str]]:
+        """All models and versions with their states, as Triton's RepositoryIndex lists them."""
+        found = []
+        for name, entry in sorted(self._entries.items()):
+            rows = dict.fromkeys(entry.ready, ("READY", ""))
+            rows = {**entry.states, **rows}
+            for version in sorted(rows, key=int):
+                state, reason = rows[version]
+                if state == "READY" or not only_ready:
+                    found.append({"name": name, "version": version, "state": state, "reason": reason})
+        return found
+
+    # Loading and unloading.
+
+    def names(self) -> list[str]:
+        """What could be loaded: files that were named, and the folders' subfolders."""
+        found = dict.fromkeys(self._files)
+        for folder in self._folders:
+            for child in sorted(folder.iterdir()) if folder.is_dir() else ():
+                if child.is_dir() and NAME.fullmatch(child.name) and self._sources(child.name):
+                    found[child.name] = None
+        return list(found)
+
+    async def load(self, name: str) -> None:
+        """Load what is new or changed of a model, and take out of service what is gone.
+
+        Raises:
+            ServingError: No such model, or a version cannot be loaded (the others are; an old one stays).
+        """
+        if not NAME.fullmatch(name):
+            raise ServingError("invalid_argument", f"{name!r:.80} cannot be a model's name: letters, digits, _ . - only.")
+        entry = self._entries.get(name)
+        if entry is None and not self._sources(name):
+            raise ServingError("not_found", f"No model {name!r} to load. {did_you_mean(name, self.names())}")
+        entry = self._entries.setdefault(name, Entry())
+        async with entry.lock:
+            sources = await asyncio.to_thread(self._sources, name)
+            if not sources:
+                raise ServingError("not_found", f"The files of model {name!r} are gone; what was loaded serves on.")
+            entry.tried, entry.is_unloaded = _fingerprints(sources), False
+            problems = [
+                problem
+                for version, source in sources.items()
+                if (problem := await self._load_version(name, version, source, entry)) is not None
+            ]
+            for version in [version for version in entry.ready if version not in sources]:
+                self._retire(entry.ready.pop(version), "removed")
+                entry.sources.pop(version)
+            entry.states = {version: state for version, state in entry.states.items() if version in sources}
+        if problems:
+            raise ServingError("failed_precondition", f"Model {name!r}: {'; '.join(problems)}")
+
+    async def _load_version(self, name: str, version: str, source: Source, entry: Entry) -> str | None:
+        if version in entry.ready and entry.sources[version].fingerprint == source.fingerprint:
+            return None
+        if version not in entry.ready:
+            entry.states[version] = ("LOADING", "")
+        try:
+            options = self._config.for_model(name)
+            model = await asyncio.to_thread(_load, name, version, source.path, options)
+        except Exception as error:  # of any backend
+            problem = str(error) if isinstance(error, HurtleError) else f"{type(error).__name__}: {error}"
+            log.error("version %s of model %s was refused: %s", version, name, problem)
+            if version not in entry.ready:
+                entry.states[version] = ("UNAVAILABLE", problem[:500])
+            stays = "; the one that was there serves on" if version in entry.ready else ""
+            return f"version {version} was refused{stays}: {problem[:500]}"
+        old = entry.ready.get(version)
+        entry.ready[version], entry.sources[version] = model, source
+        entry.ready = dict(sorted(entry.ready.items(), key=lambda item: int(item[0])))
+        entry.states.pop(version, None)
+        if old is not None:
+            self._retire(old, "replaced")
+        log.info("%s version %s is ready: %s", name, version, describe(model))
+        return None
+
+    async def unload(self, name: str) -> None:
+        """Take all versions of a model out of service; what runs is finished.
+
+        Raises:
+            ServingError: No such model.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            raise ServingError("not_found", f"No model {name!r:.80} to unload. {did_you_mean(name[:80], self._entries)}")
+        async with entry.lock:
+            for version, model in list(entry.ready.items()):
+                entry.states[version] = ("UNAVAILABLE", "unloaded")
+                self._retire(model, "unloaded")
+            entry.ready, entry.sources, entry.is_unloaded = {}, {}, True
+
+    async def refresh(self) -> None:
+        """Load what is new or changed, and take out of service what is gone; what cannot be loaded is tried when it changes."""
+        for name in {**dict.fromkeys(await asyncio.to_thread(self.names)), **self._entries}:
+            entry = self._entries.get(name)
+            sources = await asyncio.to_thread(self._sources, name)
+            if entry is not None and (entry.is_unloaded or entry.tried == _fingerprints(sources)):
+                continue
+            try:
+                await (self.load(name) if sources else self.unload(name))
+            except ServingError as error:
+                log.error("%s", error)
+
+    def settle(self, model: Model) -> None:
+        """Close a version that was taken out of service once nothing needs it."""
+        if model in self._retiring and not model.active and not self._is_used(model):
+            self._retiring.discard(model)
+            asyncio.get_running_loop().run_in_executor(None, model.close)
+
+    def close(self) -> None:
+        """Close all models; they must be idle."""
+        for model in [*self.models(), *self._retiring]:
+            model.close()
+        self._entries.clear()
+        self._retiring.clear()
+
+    def _retire(self, model: Model, why: str) -> None:
+        log.info("%s version %s is %s", model.name, model.version, why)
+        self._retiring.add(model)
+        model.on_idle = self.settle
+        self.settle(model)
+
+    # Files.
+
+    def _add(self, text: str) -> None:
+        name, equals, rest = text.partition("=")
+        path = Path(rest if equals and NAME.fullmatch(name) else text)
+        if path.is_dir() and not _is_model_folder(path):
+            self._folders.append(path.resolve())
+            return
+        if not path.exists():
+            raise HurtleError(f"{path} does not exist: name a model file, or a folder of models (name/version/model.onnx).")
+        name = (
+            name
+            if equals and str(path) == rest
+            else path.resolve().name.split(".")[0]
+            if path.is_file()
+            else path.resolve().name
+        )
+        if not NAME.fullmatch(name):
+            raise HurtleError(f"{name!r} cannot be a model's name: rename the file, or say NAME={path}.")
+        if name in self._files:
+            raise HurtleError(f"Two models are called {name!r}: {self._files[name]} and {path}. Say NAME=PATH for one.")
+        self._files[name] = path
+
+    def _sources(self, name: str) -> dict[str, Source]:
+        """Of a model, by version."""
+        if name in self._files:
+            path = self._files[name]
+            return _versions(path, path.resolve()) if path.is_dir() else {"1": _source(path, [path])} if path.is_file() else {}
+        if not NAME.fullmatch(name):
+            return {}
+        for folder in self._folders:
+            found = _versions(folder / name, folder)
+            if found:
+                return found
+        return {}
+
+
+def _fingerprints(sources: dict[str, Source]) -> dict[str, Fingerprint]:
+    return {version: source.fingerprint for version, source in sources.items()}
+
+
+def _is_model_folder(path: Path) -> bool:
+    return any(child.is_dir() and _VERSION.fullmatch(child.name) for child in path.iterdir())
+
+
+def _versions(folder: Path, root: Path) -> dict[str, Source]:
+    """name/version/model.*, none of it outside the root, wherever links may lead."""
+    found = {}
+    children = sorted(folder.iterdir()) if folder.is_dir() and folder.resolve().is_relative_to(root) else []
+    for child in children:
+        if not (_VERSION.fullmatch(child.name) and child.is_dir() and child.resolve().is_relative_to(root)):
+            continue
+        models = [
+            path for path in sorted(child.iterdir()) if path.name.startswith("model.") and path.resolve().is_relative_to(root)
+        ]
+        known = [path for path in models if can_serve(path)]
+        files = known or [path for path in models if path.suffix != ".json"] or models
+        if files:
+            found[child.name] = _source(files[0], [path for path in sorted(child.iterdir()) if path.is_file()])
+    return dict(sorted(found.items(), key=lambda item: int(item[0])))
+
+
+def _source(path: Path, files: list[Path]) -> Source:
+    stats = [(file, file.stat()) for file in files if file.exists()]
+    return Source(path, tuple((file.name, stat.st_mtime_ns, stat.st_size) for file, stat in stats))
+
+
+def _load(name: str, version: str, path: Path, options: ModelOptions) -> Model:
+    parameters: dict[str, Any] = dict(options.parameters)
+    if options.backend is not None:
+        parameters["backend"] = options.backend
+    if options.load_library:
+        parameters["load_library"] = list(options.load_library)
+    return Model(name, version, partial(backend_for(path, parameters), path, parameters), options)
+
+
+def describe(model: Model) -> str:
+    """How a model is run, in a line."""
+    executor, options = model.executor, model.options
+    where = f"{executor.lanes} threads" if executor.lanes > 1 else "a thread" if executor.lanes else "the event loop"
+    how = f", up to {options.batch_size} rows a call" if options.executor == "batch" else ""
+    return f"{model.metadata.platform}, {options.executor} on {where}{how}"

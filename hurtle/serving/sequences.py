@@ -1,0 +1,203 @@
+"""`Sequences`: the state of recurrent models, kept on the server by sequence id, as Triton's clients name it.
+
+request with sequence_id, sequence_start, sequence_end → request with the state as inputs → answer, its state kept. One request
+of a sequence runs at a time; those that come meanwhile wait in order.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from time import monotonic
+
+import numpy as np
+
+from hurtle.errors import ServingError
+from hurtle.serving.messages import InferRequest, InferResponse, Parameter, Reply
+from hurtle.serving.model import Model
+from hurtle.serving.status import invalid
+
+Key = tuple[str, Parameter]
+
+
+class Sequence:
+    """One sequence of one model's version."""
+
+    __slots__ = ("begun", "busy", "model", "rows", "state", "used", "waiting")
+
+    def __init__(self, model: Model):
+        self.model, self.used = model, monotonic()
+        self.state: dict[str, np.ndarray] | None = None
+        """By input; None: it begins with the next request."""
+        self.rows = 0
+        self.begun = self.busy = False
+        self.waiting: deque[SequenceTicket] = deque()
+
+
+class SequenceTicket:
+    """A request of a sequence; as `Ticket`."""
+
+    __slots__ = ("cancelled", "reply", "request")
+
+    def __init__(self, request: InferRequest, reply: Reply):
+        self.request, self.reply, self.cancelled = request, reply, False
+
+    def cancel(self) -> None:
+        """Nobody waits for the answer. Where it has begun it runs on, for the state that the next request needs."""
+        self.cancelled = True
+
+
+class Sequences:
+    """The sequences of all models.
+
+    Args:
+        most: Sequences of a model at a time; more are refused.
+        idle: Seconds after which a sequence that nobody continued is forgotten.
+        on_end: Called with the model when one of its sequences is gone.
+    """
+
+    def __init__(self, most: int, idle: float, on_end: Callable[[Model], None] = lambda model: None):
+        self.most, self.idle, self._on_end = most, idle, on_end
+        self._all: OrderedDict[Key, Sequence] = OrderedDict()
+        """The one that was used longest ago comes first."""
+        self._counts: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def find(self, request: InferRequest) -> Model | None:
+        """The version that a running sequence began with, and therefore stays with."""
+        found = self._all.get(self._key(request))
+        return None if found is None or request.parameters.get("sequence_start") is True else found.model
+
+    def uses(self, model: Model) -> bool:
+        """Whether a sequence of this version goes on."""
+        return any(sequence.model is model for sequence in self._all.values())
+
+    def infer(self, model: Model, request: InferRequest, reply: Reply) -> SequenceTicket | None:
+        """Answer a request of a sequence; as `Model.infer`."""
+        if not model.metadata.state:
+            raise invalid(f"Model {model.name!r} keeps no state between requests: leave out sequence_id.")
+        self.forget_idle()
+        key = self._key(request)
+        for flag in ("sequence_start", "sequence_end"):
+            if not isinstance(request.parameters.get(flag, False), bool):
+                raise invalid(f"{flag} must be a bool, got {request.parameters[flag]!r:.60}.")
+        sequence = self._all.get(key)
+        if sequence is not None and sequence.model is not model and request.parameters.get("sequence_start") is True:
+            self._end(key)  # it begins anew, with the newest version
+            sequence = None
+        if sequence is None:
+            sequence = self._begin(key, model, request)
+        self._all.move_to_end(key)
+        sequence.used = monotonic()
+        ticket = SequenceTicket(request, reply)
+        if sequence.busy:
+            if len(sequence.waiting) >= model.options.max_queue:
+                raise ServingError("resource_exhausted", f"Sequence {key[1]!r} has {len(sequence.waiting)} requests that wait.")
+            sequence.waiting.append(ticket)
+            return ticket
+        self._run(key, sequence, ticket)
+        return ticket
+
+    def forget_idle(self) -> None:
+        """Drop sequences that nobody continued."""
+        limit = monotonic() - self.idle
+        for key, sequence in list(self._all.items()):
+            if sequence.used > limit:
+                break
+            if not sequence.busy:
+                self._end(key)
+
+    def forget(self, model: Model) -> None:
+        """Drop the sequences of a version that is unloaded."""
+        for key, sequence in list(self._all.items()):
+            if sequence.model is model:
+                self._end(key)
+
+    def _key(self, request: InferRequest) -> Key:
+        identity = request.parameters["sequence_id"]
+        if not isinstance(identity, int | str) or isinstance(identity, bool) or len(str(identity)) > 256:
+            raise invalid(f"sequence_id must be a number or a text of at most 256 characters, got {identity!r:.60}.")
+        return request.model, identity
+
+    def _begin(self, key: Key, model: Model, request: InferRequest) -> Sequence:
+        if request.parameters.get("sequence_start") is not True:
+            raise invalid(
+                f"Model {model.name!r} has no sequence {key[1]!r}: its first request must say sequence_start, and it "
+                f"is forgotten after {self.idle:g} s without a request."
+            )
+        if self._counts.get(model.name, 0) >= self.most:
+            raise ServingError("resource_exhausted", f"Model {model.name!r} keeps {self.most} sequences already; try later.")
+        self._counts[model.name] = self._counts.get(model.name, 0) + 1
+        sequence = self._all[key] = Sequence(model)
+        return sequence
+
+    def _end(self, key: Key) -> None:
+        sequence = self._all.pop(key)
+        self._counts[sequence.model.name] -= 1
+        self._on_end(sequence.model)
+
+    def _run(self, key: Key, sequence: Sequence, ticket: SequenceTicket) -> None:
+        """Run one request of a sequence; the next when it is back."""
+        request = ticket.request
+
+        def reply(answer: InferResponse | ServingError) -> None:
+            sequence.busy = False
+            if isinstance(answer, InferResponse):
+                answer = self._keep(key, sequence, request, wanted, answer)
+            elif not sequence.begun and self._all.get(key) is sequence and not sequence.waiting:
+                self._end(key)  # it never began
+            try:
+                if not ticket.cancelled:
+                    ticket.reply(answer)
+            finally:
+                self._next(key, sequence)
+
+        sequence.busy = True
+        wanted = request.outputs
+        try:
+            self._fill(sequence, request)
+            sequence.model.infer(request, reply)
+        except ServingError as error:
+            reply(error)
+
+    def _next(self, key: Key, sequence: Sequence) -> None:
+        while sequence.waiting and not sequence.busy:
+            ticket = sequence.waiting.popleft()
+            if not ticket.cancelled:
+                self._run(key, sequence, ticket)
+
+    def _fill(self, sequence: Sequence, request: InferRequest) -> None:
+        """Put the state among the inputs, and its successor among the outputs."""
+        model = sequence.model
+        names = [name for name, _ in model.metadata.state]
+        given = [name for name in names if name in request.inputs]
+        if given:
+            raise invalid(f"Input {given[0]!r} is the state, which the server keeps for a sequence: send one of both.")
+        if request.parameters.get("sequence_start") is True:
+            sequence.state = None
+        rows = next((int(array.shape[0]) for array in request.inputs.values() if array.ndim), 1)
+        if sequence.state is None:
+            specs = {spec.name: spec for spec in model.metadata.inputs}
+            sequence.state = {name: np.zeros((rows, *specs[name].shape[1:]), specs[name].dtype) for name in names}
+            sequence.rows = rows
+        elif rows != sequence.rows:
+            raise invalid(f"The sequence has a batch of {sequence.rows}, got {rows}.")
+        request.inputs.update(sequence.state)
+        if request.outputs:
+            request.outputs = (*request.outputs, *(name for _, name in model.metadata.state if name not in request.outputs))
+
+    def _keep(
+        self, key: Key, sequence: Sequence, request: InferRequest, wanted: tuple[str, ...], answer: InferResponse
+    ) -> InferResponse:
+        states = {output: name for name, output in sequence.model.metadata.state}
+        sequence.state = {name: np.array(answer.outputs[output]) for output, name in states.items()}
+        sequence.used, sequence.begun = monotonic(), True
+        answer.outputs = {
+            name: array for name, array in answer.outputs.items() if (name in wanted if wanted else name not in states)
+        }
+        answer.parameters = {name: request.parameters[name] for name in ("sequence_id",)}
+        if request.parameters.get("sequence_end") is True and self._all.get(key) is sequence:
+            self._end(key)
+        return answer

@@ -1,0 +1,332 @@
+"""`Shell`: what the server does, whatever the transport: answers requests, describes, loads and counts models.
+
+transport → Shell → Model → executor → backend. One per process, used on its event loop's thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import Collection
+from typing import Any, Protocol
+
+from hurtle import __version__
+from hurtle.errors import HurtleError, ServingError
+from hurtle.serving.access_log import AccessLog
+from hurtle.serving.config import ServeConfig
+from hurtle.serving.messages import InferRequest, Reply
+from hurtle.serving.repository import Repository
+from hurtle.serving.sequences import Sequences
+from hurtle.serving.statistics import ModelStatistics, add, as_prometheus, as_triton
+from hurtle.serving.tracing import Tracing
+
+log = logging.getLogger("hurtle.serving")
+EXTENSIONS = ("sequence", "model_repository", "model_configuration", "statistics", "binary_tensor_data", "health", "reflection")
+
+
+class Cancellable(Protocol):
+    """A request that runs."""
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+
+
+class Connection(Protocol):
+    """A client's connection, of either transport."""
+
+    def drain(self) -> None:
+        """Take nothing new, finish what runs, then close."""
+
+    def abort(self) -> None:
+        """Close now."""
+
+
+class Peers(Protocol):
+    """The other processes on the same ports."""
+
+    def attach(self, shell: Shell, stop: asyncio.Event) -> None:
+        """Do what the others ask of this process's shell; set `stop` when it is time to."""
+
+    async def call(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of every process's shell, this one's included; an error is raised if one raised it."""
+
+
+class Shell:
+    """One process's server.
+
+    Args:
+        config: What it was told.
+
+    Attributes:
+        draining: Whether it is about to stop and takes nothing new.
+        connections: Its clients.
+        peers: The other processes, where there are several.
+    """
+
+    def __init__(self, config: ServeConfig):
+        self.config = config
+        self.draining = False
+        self.connections: set[Connection] = set()
+        self.peers: Peers | None = None
+        self.access_log = AccessLog(config.access_log) if config.access_log is not None else None
+        self.tracing = Tracing(config.otlp_endpoint) if config.otlp_endpoint is not None else None
+        self.repository = Repository(config, lambda model: self.sequences.uses(model))
+        self.sequences = Sequences(config.max_sequences, config.sequence_idle, self.repository.settle)
+        self._token = config.auth_token
+        self._others = ModelStatistics()
+        """Of requests that name no model we have."""
+        self._started = False
+        self._chores: list[asyncio.Task[None]] = []
+        self._changes: set[asyncio.Future[Any]] = set()
+
+    async def start(self, unloaded: Collection[str] = ()) -> None:
+        """Load all models.
+
+        Args:
+            unloaded: Names of those that clients have taken out of service since the server began.
+
+        Raises:
+            HurtleError: One cannot be loaded, or there are none.
+        """
+        names = self.repository.names()
+        if not names:
+            raise HurtleError(f"No models in {', '.join(self.config.models) or 'nothing'}: expected name/version/model.onnx.")
+        for name in names:
+            if name not in unloaded:
+                await self.repository.load(name)
+        self._started = True
+        self._chores.append(asyncio.create_task(self._tidy()))
+
+    async def stop(self, seconds: float) -> bool:
+        """Finish what runs, then close; whether all was finished in time."""
+        self.draining = True
+        end = time.monotonic() + seconds
+        for connection in list(self.connections):
+            connection.drain()
+        while (self._active() or self.connections) and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        clean = not self._active()
+        for connection in list(self.connections):
+            connection.abort()
+        for chore in self._chores:
+            chore.cancel()
+        if clean:
+            await asyncio.to_thread(self.repository.close)
+        if self.access_log is not None:
+            self.access_log.close()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
+        return clean
+
+    def _active(self) -> int:
+        return sum(model.active for model in [*self.repository.models(), *self.repository.retiring()])
+
+    async def _tidy(self) -> None:
+        """What must be looked after now and then."""
+        looked = time.monotonic()
+        while True:
+            await asyncio.sleep(min(1.0, self.config.watch or 1.0))
+            self.sequences.forget_idle()
+            if self.access_log is not None:
+                self.access_log.flush()
+            if self.config.watch and time.monotonic() - looked >= self.config.watch:
+                try:
+                    await self.repository.refresh()
+                except Exception:
+                    log.exception("looking for new models failed")
+                looked = time.monotonic()
+
+    # Inference.
+
+    def infer(self, request: InferRequest, reply: Reply) -> Cancellable | None:
+        """Answer a request: `reply` is called once, perhaps before this returns (then None is returned)."""
+        if self.tracing is not None:
+            reply = self.tracing.traced(request, reply)
+        try:
+            if self.draining:
+                raise ServingError("unavailable", "The server is about to stop; ask another, or try later.")
+            if request.parameters and request.parameters.get("sequence_id"):
+                return self._infer_in_sequence(request, reply)
+            return self.repository.find(request.model, request.version).infer(request, reply)
+        except ServingError as error:
+            if error.reason in ("not_found", "unavailable"):
+                self._others.fail(error.reason)
+            reply(error)
+            return None
+
+    def _infer_in_sequence(self, request: InferRequest, reply: Reply) -> Cancellable | None:
+        if self.config.processes > 1:
+            raise ServingError(
+                "failed_precondition",
+                f"The server runs {self.config.processes} processes, and a sequence's state lives in one of them: send "
+                "the state as tensors, or serve with --processes 1.",
+            )
+        model = self.sequences.find(request)
+        if model is None or (request.version and model.version != request.version):
+            model = self.repository.find(request.model, request.version)
+        return self.sequences.infer(model, request, reply)
+
+    def count_failure(self, error: ServingError, model: str = "", version: str = "") -> None:
+        """Count a request that a transport refused before it got here: it could not be read, or was late already."""
+        try:
+            statistics = self.repository.find(model, version).statistics
+        except ServingError:
+            statistics = self._others
+        statistics.fail(error.reason)
+
+    def authorize(self, header: str | bytes | None) -> ServingError | None:
+        """Whether the header `authorization` lets a client in; None: it may pass."""
+        if self._token is None:
+            return None
+        given = header.encode("utf-8", "replace") if isinstance(header, str) else header or b""
+        scheme, _, token = given.partition(b" ")
+        if scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token.encode()):
+            return None
+        return ServingError("unauthenticated", "This server wants a token: authorization: Bearer TOKEN.")
+
+    # Health and descriptions.
+
+    def is_live(self) -> bool:
+        """The event loop turns, so it is."""
+        return True
+
+    def is_ready(self) -> bool:
+        """Whether all models are loaded and requests are taken."""
+        return self._started and not self.draining
+
+    def is_model_ready(self, name: str, version: str = "") -> bool:
+        """Whether a model can answer."""
+        return self.repository.is_ready(name, version) and not self.draining
+
+    def server_metadata(self) -> dict[str, Any]:
+        """Name, version and extensions."""
+        return {"name": "hurtle", "version": __version__, "extensions": list(EXTENSIONS)}
+
+    def model_metadata(self, name: str, version: str = "") -> dict[str, Any]:
+        """What a model takes and gives."""
+        model = self.repository.find(name, version)
+
+        def tensors(specs: Any) -> list[dict[str, Any]]:
+            return [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs]
+
+        return {
+            "name": name,
+            "versions": self.repository.versions(name),
+            "platform": model.metadata.platform,
+            "inputs": tensors(model.metadata.inputs),
+            "outputs": tensors(model.metadata.outputs),
+        }
+
+    def model_config(self, name: str, version: str = "") -> dict[str, Any]:
+        """How a model is run, in the words of Triton's ModelConfig."""
+        model = self.repository.find(name, version)
+        options, metadata = model.options, model.metadata
+        most = (options.max_rows or options.batch_size) if metadata.batched else 0
+
+        def tensors(specs: Any) -> list[dict[str, Any]]:
+            skip = 1 if metadata.batched else 0
+            kinds = {"BYTES": "TYPE_STRING"}
+            return [
+                {
+                    "name": spec.name,
+                    "data_type": kinds.get(spec.datatype, f"TYPE_{spec.datatype}"),
+                    "dims": list(spec.shape[skip:]),
+                }
+                for spec in specs
+            ]
+
+        found: dict[str, Any] = {
+            "name": name,
+            "platform": metadata.platform,
+            "backend": metadata.platform.split("_")[0],
+            "max_batch_size": most,
+            "input": tensors(metadata.inputs),
+            "output": tensors(metadata.outputs),
+            "parameters": {
+                "executor": {"string_value": options.executor},
+                "lanes": {"string_value": str(model.executor.lanes)},
+            },
+        }
+        if options.executor == "batch":
+            found["dynamic_batching"] = {"max_queue_delay_microseconds": int(options.batch_timeout_ms * 1000)}
+        return found
+
+    # Models come and go; in all processes.
+
+    async def index(self, ready: bool = False) -> list[dict[str, str]]:
+        """All models, versions and states."""
+        return self.repository.index(ready)
+
+    async def load(self, name: str, parameters: dict[str, Any] | None = None) -> None:
+        """Load a model, or what has changed of it."""
+        if parameters:
+            raise ServingError(
+                "unimplemented",
+                f"Models come from files: loading takes no parameters, got {', '.join(sorted(parameters))[:80]}.",
+            )
+        await self._change("load_here", name)
+
+    async def unload(self, name: str, parameters: dict[str, Any] | None = None) -> None:
+        """Take a model out of service."""
+        await self._change("unload_here", name)
+
+    async def load_here(self, name: str) -> None:
+        """Load a model in this process."""
+        await self.repository.load(name)
+
+    async def unload_here(self, name: str) -> None:
+        """Take a model out of service in this process."""
+        for model in [model for model in self.repository.models() if model.name == name]:
+            self.sequences.forget(model)
+        await self.repository.unload(name)
+
+    async def _change(self, method: str, name: str) -> None:
+        """Load or unload everywhere, to the end, though the client that asked may go away meanwhile."""
+        change = asyncio.ensure_future(self._everywhere(method, name))
+        self._changes.add(change)
+        change.add_done_callback(self._changes.discard)
+        await asyncio.shield(change)
+
+    async def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
+        if self.peers is not None:
+            return await self.peers.call(method, *arguments)
+        return [await getattr(self, method)(*arguments)]
+
+    # Counting.
+
+    async def snapshot_here(self) -> dict[str, Any]:
+        """What this process has done: by model and version."""
+        found = {
+            f"{model.name}\n{model.version}": {**model.statistics.snapshot(), "queued": model.executor.queued}
+            for model in self.repository.models()
+        }
+        found["\n"] = self._others.snapshot()
+        return {"models": found, "connections": len(self.connections), "sequences": len(self.sequences), "processes": 1}
+
+    async def _snapshot(self) -> dict[str, Any]:
+        found, *others = await self._everywhere("snapshot_here")
+        for other in others:
+            found = add(found, other)
+        return found
+
+    async def statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
+        """Counts and times of a model, or of all, as Triton's ModelStatistics."""
+        if name:
+            self.repository.find(name, version)
+        models = (await self._snapshot())["models"]
+        keys = [key.split("\n") for key in models if key != "\n"]
+        wanted = [(model, found) for model, found in keys if (not name or model == name) and (not version or found == version)]
+        return {"model_stats": [as_triton(model, found, models[f"{model}\n{found}"]) for model, found in wanted]}
+
+    async def metrics(self) -> str:
+        """All counts as Prometheus text."""
+        found = await self._snapshot()
+        others = {
+            "connections": ("gauge", "Clients that are connected.", found["connections"]),
+            "sequences": ("gauge", "Sequences whose state is kept.", found["sequences"]),
+            "processes": ("gauge", "Processes that share the ports.", found["processes"]),
+        }
+        models = [(*key.split("\n"), values) for key, values in sorted(found["models"].items())]
+        return as_prometheus(models, others)

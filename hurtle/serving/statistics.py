@@ -1,0 +1,174 @@
+"""What a model has done: counts, times and histograms; as Triton's statistics, as Prometheus text, added up over processes."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import Any
+
+SECONDS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+ROWS = tuple(float(1 << k) for k in range(13))
+_HISTOGRAMS = {
+    "request_seconds": ("From a request's arrival at the shell to its answer.", SECONDS),
+    "queue_seconds": ("That a request waited for a lane.", SECONDS),
+    "compute_seconds": ("Of one call of the backend.", SECONDS),
+    "batch_rows": ("Rows of one call of the backend.", ROWS),
+}
+
+
+class Histogram:
+    """How often values fell below bounds."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]):
+        self.bounds, self.counts, self.total = bounds, [0] * (len(bounds) + 1), 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+class ModelStatistics:
+    """Of one version of a model. All times are nanoseconds; only the event loop's thread writes."""
+
+    def __init__(self) -> None:
+        self.succeeded = self.succeeded_ns = self.failed = self.failed_ns = self.cancelled = 0
+        self.queue_ns = self.compute_ns = 0
+        self.rows = self.executions = 0
+        self.last_ms = 0
+        self.batches: dict[int, list[int]] = {}
+        """Rows of a call → how many such calls, and their time."""
+        self.reasons: dict[str, int] = {}
+        self.histograms = {name: Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
+
+    def succeed(self, job: Any, now: int) -> None:
+        """Count a job that ended well."""
+        queued, total = job.started - job.arrived, now - job.arrived
+        self.succeeded += 1
+        self.succeeded_ns += total
+        self.queue_ns += queued
+        self.compute_ns += job.finished - job.started
+        self.rows += job.rows
+        self.histograms["request_seconds"].observe(total * 1e-9)
+        self.histograms["queue_seconds"].observe(queued * 1e-9)
+
+    def execute(self, job: Any) -> None:
+        """Count the call of the backend that a job led."""
+        spent = job.finished - job.started
+        self.executions += 1
+        self.last_ms = time.time_ns() // 1_000_000
+        batch = self.batches.setdefault(job.batch, [0, 0])
+        batch[0] += 1
+        batch[1] += spent
+        self.histograms["compute_seconds"].observe(spent * 1e-9)
+        self.histograms["batch_rows"].observe(job.batch)
+
+    def fail(self, reason: str, spent_ns: int = 0) -> None:
+        """Count a request that got an error."""
+        self.failed += 1
+        self.failed_ns += spent_ns
+        self.reasons[reason] = self.reasons.get(reason, 0) + 1
+
+    def snapshot(self) -> dict[str, Any]:
+        """All of it, as plain values that `add` adds up."""
+        plain = {name: value for name, value in vars(self).items() if isinstance(value, int)}
+        return {
+            **plain,
+            "reasons": dict(self.reasons),
+            "batches": {str(rows): list(values) for rows, values in self.batches.items()},
+            "histograms": {name: {"counts": list(h.counts), "total": h.total} for name, h in self.histograms.items()},
+        }
+
+
+def add(one: Any, other: Any, key: str = "") -> Any:
+    """The sum of two snapshots; of last times the later."""
+    if isinstance(one, dict):
+        return {name: add(one.get(name), other.get(name), name) for name in {**one, **other}} if other is not None else one
+    if one is None or other is None:
+        return one if other is None else other
+    if isinstance(one, list):
+        return [add(a, b) for a, b in zip(one, other, strict=True)]
+    return max(one, other) if key == "last_ms" else one + other
+
+
+def as_triton(name: str, version: str, found: dict[str, Any]) -> dict[str, Any]:
+    """A snapshot as an entry of Triton's ModelStatisticsResponse."""
+
+    def duration(count: int, spent: int) -> dict[str, int]:
+        return {"count": count, "ns": spent}
+
+    return {
+        "name": name,
+        "version": version,
+        "last_inference": found["last_ms"],
+        "inference_count": found["rows"],
+        "execution_count": found["executions"],
+        "inference_stats": {
+            "success": duration(found["succeeded"], found["succeeded_ns"]),
+            "fail": duration(found["failed"], found["failed_ns"]),
+            "queue": duration(found["succeeded"], found["queue_ns"]),
+            "compute_input": duration(found["succeeded"], 0),
+            "compute_infer": duration(found["succeeded"], found["compute_ns"]),
+            "compute_output": duration(found["succeeded"], 0),
+            "cache_hit": duration(0, 0),
+            "cache_miss": duration(0, 0),
+        },
+        "batch_stats": [
+            {
+                "batch_size": int(rows),
+                "compute_input": duration(count, 0),
+                "compute_infer": duration(count, spent),
+                "compute_output": duration(count, 0),
+            }
+            for rows, (count, spent) in sorted(found["batches"].items(), key=lambda item: int(item[0]))
+        ],
+    }
+
+
+def as_prometheus(models: Iterable[tuple[str, str, dict[str, Any]]], others: dict[str, tuple[str, str, float]]) -> str:
+    """Snapshots (name, version, values) as Prometheus text; `others`: name → (type, help, value)."""
+    models = list(models)
+    lines: list[str] = []
+
+    def head(name: str, kind: str, text: str) -> str:
+        lines.extend((f"# HELP hurtle_{name} {text}", f"# TYPE hurtle_{name} {kind}"))
+        return f"hurtle_{name}"
+
+    for name, (kind, text, value) in others.items():
+        lines.append(f"{head(name, kind, text)} {value:g}")
+    for name, key, text in (
+        ("requests_total", "succeeded", "Requests that were answered with a result."),
+        ("rows_total", "rows", "Rows in them."),
+        ("executions_total", "executions", "Calls of the backend."),
+        ("cancelled_total", "cancelled", "Requests whose client went away."),
+    ):
+        metric = head(name, "counter", text)
+        lines += [f"{metric}{_labels(model, version)} {found[key]}" for model, version, found in models]
+    metric = head("failures_total", "counter", "Requests that were answered with an error, by reason.")
+    for model, version, found in models:
+        lines += [f"{metric}{_labels(model, version, reason=why)} {n}" for why, n in sorted(found["reasons"].items())]
+    metric = head("queue_length", "gauge", "Requests that wait now.")
+    lines += [f"{metric}{_labels(model, version)} {found.get('queued', 0)}" for model, version, found in models]
+    for name, (text, bounds) in _HISTOGRAMS.items():
+        metric = head(name, "histogram", text)
+        for model, version, found in models:
+            histogram, below = found["histograms"][name], 0
+            for bound, count in zip((*bounds, None), histogram["counts"], strict=True):
+                below += count
+                at = "+Inf" if bound is None else f"{bound:g}"
+                lines.append(f"{metric}_bucket{_labels(model, version, le=at)} {below}")
+            lines.append(f"{metric}_sum{_labels(model, version)} {histogram['total']:.9g}")
+            lines.append(f"{metric}_count{_labels(model, version)} {below}")
+    return "\n".join(lines) + "\n"
+
+
+def _labels(model: str, version: str, **others: str) -> str:
+    pairs = {"model": model, "version": version, **others}
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in pairs.items()) + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,34 @@
+"""What a `ServingError` is on the wire: the one table from reasons to gRPC and HTTP codes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hurtle.errors import ServingError
+
+
+class Codes(NamedTuple):
+    """The code of one reason in both protocols."""
+
+    grpc: int
+    http: int
+
+
+CODES = {
+    "cancelled": Codes(1, 499),
+    "invalid_argument": Codes(3, 400),
+    "deadline_exceeded": Codes(4, 504),
+    "not_found": Codes(5, 404),
+    "permission_denied": Codes(7, 403),
+    "resource_exhausted": Codes(8, 429),
+    "failed_precondition": Codes(9, 400),
+    "unimplemented": Codes(12, 501),
+    "internal": Codes(13, 500),
+    "unavailable": Codes(14, 503),
+    "unauthenticated": Codes(16, 401),
+}
+
+
+def invalid(message: str) -> ServingError:
+    """The error of a request that is wrong in itself; the message names the tensor, what was expected and what came."""
+    return ServingError("invalid_argument", message)

@@ -1,0 +1,116 @@
+"""The server's options: from flags, the environment and a TOML file, in this order; mistakes are named."""
+
+import pytest
+
+from hurtle.cli_serve import parse
+from hurtle.errors import HurtleError
+from hurtle.serving.config import ServeConfig, defaults_from, describe
+
+TOML = """\
+models = ["a.onnx", "zoo"]
+executor = "worker"
+lanes = 3
+batch_timeout_ms = 2
+grpc_port = false
+parameters = {device = "cpu", threads = 1}
+
+"""
+OWN = """\
+models = ["a.onnx"]
+model = {a = {executor = "batch", batch_size = 8, parameters = {threads = 2}}}
+"""
+
+
+def write(tmp_path, text):
+    path = tmp_path / "serve.toml"
+    path.write_text(text)
+    return path
+
+
+def test_flags_beat_the_environment_which_beats_the_file(tmp_path):
+    environment = {"HURTLE_SERVE_LANES": "5", "HURTLE_SERVE_MAX_QUEUE": "7", "OTHER": "x"}
+    found = parse(["--max-queue", "9", "--host", "0.0.0.0"], defaults_from(write(tmp_path, TOML), environment))
+    assert found.models == ("a.onnx", "zoo")
+    assert (found.executor, found.lanes, found.max_queue, found.host) == ("worker", 5, 9, "0.0.0.0")
+    assert (found.batch_timeout_ms, found.grpc_port, found.http_port) == (2.0, None, 8000)
+    assert found.parameters == {"device": "cpu", "threads": "1"}
+
+
+def test_one_model_may_have_options_of_its_own(tmp_path):
+    config = parse(["a.onnx", "b.onnx", "--lanes", "2", "--parameters", "device=cuda"], defaults_from(write(tmp_path, OWN), {}))
+    a, b = config.for_model("a"), config.for_model("b")
+    assert (a.executor, a.batch_size, a.lanes) == ("batch", 8, 2)
+    assert a.parameters == {"device": "cuda", "threads": "2"}
+    assert (b.batch_size, b.parameters) == (64, {"device": "cuda"})
+
+
+def test_variables_of_every_kind(tmp_path):
+    found = defaults_from(
+        None,
+        {
+            "HURTLE_SERVE_MODELS": "a.onnx:b.onnx",
+            "HURTLE_SERVE_PARAMETERS": "device=cuda,threads=2",
+            "HURTLE_SERVE_GRPC_PORT": "off",
+            "HURTLE_SERVE_WATCH": "0.5",
+            "HURTLE_SERVE_EXECUTOR": "inline",
+        },
+    )
+    assert found.models == ("a.onnx", "b.onnx")
+    assert found.parameters == {"device": "cuda", "threads": "2"}
+    assert (found.grpc_port, found.watch, found.executor) == (None, 0.5, "inline")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("lane = 3", "serve.toml has no option 'lane'. Did you mean lanes"),
+        ("lanes = 'three'", "lanes must be .*got 'three'"),
+        ("executor = 'wrker'", "No executor 'wrker'. Did you mean worker"),
+        ("executor = 3", "executor must be"),
+        ("lanes = true", "lanes must be .*got True"),
+        ("model = {a = {lane = 3}}", r"\[model.a\] has no option 'lane'"),
+        ("model = {a = {batch_size = 0}}", "batch_size must be at least 1, got 0"),
+        ("models = [3]", "models must be"),
+        ("models = {a = 3}", "models must be"),
+        ("model = 3", r"written as a table, \[model.NAME\]"),
+        ("model = {a = 3}", r"written as a table"),
+        ("a = ", "Cannot read"),
+        ("http_port = 70000", "http_port must be 0 to 65535, got 70000"),
+        ("tls_cert = 'a.pem'", "both --tls-cert and --tls-key"),
+        ("executor = 'inline'\nlanes = 2", "no lanes, got lanes=2"),
+        ("http_port = false\ngrpc_port = false", "Both ports are off"),
+    ],
+)
+def test_mistakes_in_a_file_are_named(tmp_path, text, said):
+    with pytest.raises(HurtleError, match=said):
+        defaults_from(write(tmp_path, text), {})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("HURTLE_SERVE_LANES", "many", "HURTLE_SERVE_LANES must be a number, got 'many'"),
+        ("HURTLE_SERVE_LANE", "1", "HURTLE_SERVE_LANE has no option 'lane'"),
+        ("HURTLE_SERVE_PARAMETERS", "cuda", "Expected NAME=VALUE, got 'cuda'"),
+    ],
+)
+def test_mistakes_in_variables_are_named(name, text, said):
+    with pytest.raises(HurtleError, match=said):
+        defaults_from(None, {name: text})
+
+
+def test_a_token_comes_from_a_file(tmp_path):
+    path = tmp_path / "token"
+    path.write_text("secret\n")
+    assert ServeConfig(auth_token_file=str(path)).auth_token == "secret"
+    path.write_text(" \n")
+    with pytest.raises(HurtleError, match="holds no token"):
+        _ = ServeConfig(auth_token_file=str(path)).auth_token
+    with pytest.raises(HurtleError, match="Cannot read the token"):
+        _ = ServeConfig(auth_token_file=str(tmp_path / "none")).auth_token
+
+
+def test_what_was_changed_is_said():
+    assert describe(ServeConfig()) == "all options as they come"
+    said = describe(ServeConfig(lanes=2, overrides={"a": {"batch_size": 8}}))
+    assert said == "lanes=2, a: batch_size=8"

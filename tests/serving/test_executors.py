@@ -1,0 +1,222 @@
+"""Executors: what runs when, in which batches, on which thread; cancelled, late and failing requests."""
+
+import asyncio
+import time
+
+import pytest
+from serving_helpers import Answers, Doubler, request, run
+
+from hurtle.errors import HurtleError, ServingError
+from hurtle.serving.executors import Inline, Job, Queued
+
+
+def submit(executor, answers, value=1.0, rows=1, **fields):
+    job = Job(request(value, rows, **fields), lambda job: answers.append((value, job.result)), rows)
+    executor.submit(job)
+    return job
+
+
+def values(answers):
+    return [(value, float(result["y"][0, 0])) for value, result in answers]
+
+
+def test_inline_answers_before_submit_returns():
+    async def main():
+        executor, answers = Inline(Doubler), []
+        submit(executor, answers, 3.0)
+        assert values(answers) == [(3.0, 6.0)]
+        executor.close()
+        assert executor.backend.closed
+
+    run(main())
+
+
+@pytest.mark.parametrize("lanes", [0, 1])
+def test_requests_of_one_loop_pass_are_one_call(lanes):
+    async def main():
+        executor, answers = Queued(Doubler, lanes, batch_size=64), Answers()
+        for n in range(10):
+            submit(executor, answers, float(n), rows=1 + n % 3)
+        await answers.wait(10)
+        assert values(answers) == [(n, 2.0 * n) for n in range(10)]
+        assert executor.backend.calls == [sum(1 + n % 3 for n in range(10))]
+        executor.close()
+
+    run(main())
+
+
+def test_a_call_has_at_most_batch_size_rows_and_a_larger_request_runs_alone():
+    async def main():
+        executor, answers = Queued(Doubler, 0, batch_size=4), Answers()
+        for rows in (3, 1, 3, 9, 2, 2):
+            submit(executor, answers, 1.0, rows)
+        await answers.wait(6)
+        assert executor.backend.calls == [4, 3, 9, 4]
+
+    run(main())
+
+
+def test_worker_runs_one_request_a_call_on_lanes_of_its_own():
+    made = []
+
+    def make():
+        made.append(Doubler(None, {"delay": 0.1}))
+        return made[-1]
+
+    async def main():
+        executor, answers = Queued(make, lanes=2), Answers()
+        begun = time.monotonic()
+        for n in range(4):
+            submit(executor, answers, float(n))
+        await answers.wait(4)
+        assert time.monotonic() - begun < 0.39  # four one after the other take 0.4
+        assert [backend.calls for backend in made] == [[1, 1], [1, 1]]
+        assert all(len(backend.threads) == 1 for backend in made)
+        executor.close()
+        assert all(backend.closed for backend in made)
+
+    run(main())
+
+
+def test_an_idle_lane_does_not_wait_for_more():
+    async def main():
+        executor, answers = Queued(Doubler, 1, batch_size=64, batch_timeout=5.0), Answers()
+        begun = time.monotonic()
+        submit(executor, answers)
+        await answers.wait(1)
+        assert time.monotonic() - begun < 1.0
+        executor.close()
+
+    run(main())
+
+
+def test_a_lane_that_comes_back_waits_for_more_until_the_timeout_or_a_full_batch():
+    async def main():
+        executor, answers = Queued(lambda: Doubler(None, {"delay": 0.05}), 1, batch_size=4, batch_timeout=0.3), Answers()
+        submit(executor, answers)
+        await asyncio.sleep(0.01)
+        submit(executor, answers)  # waits while the first runs, and then for more
+        await asyncio.sleep(0.1)
+        assert len(answers) == 1
+        submit(executor, answers)
+        submit(executor, answers)
+        submit(executor, answers)  # full
+        begun = time.monotonic()
+        await answers.wait(5)
+        assert time.monotonic() - begun < 0.15
+        assert executor.backend.calls == [1, 4]
+        submit(executor, answers)
+        await asyncio.sleep(0.01)
+        submit(executor, answers)
+        await answers.wait(7)  # by the timeout
+        assert executor.backend.calls == [1, 4, 1, 1]
+        executor.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("lanes", [0, 1])
+def test_one_bad_request_of_a_batch_fails_alone(lanes):
+    async def main():
+        executor, answers = Queued(Doubler, lanes, batch_size=64), Answers()
+        for n in (1.0, -1.0, 3.0):
+            submit(executor, answers, n)
+        await answers.wait(3)
+        results = dict(answers)
+        assert float(results[1.0]["y"][0, 0]) == 2
+        assert float(results[3.0]["y"][0, 0]) == 6
+        assert results[-1.0].reason == "internal"
+        assert "x is negative" in str(results[-1.0])
+        executor.close()
+
+    run(main())
+
+
+def test_a_backend_that_loses_results_is_found_out():
+    class Forgetful(Doubler):
+        def infer_batch(self, requests):
+            return [{"y": requests[0].inputs["x"]}]
+
+    async def main():
+        executor, answers = Queued(Forgetful, 0, batch_size=64), Answers()
+        submit(executor, answers, 1.0)
+        submit(executor, answers, 2.0)
+        await answers.wait(2)
+        assert values(answers) == [(1.0, 2.0), (2.0, 4.0)]  # each alone
+
+    run(main())
+
+
+def test_a_full_queue_refuses_and_takes_again_when_it_has_run():
+    async def main():
+        executor, answers = Queued(lambda: Doubler(None, {"delay": 0.05}), 1, max_queue=2), Answers()
+        submit(executor, answers)  # the lane is idle: it will take this one
+        waiting = submit(executor, answers)
+        submit(executor, answers)
+        with pytest.raises(ServingError, match="2 requests wait") as caught:
+            submit(executor, answers)
+        assert caught.value.reason == "resource_exhausted"
+        executor.cancel(waiting)
+        assert executor.queued == 2
+        submit(executor, answers)
+        await answers.wait(3)
+        assert executor.queued == 0
+        executor.close()
+
+    run(main())
+
+
+def test_cancelled_requests_are_not_run_and_not_answered():
+    async def main():
+        executor, answers = Queued(lambda: Doubler(None, {"delay": 0.05}), 1, batch_size=64), Answers()
+        running = submit(executor, answers, 1.0)
+        await asyncio.sleep(0.01)
+        waiting = [submit(executor, answers, float(n)) for n in (2, 3, 4)]
+        executor.cancel(running)
+        executor.cancel(waiting[1])
+        await answers.wait(2)
+        await asyncio.sleep(0.1)
+        assert values(answers) == [(2.0, 4.0), (4.0, 8.0)]
+        assert executor.backend.calls == [1, 2]
+        executor.close()
+
+    run(main())
+
+
+def test_a_deadline_that_passes_in_the_queue_is_answered_then_and_not_run():
+    async def main():
+        executor, answers = Queued(lambda: Doubler(None, {"delay": 0.3}), 1), Answers()
+        submit(executor, answers, 1.0)
+        await asyncio.sleep(0.01)
+        begun = time.monotonic()
+        submit(executor, answers, 2.0, deadline=begun + 0.05)
+        submit(executor, answers, 3.0, deadline=begun + 5)
+        await answers.wait(1)
+        assert time.monotonic() - begun < 0.25  # before the lane is free
+        assert answers[0][1].reason == "deadline_exceeded"
+        await answers.wait(3)
+        assert executor.backend.calls == [1, 1]
+        executor.close()
+
+    run(main())
+
+
+def test_a_deadline_that_has_passed_already_is_not_run():
+    async def main():
+        executor, answers = Queued(Doubler, 0, batch_size=64), Answers()
+        submit(executor, answers, 1.0, deadline=time.monotonic() - 1)
+        submit(executor, answers, 2.0)
+        await answers.wait(2)
+        assert {value: type(result) for value, result in answers} == {1.0: ServingError, 2.0: dict}
+        assert executor.backend.calls == [1]
+
+    run(main())
+
+
+def test_what_a_backend_raises_when_made_is_raised_here():
+    def make():
+        raise HurtleError("no such file")
+
+    for executor in (lambda: Inline(make), lambda: Queued(make, 0), lambda: Queued(make, 2)):
+        with pytest.raises(HurtleError, match="no such file"):
+            executor()

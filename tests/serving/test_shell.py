@@ -1,0 +1,151 @@
+"""The shell: descriptions, routing to versions and sequences, draining, and counts of what failed."""
+
+import json
+
+import numpy as np
+import pytest
+from serving_helpers import Answers, run
+
+from hurtle.errors import ServingError
+from hurtle.serving.config import ServeConfig
+from hurtle.serving.messages import InferRequest
+from hurtle.serving.shell import Shell
+
+
+def folder(tmp_path, name="m", versions=("1", "2")):
+    for version in versions:
+        path = tmp_path / name / version
+        path.mkdir(parents=True)
+        (path / "model.test").write_text("")
+    return str(tmp_path)
+
+
+def shell_of(tmp_path, backend="Doubler", **options):
+    return Shell(ServeConfig(models=(folder(tmp_path),), backend=f"serving_helpers:{backend}", **options))
+
+
+def row(value=1.0, size=3, **fields):
+    return InferRequest("m", {"x": np.full((1, size), value, np.float32)}, **fields)
+
+
+def test_models_are_described_in_the_words_of_the_protocol(tmp_path):
+    async def main():
+        shell = shell_of(tmp_path, batch_size=16, batch_timeout_ms=2.5)
+        assert not shell.is_ready()
+        await shell.start()
+        assert shell.is_ready()
+        assert shell.server_metadata()["name"] == "hurtle"
+        assert shell.model_metadata("m", "1") == {
+            "name": "m",
+            "versions": ["1", "2"],
+            "platform": "test_doubler",
+            "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}],
+            "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 3]}],
+        }
+        config = shell.model_config("m")
+        assert (config["max_batch_size"], config["input"][0]["dims"], config["input"][0]["data_type"]) == (16, [3], "TYPE_FP32")
+        assert config["dynamic_batching"] == {"max_queue_delay_microseconds": 2500}
+        with pytest.raises(ServingError, match="No model 'n'") as caught:
+            shell.model_metadata("n")
+        assert caught.value.reason == "not_found"
+        json.dumps([config, await shell.statistics(), await shell.index()])
+        await shell.stop(1)
+        assert not shell.is_ready()
+
+    run(main())
+
+
+def test_requests_go_to_the_version_they_name(tmp_path):
+    async def main():
+        shell, answers = shell_of(tmp_path, executor="inline"), Answers()
+        await shell.start()
+        shell.infer(row(), answers.append)
+        shell.infer(row(version="1"), answers.append)
+        shell.infer(row(version="3"), answers.append)
+        assert [answer.version for answer in answers[:2]] == ["2", "1"]
+        assert answers[2].reason == "not_found"
+        found = (await shell.statistics())["model_stats"]
+        assert [(entry["version"], entry["inference_count"]) for entry in found] == [("1", 1), ("2", 1)]
+        one = (await shell.statistics("m", "2"))["model_stats"]
+        assert [entry["version"] for entry in one] == ["2"]
+        assert 'hurtle_failures_total{model="",version="",reason="not_found"} 1' in await shell.metrics()
+        await shell.stop(1)
+
+    run(main())
+
+
+def test_a_sequence_outlives_the_version_it_began_with(tmp_path):
+    async def main():
+        shell, answers = shell_of(tmp_path, "Counter", executor="inline"), Answers()
+        await shell.start()
+
+        def step(x, **flags):
+            shell.infer(row(x, 1, parameters={"sequence_id": 7, **flags}), answers.append)
+            return float(answers[-1].outputs["total"][0, 0]), answers[-1].version
+
+        assert step(1, sequence_start=True) == (1, "2")
+        old = shell.repository.find("m")
+        folder(tmp_path, versions=("3",))
+        (tmp_path / "m" / "2" / "model.test").write_text("changed")
+        await shell.load("m", {})
+        assert old in shell.repository.retiring()
+        assert step(2) == (3, "2")
+        assert step(3, sequence_end=True) == (6, "2")
+        assert old not in shell.repository.retiring()
+        assert step(1, sequence_start=True) == (1, "3")
+        await shell.unload("m", {})
+        shell.infer(row(1, 1, parameters={"sequence_id": 7}), answers.append)
+        assert answers[-1].reason == "unavailable"
+        await shell.stop(1)
+
+    run(main())
+
+
+def test_sequence_zero_is_none(tmp_path):
+    async def main():
+        shell, answers = shell_of(tmp_path, "Counter", executor="inline"), Answers()
+        await shell.start()
+        request = row(1, 1, parameters={"sequence_id": 0})
+        request.inputs["state_in_0"] = np.full((1, 1), 5, np.float32)
+        shell.infer(request, answers.append)
+        assert float(answers[0].outputs["state_out_0"][0, 0]) == 6  # the client carries the state
+        await shell.stop(1)
+
+    run(main())
+
+
+def test_a_server_that_stops_takes_nothing_new_and_finishes_what_runs(tmp_path):
+    async def main():
+        shell, answers = shell_of(tmp_path, executor="worker", lanes=1, parameters={"delay": "0.1"}), Answers()
+        await shell.start()
+        shell.infer(row(), answers.append)
+        shell.draining = True
+        shell.infer(row(), answers.append)
+        assert answers[0].reason == "unavailable"
+        assert not shell.is_model_ready("m")
+        assert await shell.stop(5)
+        assert len(answers) == 2
+
+    run(main())
+
+
+def test_stopping_does_not_wait_for_ever(tmp_path):
+    async def main():
+        shell, answers = shell_of(tmp_path, executor="worker", lanes=1, parameters={"delay": "0.5"}), Answers()
+        await shell.start()
+        shell.infer(row(), answers.append)
+        assert not await shell.stop(0.05)
+
+    run(main())
+
+
+def test_parameters_of_a_load_are_refused(tmp_path):
+    async def main():
+        shell = shell_of(tmp_path)
+        await shell.start()
+        with pytest.raises(ServingError, match="takes no parameters, got config") as caught:
+            await shell.load("m", {"config": "{}"})
+        assert caught.value.reason == "unimplemented"
+        await shell.stop(1)
+
+    run(main())

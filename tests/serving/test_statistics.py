@@ -1,0 +1,69 @@
+"""Counts and times: Triton's statistics, Prometheus text, and sums over processes."""
+
+import re
+
+from serving_helpers import request
+
+from hurtle.serving.executors import Job
+from hurtle.serving.statistics import ModelStatistics, add, as_prometheus, as_triton
+
+
+def job(rows=2, queue=5_000_000, compute=20_000_000, batch=6, leads=True):
+    made = Job(request(), lambda job: None, rows)
+    made.arrived, made.started, made.finished = 1000, 1000 + queue, 1000 + queue + compute
+    made.batch, made.leads = batch, leads
+    return made
+
+
+def filled(count=3):
+    found = ModelStatistics()
+    for n in range(count):
+        found.succeed(job(), 30_001_000)
+        if n == 0:
+            found.execute(job())
+    found.fail("not_found")
+    return found
+
+
+def test_triton_statistics_count_requests_rows_calls_and_time():
+    entry = as_triton("m", "1", filled().snapshot())
+    assert (entry["inference_count"], entry["execution_count"]) == (6, 1)
+    stats = entry["inference_stats"]
+    assert stats["success"] == {"count": 3, "ns": 90_000_000}
+    assert stats["queue"] == {"count": 3, "ns": 15_000_000}
+    assert stats["compute_infer"] == {"count": 3, "ns": 60_000_000}
+    assert stats["fail"]["count"] == 1
+    assert entry["batch_stats"][0]["batch_size"] == 6
+    assert entry["batch_stats"][0]["compute_infer"] == {"count": 1, "ns": 20_000_000}
+
+
+def test_processes_are_added_up():
+    one, other = filled(3), filled(2)
+    one.fail("internal")
+    one.last_ms, other.last_ms = 5, 7
+    found = add({"models": {"m": one.snapshot()}}, {"models": {"m": other.snapshot(), "n": filled(1).snapshot()}})
+    both = found["models"]["m"]
+    assert (both["succeeded"], both["rows"], both["last_ms"]) == (5, 10, 7)
+    assert both["reasons"] == {"not_found": 2, "internal": 1}
+    assert both["batches"] == {"6": [2, 40_000_000]}
+    assert sum(both["histograms"]["request_seconds"]["counts"]) == 5
+    assert found["models"]["n"]["succeeded"] == 1
+
+
+def test_prometheus_text_is_well_formed_and_histograms_are_cumulative():
+    text = as_prometheus([('a"b\\c\nd', "1", filled().snapshot())], {"connections": ("gauge", "Clients.", 4)})
+    assert text.endswith("\n")
+    lines = text.splitlines()
+    label = r'[a-z_]+="(?:[^"\\\n]|\\[\\"n])*"'
+    shape = re.compile(rf"hurtle_[a-z_]+(?:\{{{label}(?:,{label})*\}})? [0-9.e+-]+|# (?:HELP|TYPE) hurtle_[a-z_]+ .+")
+    assert [line for line in lines if not shape.fullmatch(line)] == []
+    buckets = [line for line in lines if line.startswith("hurtle_request_seconds_bucket")]
+    counts = [int(line.split()[-1]) for line in buckets]
+    assert counts == sorted(counts)
+    assert counts[-1] == 3
+    assert 'le="+Inf"' in buckets[-1]
+    assert [int(line.split()[-1]) for line in buckets if 'le="0.02"' in line or 'le="0.05"' in line] == [0, 3]
+    assert "hurtle_connections 4" in lines
+    assert any(
+        line.startswith("hurtle_failures_total") and 'reason="not_found"' in line and line.endswith(" 1") for line in lines
+    )
