@@ -1,0 +1,266 @@
+"""`Call`: one gRPC call on an HTTP/2 stream: bytes → messages → subclass; answers, status and trailers back.
+
+Knows no service: `services` has the methods, `calls` the kinds of call.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from hurtle.errors import ServingError
+from hurtle.serving.grpc.head import CallHead
+from hurtle.serving.grpc.http2_frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    encode_headers,
+    frame,
+    frame_head,
+    window_update,
+)
+from hurtle.serving.grpc.http2_limits import STREAM_WINDOW
+from hurtle.serving.grpc.http2_stream import Stream
+from hurtle.serving.status import CODES, invalid
+
+if TYPE_CHECKING:
+    from hurtle.serving.grpc.connection import GrpcConnection
+
+_HEAD = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")])
+_OK = encode_headers([(b"grpc-status", b"0")])
+_HEAD_START = frame_head(len(_HEAD), HEADERS, END_HEADERS, 0)[:5]
+_TAIL_START = frame_head(len(_OK), HEADERS, END_HEADERS | END_STREAM, 0)[:5]
+_UNPRINTABLE = re.compile(rb"[^ -$&-~]")
+MAX_MESSAGE_TEXT = 1000
+
+
+class Call(Stream):
+    """One call. Subclasses take messages by `on_message`, or `on_only_message` where it came whole and alone."""
+
+    connection: GrpcConnection
+    head: CallHead
+    buffer: bytearray | None = None
+    ended = False
+    """We have given the status."""
+    headers_sent = False
+    started = 0.0
+    deadline: float | None = None
+    code = 0
+    received = sent = 0
+    model = request_id = ""
+    _half_closed = _taking = False
+
+    def __init__(self, connection: GrpcConnection, stream_id: int, head: CallHead):
+        super().__init__(connection, stream_id, head)
+        if head.timeout is not None:
+            self.deadline = monotonic() + head.timeout
+
+    def on_open(self) -> None:
+        """Refuse at once what needs no message for that."""
+        head, shell, connection = self.head, self.connection.shell, self.connection
+        if shell.access_log is not None:
+            self.started = monotonic()
+        if head.http_status != 200:
+            self.refuse(head.http_status)
+        elif head.error is not None:
+            self.fail(head.error)
+        elif not head.method.public and (error := shell.authorize(head.authorization)) is not None:  # type: ignore[union-attr]
+            self.fail(error)
+        elif connection.output.queued > connection.guard.budget:
+            self.fail(ServingError("resource_exhausted", "Too many answers wait for this connection to take them."))
+
+    def on_message(self, payload: bytes) -> None:
+        """A message came."""
+        raise NotImplementedError
+
+    def on_only_message(self, payload: bytes) -> None:
+        """A message came, and no other will."""
+        self.on_message(payload)
+        if not self.ended:
+            self.on_half_close()
+
+    def on_half_close(self) -> None:
+        """No message will come any more."""
+        raise NotImplementedError
+
+    def is_full(self) -> bool:
+        """Whether no more messages should come for now; `take_messages` is called when that changes."""
+        return False
+
+    def on_data(self, data: bytes, start: int, stop: int, ended: bool) -> None:
+        """Bytes of messages came."""
+        self.received += stop - start
+        if self.buffer is None:
+            size = stop - start - 5
+            if (
+                ended
+                and size >= 0
+                and not data[start]
+                and int.from_bytes(data[start + 1 : start + 5], "big") == size <= self.connection.max_message
+                and not self.ended
+            ):
+                self._half_closed = True
+                self.on_only_message(data[start + 5 : stop])
+                return
+            self.buffer = bytearray()
+        if not self.ended:
+            self.buffer += memoryview(data)[start:stop]
+            self.take_messages()
+
+    def take_messages(self) -> None:
+        """Hand on the messages that are there."""
+        if self._taking or self.buffer is None:
+            return
+        self._taking = True
+        try:
+            while not self.ended and not self.is_full() and len(self.buffer) >= 5:
+                payload = self._next_message(self.buffer)
+                if payload is None:
+                    break
+                self.on_message(payload)
+            else:
+                if not self.ended and not self.is_full() and self.remote_closed and not self.buffer and not self._half_closed:
+                    self._half_closed = True
+                    self.on_half_close()
+        except ServingError as error:
+            self.fail(error)
+        finally:
+            self._taking = False
+        if self.ended:
+            self.buffer.clear()
+        elif self.remote_closed and self.buffer and not self.is_full():
+            self.fail(invalid(f"The call ended within a message, after {len(self.buffer):,} bytes of it."))
+        elif not self.remote_closed:
+            room = STREAM_WINDOW - len(self.buffer) - self.receive_window
+            if room >= STREAM_WINDOW // 2:
+                self.receive_window += room
+                self.connection.output.write(window_update(self.id, room))
+
+    def _next_message(self, buffer: bytearray) -> bytes | None:
+        size, largest = int.from_bytes(buffer[1:5], "big"), self.connection.max_message
+        if size > largest:
+            raise ServingError("resource_exhausted", f"Expected messages of at most {largest:,} bytes, got {size:,}.")
+        missing = size + 5 - len(buffer)
+        if missing > 0:
+            if missing > self.receive_window and not self.remote_closed:
+                self.connection.guard.lend(self, missing - self.receive_window)
+            return None
+        compressed = buffer[0]
+        with memoryview(buffer) as view:
+            payload = bytes(view[5 : size + 5])
+        del buffer[: size + 5]
+        self.connection.guard.give_back(self)
+        return self._decompress(compressed, payload) if compressed else payload
+
+    def _decompress(self, flag: int, payload: bytes) -> bytes:
+        bits, largest = self.head.bits, self.connection.max_message
+        if flag != 1 or bits is None:
+            raise ServingError("internal", "A message says that it is compressed, but grpc-encoding does not say how.")
+        inflater = zlib.decompressobj(bits)
+        try:
+            data = inflater.decompress(payload, largest + 1)
+        except zlib.error:
+            raise invalid("A message's compressed data is damaged.") from None
+        if len(data) > largest:
+            raise ServingError("resource_exhausted", f"Expected messages of at most {largest:,} bytes, got more, compressed.")
+        if not inflater.eof or inflater.unused_data:
+            raise invalid("A message's compressed data does not end where the message does.")
+        return data
+
+    def answer(self, message: bytes) -> None:
+        """Send the only message, and the status OK."""
+        if self.ended:
+            return
+        output, size = self.connection.output, len(message) + 5
+        if not self.headers_sent and not output.table_update and output.fits(self, size):
+            output.window -= size
+            stream = self.id.to_bytes(4, "big")
+            parts = (
+                _HEAD_START, stream, _HEAD,
+                size.to_bytes(3, "big"), b"\0\0", stream, b"\0", (size - 5).to_bytes(4, "big"), message,
+                _TAIL_START, stream, _OK,
+            )  # fmt: skip
+            output.write(b"".join(parts))
+            self.sent += size
+            self.ended = True
+            self.connection.close_stream(self)
+            self.on_finish()
+        else:
+            self.send(message)
+            self.end()
+
+    def send(self, message: bytes) -> None:
+        """Send one of several messages."""
+        if self.ended:
+            return
+        output = self.connection.output
+        if not self.headers_sent:
+            self.headers_sent = True
+            output.write(self._headers_frame(_HEAD, END_HEADERS))
+        data = b"".join((b"\0", len(message).to_bytes(4, "big"), message))
+        self.sent += len(data)
+        if output.fits(self, len(data)):
+            output.window -= len(data)
+            self.send_window -= len(data)
+            self.connection.guard.worked += 1
+            output.write(frame(DATA, 0, self.id, data))
+        else:
+            output.send(self, data)
+
+    def fail(self, error: ServingError) -> None:
+        """End the call with an error."""
+        extra = ((b"grpc-accept-encoding", b"identity,deflate,gzip"),) if error is self.head.error else ()
+        self.end(CODES[error.reason].grpc, str(error), extra)
+
+    def end(self, code: int = 0, text: str = "", extra: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+        """Give the status; nothing is sent after it."""
+        if self.ended:
+            return
+        self.ended, self.code = True, code
+        fields = [(b"grpc-status", b"%d" % code)]
+        if text:
+            plain = text[:MAX_MESSAGE_TEXT].encode("utf-8", "replace")
+            fields.append((b"grpc-message", _UNPRINTABLE.sub(lambda byte: b"%%%02X" % byte[0][0], plain)))
+        block = encode_headers([*fields, *extra])
+        if not self.headers_sent:
+            block = _HEAD + block
+        self.connection.output.end(self, self._headers_frame(block, END_HEADERS | END_STREAM))
+        self.on_finish()
+
+    def refuse(self, http_status: int) -> None:
+        """Answer a request that is not gRPC."""
+        self.ended, self.code = True, http_status
+        block = encode_headers([(b":status", b"%d" % http_status)])
+        self.connection.output.end(self, self._headers_frame(block, END_HEADERS | END_STREAM))
+        self.on_finish()
+
+    def _headers_frame(self, block: bytes, flags: int) -> bytes:
+        output = self.connection.output
+        if output.table_update:
+            block, output.table_update = output.table_update + block, b""
+        return frame(HEADERS, flags, self.id, block)
+
+    def on_cancel(self) -> None:
+        """The client is gone."""
+        if not self.ended:
+            self.ended, self.code = True, CODES["cancelled"].grpc
+            self.on_finish()
+
+    def on_finish(self) -> None:
+        """The call has its status, or nobody wants it."""
+        log = self.connection.shell.access_log
+        if log is not None:
+            log.write(
+                transport="grpc",
+                method=self.head.path,
+                model=self.model,
+                status=self.code,
+                peer=self.connection.peer,
+                duration_ms=(monotonic() - self.started) * 1e3,
+                request_bytes=self.received,
+                response_bytes=self.sent,
+                id=self.request_id,
+            )

@@ -1,0 +1,289 @@
+"""The kinds of call: `UnaryCall`, `InferCall` (the one that must be fast), `StreamingCall`, `StreamInferCall`.
+
+message → codec → `Shell` → reply → codec → message. What a unary method does is a function of `services`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from functools import partial
+from inspect import isawaitable
+from time import monotonic
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from hurtle.errors import ServingError
+from hurtle.serving.grpc.call import Call
+from hurtle.serving.grpc.codec import decode_request, encode_response, varint
+from hurtle.serving.messages import InferRequest, InferResponse
+from hurtle.serving.protos import ModelStreamInferResponse
+from hurtle.serving.status import invalid
+
+log = logging.getLogger("hurtle.serving")
+MAX_PENDING = 64
+"""Requests of one stream that run at a time."""
+MAX_UNSENT = 1 << 20
+"""Bytes of answers on one stream that its client has not taken, beyond which its requests wait."""
+
+
+def parse(call: Call, payload: bytes) -> Any:
+    """The call's request."""
+    kind = call.head.method.request  # type: ignore[union-attr]
+    try:
+        return kind.FromString(payload)
+    except DecodeError:
+        raise invalid(f"The request is not a {kind.DESCRIPTOR.name}: its protobuf encoding is damaged.") from None
+
+
+def internal_error(call: Call, error: Exception) -> ServingError:
+    """What a client hears of an error that should not be; the log hears it all."""
+    log.exception("%s failed", call.head.path, exc_info=error)
+    return ServingError("internal", f"{call.head.path} failed: {type(error).__name__}.")
+
+
+def limit(request: InferRequest) -> None:
+    """Bring the deadline forward to Triton's parameter `timeout`, in microseconds; 0 is none."""
+    timeout = request.parameters.get("timeout")
+    if timeout is None:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, int) or timeout < 0:
+        raise invalid(f"Parameter 'timeout': expected microseconds, a whole number ≥ 0, got {timeout!r:.60}.")
+    if timeout:
+        end = monotonic() + timeout * 1e-6
+        request.deadline = end if request.deadline is None else min(end, request.deadline)
+
+
+class UnaryCall(Call):
+    """One message in, one out: the method's function gives it, at once or as a coroutine."""
+
+    payload: bytes | None = None
+    task: asyncio.Task[Any] | None = None
+    timer: asyncio.TimerHandle | None = None
+
+    def on_message(self, payload: bytes) -> None:
+        """Keep it: the client may still break the rule that it is the only one."""
+        if self.payload is not None:
+            raise ServingError("unimplemented", f"{self.head.path} takes one message, got more.")
+        self.payload = payload
+
+    def on_half_close(self) -> None:
+        """Run."""
+        if self.payload is None:
+            raise ServingError("unimplemented", f"{self.head.path} takes one message, got none.")
+        self.on_only_message(self.payload)
+
+    def on_only_message(self, payload: bytes) -> None:
+        """Run."""
+        try:
+            request = parse(self, payload)
+            self.model = getattr(request, "model_name", "") or getattr(request, "name", "")
+            result = self.head.method.run(self.connection.shell, request)  # type: ignore[union-attr,misc]
+        except ServingError as error:
+            self.fail(error)
+        except Exception as error:
+            self.fail(internal_error(self, error))
+        else:
+            if not isawaitable(result):
+                self.answer(result.SerializeToString())
+                return
+            self.task = asyncio.ensure_future(result)
+            self.task.add_done_callback(self._on_done)
+            if self.deadline is not None:
+                self.timer = self.connection.loop.call_later(self.deadline - monotonic(), self._expire)
+
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
+        if task.cancelled():
+            if not self.ended:
+                self.fail(ServingError("cancelled", f"{self.head.path} was cancelled."))
+            return
+        error = task.exception()
+        if error is None:
+            self.answer(task.result().SerializeToString())
+        elif isinstance(error, ServingError):
+            self.fail(error)
+        else:
+            self.fail(internal_error(self, error))  # type: ignore[arg-type]
+
+    def _expire(self) -> None:
+        self.fail(ServingError("deadline_exceeded", f"The deadline passed while {self.head.path} ran."))
+
+    def on_finish(self) -> None:
+        """Stop what runs."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.task is not None:
+            self.task.cancel()
+        super().on_finish()
+
+
+class InferCall(UnaryCall):
+    """ModelInfer: no task, no future, no timer."""
+
+    ticket: Any = None
+
+    def on_only_message(self, payload: bytes) -> None:
+        """Run."""
+        self.payload = None
+        if self.deadline is not None and self.deadline <= monotonic():
+            late = ServingError("deadline_exceeded", "The deadline had passed when the request was there; it was not run.")
+            self.connection.shell.count_failure(late)
+            self.fail(late)
+            return
+        try:
+            request = decode_request(payload)
+            request.deadline, request.trace_parent = self.deadline, self.head.trace_parent
+            if request.parameters:
+                limit(request)
+            self.model, self.request_id = request.model, request.id
+            self.ticket = self.connection.shell.infer(request, self.on_reply)
+        except ServingError as error:  # of what was sent; `infer` raises none
+            self.connection.shell.count_failure(error)
+            self.fail(error)
+        except Exception as error:
+            self.fail(internal_error(self, error))
+
+    def on_reply(self, response: InferResponse | ServingError) -> None:
+        """The answer is there."""
+        self.ticket = None
+        if isinstance(response, InferResponse):
+            try:
+                self.answer(encode_response(response))
+            except ServingError as error:
+                self.fail(error)
+            except Exception as error:
+                self.fail(internal_error(self, error))
+        else:
+            self.fail(response)
+
+    def on_cancel(self) -> None:
+        """Nobody waits."""
+        if self.ticket is not None:
+            self.ticket.cancel()
+            self.ticket = None
+        super().on_cancel()
+
+
+class StreamingCall(Call):
+    """A call of many answers, which ends at its deadline or when the server goes."""
+
+    timer: asyncio.TimerHandle | None = None
+
+    def limit(self) -> None:
+        """End at the deadline."""
+        if self.deadline is not None:
+            self.timer = self.connection.loop.call_later(max(self.deadline - monotonic(), 0), self._expire)
+
+    def _expire(self) -> None:
+        self.fail(ServingError("deadline_exceeded", f"The deadline of {self.head.path} passed."))
+
+    def on_half_close(self) -> None:
+        """The client has said all."""
+        self.end()
+
+    def on_drain(self) -> None:
+        """The server is going."""
+        self.fail(ServingError("unavailable", "The server is shutting down."))
+
+    def on_finish(self) -> None:
+        """No more timers."""
+        if self.timer is not None:
+            self.timer.cancel()
+        super().on_finish()
+
+
+class Slot:
+    """The place of an answer in a stream."""
+
+    __slots__ = ("message", "request", "ticket")
+
+    def __init__(self) -> None:
+        self.request: InferRequest | None = None
+        self.message: bytes | None = None
+        self.ticket: Any = None
+
+
+class StreamInferCall(StreamingCall):
+    """ModelStreamInfer: requests run together, are answered in their order, and fail each by itself."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.slots: deque[Slot] = deque()
+        self.draining = False
+        self.limit()
+
+    def is_full(self) -> bool:
+        """Too much runs, or the client takes too little."""
+        return len(self.slots) >= MAX_PENDING or self.queued > MAX_UNSENT or self.draining
+
+    def on_message(self, payload: bytes) -> None:
+        """Run one."""
+        slot = Slot()
+        self.slots.append(slot)
+        try:
+            slot.request = request = decode_request(payload)
+            request.deadline, request.trace_parent = self.deadline, self.head.trace_parent
+            if request.parameters:
+                limit(request)
+            self.model, self.request_id = request.model, request.id
+            slot.ticket = self.connection.shell.infer(request, partial(self._on_reply, slot))
+        except ServingError as error:
+            self.connection.shell.count_failure(error)
+            self._on_reply(slot, error)
+        except Exception as error:
+            self._on_reply(slot, internal_error(self, error))
+
+    def _on_reply(self, slot: Slot, response: InferResponse | ServingError) -> None:
+        slot.ticket = None
+        slot.message = self._encode(slot, response)
+        slots = self.slots
+        while slots and slots[0].message is not None:
+            self.send(slots.popleft().message)  # type: ignore[arg-type]
+        self.take_messages()
+        self._end_if_done()
+
+    def _encode(self, slot: Slot, response: InferResponse | ServingError) -> bytes:
+        if isinstance(response, InferResponse):
+            try:
+                response.parameters = {**response.parameters, "triton_final_response": True}
+                body = encode_response(response)
+                return b"".join((b"\x12", varint(len(body)), body))  # as the field infer_response
+            except ServingError as error:
+                response = error
+            except Exception as error:
+                response = internal_error(self, error)
+        message = ModelStreamInferResponse(error_message=str(response) or response.reason)
+        if slot.request is not None:
+            message.infer_response.id, message.infer_response.model_name = slot.request.id, slot.request.model
+        return message.SerializeToString()
+
+    def _end_if_done(self) -> None:
+        if self.slots or self.ended:
+            return
+        if self.draining:
+            super().on_drain()
+        elif self._half_closed:
+            self.end()
+
+    def on_half_close(self) -> None:
+        """End when all is answered."""
+        self._end_if_done()
+
+    def on_drained(self) -> None:
+        """The client has taken what it did not take before."""
+        self.take_messages()
+
+    def on_drain(self) -> None:
+        """Answer what runs, then end."""
+        self.draining = True
+        self._end_if_done()
+
+    def on_finish(self) -> None:
+        """Nobody waits for what still runs."""
+        for slot in self.slots:
+            if slot.ticket is not None:
+                slot.ticket.cancel()
+        self.slots.clear()
+        super().on_finish()

@@ -1,0 +1,50 @@
+"""`GrpcConnection`: a client's gRPC connection to a `Shell`, as an asyncio protocol.
+
+HTTP/2 (`http2`) → head → the method's kind of call (`services`, `calls`). Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hurtle.serving.grpc.call import Call
+from hurtle.serving.grpc.head import CallHead, Heads
+from hurtle.serving.grpc.http2 import Http2Connection
+from hurtle.serving.grpc.http2_headers import Fields
+from hurtle.serving.grpc.services import METHODS
+
+MIN_BUDGET = 1 << 26
+"""Bytes that a connection's unfinished messages may hold together, and its unsent answers, before new calls wait or fail."""
+
+
+class GrpcConnection(Http2Connection):
+    """Give it to an event loop: `loop.create_server(lambda: GrpcConnection(shell), host, port)`; with TLS, offer ALPN "h2".
+
+    Args:
+        shell: What answers.
+    """
+
+    def __init__(self, shell: Any):
+        self.max_message: int = shell.config.max_message_bytes
+        self._heads = Heads(METHODS)
+        super().__init__(budget=max(MIN_BUDGET, 2 * self.max_message))
+        self.shell = shell
+
+    def connection_made(self, transport: Any) -> None:
+        """A client is there."""
+        super().connection_made(transport)
+        self.shell.connections.add(self)
+
+    def on_closed(self) -> None:
+        """It is gone."""
+        self.shell.connections.discard(self)
+
+    def make_head(self, fields: Fields) -> CallHead:
+        """What a call's headers say."""
+        return self._heads.read(fields)
+
+    def make_stream(self, stream_id: int, head: CallHead) -> Call | None:
+        """The method's kind of call."""
+        if head.malformed:
+            return None
+        return (Call if head.method is None else head.method.call)(self, stream_id, head)

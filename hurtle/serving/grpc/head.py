@@ -1,0 +1,137 @@
+"""What a gRPC call's headers say: method, timeout, compression, authorization. Knows nothing of messages and services.
+
+HTTP/2's header fields → `Heads` → `CallHead`, or what is wrong with them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hurtle.errors import ServingError
+from hurtle.serving.grpc.http2_headers import Field, Fields
+from hurtle.serving.status import invalid
+
+if TYPE_CHECKING:
+    from hurtle.serving.grpc.call import Call
+
+_WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
+_TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_CONTENT_TYPE = re.compile(rb"application/grpc(\+proto)?\s*(;.*)?")
+_CONNECTION_FIELDS = {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
+_CHANGING = {b"grpc-timeout", b"traceparent"}
+KNOWN_HEADS = 64
+MAX_METADATA = 1 << 14
+"""Bytes of a call's headers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method of a service: which kind of call, and what that needs to know."""
+
+    path: str
+    call: type[Call]
+    request: Any
+    run: Callable[..., Any] | None = None
+    public: bool = False
+    """Needs no token."""
+
+
+@dataclass(slots=True)
+class CallHead:
+    """What a call's headers say; one object serves all calls that have the same."""
+
+    method: Method | None = None
+    path: str = ""
+    timeout: float | None = None
+    bits: int | None = None
+    """zlib's window bits where messages may be compressed."""
+    authorization: bytes | None = None
+    trace_parent: str = ""
+    malformed: bool = False
+    http_status: int = 200
+    error: ServingError | None = None
+
+
+class Heads:
+    """Makes heads from headers. What changes from call to call is left out of what is remembered.
+
+    Args:
+        methods: By path.
+    """
+
+    def __init__(self, methods: Mapping[bytes, Method]):
+        self._methods = methods
+        self._known: dict[tuple[Field, ...], CallHead] = {}
+
+    def read(self, fields: Fields) -> CallHead:
+        """What a call's headers say."""
+        fixed = tuple([field for field in fields if field[0] not in _CHANGING])
+        head = self._known.get(fixed)
+        if head is None:
+            head = read_head(fixed, self._methods)
+            if len(self._known) >= KNOWN_HEADS:
+                self._known.clear()
+            self._known[fixed] = head
+        return head if len(fixed) == len(fields) else _with_changing(head, fields)
+
+
+def _with_changing(head: CallHead, fields: Fields) -> CallHead:
+    head = CallHead(
+        head.method, head.path, None, head.bits, head.authorization, "", head.malformed, head.http_status, head.error
+    )
+    for name, value in fields:
+        if name == b"traceparent":
+            head.trace_parent = value.decode("ascii", "replace")
+        elif name == b"grpc-timeout":
+            match = _TIMEOUT.fullmatch(value)
+            if match is not None:
+                head.timeout = int(match[1]) * _SECONDS[match[2]]
+            else:
+                text = value.decode("ascii", "replace")
+                head.error = head.error or invalid(f"Expected a grpc-timeout such as 100m, got {text!r:.60}.")
+    return head
+
+
+def read_head(fields: Sequence[Field], methods: Mapping[bytes, Method]) -> CallHead:
+    """What a call's headers say; says what is wrong with them rather than raising."""
+    head = CallHead()
+    values: dict[bytes, bytes] = {}
+    regular = False
+    for name, value in fields:
+        pseudo = name[:1] == b":"
+        if (pseudo and (regular or name in values)) or name != name.lower() or not name or name in _CONNECTION_FIELDS:
+            head.malformed = True
+        regular = regular or not pseudo
+        values[name] = value
+    path = values.get(b":path", b"")
+    if not path or b":method" not in values or b":scheme" not in values:
+        head.malformed = True
+    head.path = path.decode("ascii", "replace")
+    head.method = methods.get(path)
+    head.authorization = values.get(b"authorization")
+    if values.get(b":method") != b"POST":
+        head.http_status = 405
+    elif not _CONTENT_TYPE.fullmatch(values.get(b"content-type", b"")):
+        head.http_status = 415
+    try:
+        _read_values(head, fields, values)
+    except ServingError as error:
+        head.error = error
+    return head
+
+
+def _read_values(head: CallHead, fields: Sequence[Field], values: dict[bytes, bytes]) -> None:
+    if head.method is None:
+        raise ServingError("unimplemented", f"Method {head.path[:200]!r} is not known.")
+    if sum(len(name) + len(value) + 32 for name, value in fields) > MAX_METADATA:
+        raise ServingError("resource_exhausted", f"The call's metadata is larger than {MAX_METADATA:,} bytes.")
+    encoding = values.get(b"grpc-encoding", b"identity")
+    if encoding != b"identity":
+        head.bits = _WINDOW_BITS.get(encoding)
+        if head.bits is None:
+            text = encoding.decode("ascii", "replace")
+            raise ServingError("unimplemented", f"Expected grpc-encoding identity, gzip or deflate, got {text!r:.60}.")

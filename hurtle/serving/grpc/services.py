@@ -1,0 +1,137 @@
+"""The methods of every gRPC service by their paths, and what the unary ones do with a `Shell`. Knows no bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf.json_format import ParseDict
+
+from hurtle.errors import ServingError
+from hurtle.serving.grpc.call import Call
+from hurtle.serving.grpc.calls import InferCall, StreamInferCall, UnaryCall
+from hurtle.serving.grpc.codec import parameter_value
+from hurtle.serving.grpc.head import Method
+from hurtle.serving.grpc.health import WatchCall, health_of
+from hurtle.serving.grpc.reflection import ReflectionCall
+from hurtle.serving.protos import HEALTH, INFERENCE, POOL, REFLECTION, REFLECTION_ALPHA, message_class
+
+
+def _response(name: str) -> Any:
+    return message_class(f"inference.{name}Response")
+
+
+_ServerLive, _ServerReady, _ModelReady = _response("ServerLive"), _response("ServerReady"), _response("ModelReady")
+_ServerMetadata, _ModelMetadata = _response("ServerMetadata"), _response("ModelMetadata")
+_ModelConfig, _ModelStatistics = _response("ModelConfig"), _response("ModelStatistics")
+_Index, _Load, _Unload = _response("RepositoryIndex"), _response("RepositoryModelLoad"), _response("RepositoryModelUnload")
+_Health = message_class(f"{HEALTH}CheckResponse")
+
+
+def server_live(shell: Any, request: Any) -> Any:
+    """Whether the process answers."""
+    return _ServerLive(live=shell.is_live())
+
+
+def server_ready(shell: Any, request: Any) -> Any:
+    """Whether every model is there."""
+    return _ServerReady(ready=shell.is_ready())
+
+
+def model_ready(shell: Any, request: Any) -> Any:
+    """Whether a model is."""
+    return _ModelReady(ready=shell.is_model_ready(request.name, request.version))
+
+
+def server_metadata(shell: Any, request: Any) -> Any:
+    """Name, version, extensions."""
+    return _ServerMetadata(**shell.server_metadata())
+
+
+def model_metadata(shell: Any, request: Any) -> Any:
+    """What a model takes and gives."""
+    return ParseDict(shell.model_metadata(request.name, request.version), _ModelMetadata(), ignore_unknown_fields=True)
+
+
+def model_config(shell: Any, request: Any) -> Any:
+    """The model's configuration in Triton's terms."""
+    config = {"config": shell.model_config(request.name, request.version)}
+    return ParseDict(config, _ModelConfig(), ignore_unknown_fields=True)
+
+
+async def model_statistics(shell: Any, request: Any) -> Any:
+    """Counts and times of one model, or of all."""
+    found = await shell.statistics(request.name, request.version)
+    return ParseDict(found, _ModelStatistics(), ignore_unknown_fields=True)
+
+
+async def repository_index(shell: Any, request: Any) -> Any:
+    """The models of the repository."""
+    _check_repository(request)
+    return _Index(models=await shell.index(request.ready))
+
+
+async def load_model(shell: Any, request: Any) -> Any:
+    """Load a model, or load it again."""
+    _check_repository(request)
+    await shell.load(request.model_name, _parameters(request))
+    return _Load()
+
+
+async def unload_model(shell: Any, request: Any) -> Any:
+    """Unload a model."""
+    _check_repository(request)
+    await shell.unload(request.model_name, _parameters(request))
+    return _Unload()
+
+
+def check_health(shell: Any, request: Any) -> Any:
+    """grpc.health.v1's Check."""
+    status = health_of(shell, request.service)
+    if status is None:
+        raise ServingError("not_found", f"Service {request.service!r:.200} is not known.")
+    return _Health(status=status)
+
+
+def _check_repository(request: Any) -> None:
+    if request.repository_name:
+        raise ServingError(
+            "not_found", f"Repository {request.repository_name!r:.200} is not known: there is one, without name."
+        )
+
+
+def _parameters(request: Any) -> dict[str, Any]:
+    return {name: parameter_value(name, value) for name, value in request.parameters.items()}
+
+
+def _methods() -> dict[bytes, Method]:
+    methods: dict[bytes, Method] = {}
+
+    def add(service: str, name: str, call: type[Call], run: Any = None, public: bool = False) -> None:
+        kind = _find_request(service, name)
+        methods[f"/{service}/{name}".encode()] = Method(f"/{service}/{name}", call, kind, run, public)
+
+    add(INFERENCE, "ServerLive", UnaryCall, server_live, public=True)
+    add(INFERENCE, "ServerReady", UnaryCall, server_ready, public=True)
+    add(INFERENCE, "ModelReady", UnaryCall, model_ready)
+    add(INFERENCE, "ServerMetadata", UnaryCall, server_metadata)
+    add(INFERENCE, "ModelMetadata", UnaryCall, model_metadata)
+    add(INFERENCE, "ModelInfer", InferCall)
+    add(INFERENCE, "ModelStreamInfer", StreamInferCall)
+    add(INFERENCE, "ModelConfig", UnaryCall, model_config)
+    add(INFERENCE, "ModelStatistics", UnaryCall, model_statistics)
+    add(INFERENCE, "RepositoryIndex", UnaryCall, repository_index)
+    add(INFERENCE, "RepositoryModelLoad", UnaryCall, load_model)
+    add(INFERENCE, "RepositoryModelUnload", UnaryCall, unload_model)
+    add(HEALTH, "Check", UnaryCall, check_health, public=True)
+    add(HEALTH, "Watch", WatchCall, public=True)
+    add(REFLECTION, "ServerReflectionInfo", ReflectionCall)
+    add(REFLECTION_ALPHA, "ServerReflectionInfo", ReflectionCall)
+    return methods
+
+
+def _find_request(service: str, name: str) -> Any:
+    return message_class(POOL.FindServiceByName(service).FindMethodByName(name).input_type.full_name)
+
+
+METHODS = _methods()
+"""By path."""
