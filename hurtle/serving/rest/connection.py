@@ -1,0 +1,308 @@
+"""HTTP/1.1 on the event loop: bytes → `RequestReader` → `Exchange` → `routes.begin` → answers, in the order of requests.
+
+Knows nothing of tensors and models. How many requests a client may have, and how long it may take, is bounded here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from time import perf_counter
+from typing import Any, cast
+
+from hurtle.errors import ServingError
+from hurtle.serving.rest import routes
+from hurtle.serving.rest.exchange import Exchange, HttpError, inflate
+from hurtle.serving.rest.reader import BODY, HEAD, IDLE, RequestReader
+from hurtle.serving.rest.watch import Watch
+
+log = logging.getLogger("hurtle.serving")
+MAX_PENDING = 32
+"""Requests of one connection that may wait for their answers; then it is not read from until some have gone."""
+BURST = 64
+"""Requests of one connection after which the others get their turn."""
+SLICE = 16 << 10
+"""Bytes that the parser gets at a time, so that it cannot make many thousand requests out of what was read at once."""
+HEAD_SECONDS = 20
+"""For a request's head to arrive."""
+BODY_SECONDS = 30
+"""For a body to begin to arrive at `BODY_RATE` bytes a second."""
+BODY_RATE = 16 << 10
+IDLE_SECONDS = 300
+"""That a connection may wait for its next request."""
+WRITE_SECONDS = 60
+"""That a client may read nothing of an answer."""
+LINGER_SECONDS = 5
+"""That we read on, and forget it, after refusing a request: a client that still sends would else never see the answer."""
+
+
+class HttpConnection(asyncio.Protocol):
+    """One client's connection.
+
+    Args:
+        shell: What answers.
+
+    Attributes:
+        is_ending: No more requests are read; what comes is forgotten.
+        is_draining: The server is about to stop: the next answer is the last.
+        pending: Requests in their order; the last may still be arriving.
+    """
+
+    def __init__(self, shell: Any):
+        self.shell = shell
+        self.watch: Watch = Watch.of(shell)
+        self.is_ending = self.is_draining = False
+        self.pending: deque[Exchange] = deque()
+        self.max_body: int = shell.config.max_message_bytes
+        self._reader = RequestReader(self, self.max_body)
+        self._transport: asyncio.Transport = cast("asyncio.Transport", None)
+        self._peer = ""
+        self._held = b""
+        """What was read and must wait, because too much is pending."""
+        self._is_paused = self._is_congested = False
+        self._completed = self._unsent = 0
+        self._since = self.watch.tick
+        """When what we wait for began."""
+
+    # The transport's calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client came."""
+        self._transport = cast("asyncio.Transport", transport)
+        peer = transport.get_extra_info("peername")
+        self._peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
+        self.watch.add(self)
+        self.shell.connections.add(self)
+        if self.shell.draining:
+            self.drain()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It went."""
+        self.is_ending, self._held = True, b""
+        self._reader.close()
+        self.watch.discard(self)
+        self.shell.connections.discard(self)
+        self._forget_pending()
+
+    def eof_received(self) -> bool:
+        """It will send no more. If it waits for a model it is taken for gone; other answers are near, and it gets them."""
+        if not self.pending or self._reader.phase != IDLE or any(exchange.ticket is not None for exchange in self.pending):
+            return False
+        self.pending[-1].close = self.is_ending = True
+        return self._transport.can_write_eof()
+
+    def pause_writing(self) -> None:
+        """It does not read its answers: nor do we read its requests."""
+        self._is_congested, self._unsent, self._since = True, 0, self.watch.tick
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self._is_congested, self._since = False, self.watch.tick
+        self._resume_soon()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        if self.is_ending:
+            return
+        if self._held:
+            self._held += data
+        elif len(data) <= SLICE and not self._is_blocked():
+            self._feed(data)
+        else:
+            self._feed_in_slices(data)
+
+    # Reading.
+
+    def _is_blocked(self) -> bool:
+        return self._is_congested or len(self.pending) >= MAX_PENDING
+
+    def _feed(self, data: bytes | memoryview) -> None:
+        error = self._reader.feed(data)
+        if error is not None and not self.is_ending:
+            self._refuse(error)
+
+    def _feed_in_slices(self, data: bytes) -> None:
+        view, at, burst = memoryview(data), 0, self._completed + BURST
+        while at < len(view) and not self.is_ending:
+            if self._is_blocked() or self._completed >= burst:
+                self._held = bytes(view[at:])
+                if not self._is_paused:
+                    self._is_paused = True
+                    self._transport.pause_reading()
+                self._resume_soon()
+                return
+            size = max(SLICE, self._reader.body_left) if self._reader.phase == BODY else SLICE
+            self._feed(view[at : at + size])
+            at += size
+
+    def _resume_soon(self) -> None:
+        if self._is_paused and not self._is_blocked():
+            self.watch.loop.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        if not self._is_paused or self._is_blocked() or self.is_ending:
+            return
+        held, self._held = self._held, b""
+        self._feed_in_slices(held)
+        if not self._held and not self.is_ending:
+            self._is_paused = False
+            self._since = self.watch.tick
+            self._transport.resume_reading()
+
+    # The reader's calls.
+
+    def began(self) -> None:
+        """The first byte of a request came."""
+        self._since = self.watch.tick
+
+    def admitted(self, exchange: Exchange) -> None:
+        """A request's head came, and its body may."""
+        self.pending.append(exchange)
+        if exchange.wants_continue and self.pending[0] is exchange:
+            self._say_continue(exchange)
+
+    def completed(self, exchange: Exchange) -> None:
+        """A request is whole."""
+        self._since = self.watch.tick
+        self._completed += 1
+        if exchange.close:  # what may follow is none of ours
+            self.is_ending = True
+        if exchange.refusal is not None:
+            exchange.fail(exchange.refusal)
+        elif b"content-encoding" in exchange.headers and exchange.headers[b"content-encoding"].lower() != b"identity":
+            self.spawn(exchange, self._begin_unpacked(exchange))
+        else:
+            routes.begin(self.shell, exchange)
+
+    async def _begin_unpacked(self, exchange: Exchange) -> None:
+        coding = exchange.headers[b"content-encoding"].lower()
+        exchange.body = await self.watch.aside(inflate, exchange.body, coding, self.max_body)
+        if not exchange.is_waited_for():
+            return
+        if not exchange.charge(len(exchange.body)):
+            raise HttpError(429, "The server holds as many unanswered requests as it can; try later.")
+        routes.begin(self.shell, exchange)
+
+    # Answering.
+
+    def spawn(self, exchange: Exchange, work: Any) -> None:
+        """Run a coroutine that answers an exchange; what it raises becomes the answer."""
+        self.watch.spawn(self._guard(exchange, work))
+
+    async def _guard(self, exchange: Exchange, work: Any) -> None:
+        try:
+            await work
+        except (ServingError, HttpError) as error:
+            exchange.fail(error)
+        except Exception:
+            log.exception("serving HTTP failed")
+            exchange.fail(HttpError(500, "The server failed; its log says why."))
+
+    def flush(self) -> None:
+        """Write the answers that are next."""
+        pending = self.pending
+        while pending and (answer := pending[0].answer) is not None:
+            exchange = pending.popleft()
+            if exchange.charged:
+                self.watch.buffered -= exchange.charged
+            if isinstance(answer, bytes):
+                self._transport.write(answer)
+            else:
+                self._transport.writelines(answer)
+            if exchange.close:
+                self._end(exchange)
+                return
+        if self._reader.phase == IDLE:
+            self._since = self.watch.tick
+        if pending and pending[0].wants_continue:
+            self._say_continue(pending[0])
+        if self._is_paused:
+            self._resume_soon()
+
+    def _say_continue(self, exchange: Exchange) -> None:
+        exchange.wants_continue = False
+        if not exchange.is_complete:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def write_log(self, exchange: Exchange, status: int, size: int) -> None:
+        """A line of the access log."""
+        route = exchange.route
+        self.shell.access_log.write(
+            transport="http",
+            method=f"{exchange.method.decode()} {route.name if route else '?'}",
+            model=route.model if route else "",
+            status=status,
+            peer=self._peer,
+            duration_ms=round((perf_counter() - exchange.started) * 1e3, 3),
+            request_bytes=len(exchange.body),
+            response_bytes=size,
+            id=exchange.id,
+        )
+
+    # Ending.
+
+    def _refuse(self, error: HttpError | ServingError) -> None:
+        """Answer what cannot be gone on with, after the answers before it, and read no more."""
+        self.is_ending, self._held = True, b""
+        exchange = self._reader.exchange if self._reader.phase == BODY else None
+        if exchange is None:
+            exchange = Exchange(self, b"?", {}, True, False)
+        if exchange not in self.pending:
+            self.pending.append(exchange)
+        exchange.close, exchange.wants_continue, exchange.body = True, False, b""
+        exchange.fail(error)
+
+    def _end(self, last: Exchange) -> None:
+        """After the last answer."""
+        self._forget_pending()
+        self.is_ending, self._since = True, self.watch.tick
+        if last.is_complete:
+            self._transport.close()
+            return
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        if self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def _forget_pending(self) -> None:
+        for exchange in self.pending:
+            self.watch.buffered -= exchange.charged
+            if exchange.ticket is not None:
+                exchange.ticket.cancel()
+        self.pending.clear()
+
+    def drain(self) -> None:
+        """Finish what runs, tell the client that this was the last answer, and close."""
+        self.is_draining = True
+        if not self.pending and self._reader.phase == IDLE:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close now."""
+        self._transport.abort()
+
+    def check(self, tick: int) -> None:
+        """Called each second: end it if the client takes too long."""
+        spent, phase = tick - self._since, self._reader.phase
+        if self._transport.is_closing():
+            if spent > WRITE_SECONDS:
+                self._transport.abort()
+        elif self._is_congested:
+            unsent = self._transport.get_write_buffer_size()
+            if unsent != self._unsent:
+                self._unsent, self._since = unsent, tick
+            elif spent > WRITE_SECONDS:
+                self._transport.abort()
+        elif self.is_ending:
+            if not self.pending and spent > LINGER_SECONDS:
+                self._transport.close()
+        elif self._is_paused:
+            pass  # it waits for us
+        elif phase == HEAD and spent > HEAD_SECONDS:
+            self._refuse(HttpError(408, f"Expected a request's head within {HEAD_SECONDS} seconds."))
+        elif phase == BODY and self._reader.received < (spent - BODY_SECONDS) * BODY_RATE:
+            self._refuse(HttpError(408, f"Expected the body at {BODY_RATE:,} bytes a second or more."))
+        elif phase == IDLE and not self.pending and (spent > IDLE_SECONDS or self.is_draining):
+            self._transport.close()

@@ -1,0 +1,188 @@
+"""`Exchange`: one HTTP request and its answer, its head, errors and compression. Knows no sockets and no tensors."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol
+
+import orjson
+
+from hurtle.errors import ServingError
+from hurtle.serving.status import CODES
+
+if TYPE_CHECKING:
+    from hurtle.serving.rest.connection import HttpConnection
+    from hurtle.serving.rest.routes import Route
+
+MIN_COMPRESSED = 4 << 10
+"""Answers shorter than this are not worth compressing: it takes about 20 µs a KiB, and many clients ask for it always."""
+COMPRESSED_ASIDE = 32 << 10
+"""Answers longer than this are compressed in a thread."""
+_REASONS = {
+    200: b"OK", 400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden", 404: b"Not Found", 405: b"Method Not Allowed",
+    408: b"Request Timeout", 413: b"Content Too Large", 414: b"URI Too Long", 415: b"Unsupported Media Type",
+    417: b"Expectation Failed", 429: b"Too Many Requests", 431: b"Request Header Fields Too Large",
+    499: b"Client Closed Request", 500: b"Internal Server Error", 501: b"Not Implemented", 503: b"Service Unavailable",
+    504: b"Gateway Timeout",
+}  # fmt: skip
+JOINED = 64 << 10
+"""Answers longer than this are written in parts, and not copied once more."""
+_STARTS = {code: b"HTTP/1.1 %d %b\r\n" % (code, text) for code, text in _REASONS.items()}
+
+
+class HttpError(Exception):
+    """What is wrong with a request as HTTP; `ServingError` is for what is wrong with it in itself.
+
+    Args:
+        status: Of the answer.
+        message: What was expected and what came.
+        extra: More header lines of the answer, each with its end.
+    """
+
+    def __init__(self, status: int, message: str, extra: bytes = b""):
+        super().__init__(message)
+        self.status, self.extra = status, extra
+
+
+def status_of(error: ServingError | HttpError) -> int:
+    """HTTP's code for an error."""
+    return CODES[error.reason].http if isinstance(error, ServingError) else error.status
+
+
+class Cancellable(Protocol):
+    """What `Shell.infer` gives back."""
+
+    def cancel(self) -> None:
+        """Nobody waits any more."""
+
+
+class Exchange:
+    """A request, and the way for its answer.
+
+    Attributes:
+        method: Such as b"POST".
+        route: What the path means; None where it was refused before.
+        headers: By name in lower case.
+        body: Whole, and not compressed, when `routes.begin` gets it.
+        wanted: For `rest` to keep what the answer's encoding needs.
+        ticket: Of the inference that runs.
+        answer: When it is there, until it is written.
+    """
+
+    __slots__ = (
+        "answer", "body", "charged", "close", "connection", "headers", "id", "is_complete", "method", "old", "refusal", "route",
+        "started", "ticket", "wanted", "wants_continue",
+    )  # fmt: skip
+
+    def __init__(self, connection: HttpConnection, method: bytes, headers: dict[bytes, bytes], close: bool, old: bool):
+        self.connection, self.method, self.headers, self.close, self.old = connection, method, headers, close, old
+        self.route: Route | None = None
+        self.body: bytes | bytearray = b""
+        self.refusal: HttpError | ServingError | None = None
+        """Why it will not be served, found while the body was still to come."""
+        self.ticket: Cancellable | None = None
+        self.answer: bytes | tuple[bytes, ...] | None = None
+        self.wanted: Any = False
+        self.id = ""
+        self.charged = 0
+        """Bytes of its body that count against what all connections may hold."""
+        self.is_complete = self.wants_continue = False
+        self.started = 0.0 if connection.shell.access_log is None else perf_counter()
+
+    def respond(
+        self,
+        status: int,
+        parts: Sequence[bytes],
+        content_type: bytes = b"application/json",
+        extra: bytes = b"",
+        compress: bool = True,
+    ) -> None:
+        """Answer; `extra`: more header lines, each with its end."""
+        size = sum(map(len, parts)) if len(parts) > 1 else len(parts[0])
+        if size > MIN_COMPRESSED and compress and (coding := _coding(self.headers.get(b"accept-encoding"))):
+            extra += b"Content-Encoding: %b\r\nVary: Accept-Encoding\r\n" % coding
+            if size > COMPRESSED_ASIDE:
+                self.connection.spawn(self, self._compress_aside(status, parts, content_type, extra, coding))
+                return
+            parts = [_deflate(parts, coding)]
+            size = len(parts[0])
+        self._send(status, parts, size, content_type, extra)
+
+    def fail(self, error: ServingError | HttpError) -> None:
+        """Answer with an error."""
+        status = status_of(error)
+        extra = b"X-Content-Type-Options: nosniff\r\n"
+        if isinstance(error, HttpError):
+            extra += error.extra
+        elif status == 401:
+            extra += b"WWW-Authenticate: Bearer\r\n"
+        self._send(status, parts := [orjson.dumps({"error": str(error)})], len(parts[0]), b"application/json", extra)
+
+    def charge(self, size: int) -> bool:
+        """Count bytes of its body as held; whether those of all connections together are few enough."""
+        self.charged += size
+        return self.connection.watch.charge(size, self.connection.max_body)
+
+    def is_waited_for(self) -> bool:
+        """Whether the client is still there."""
+        return self in self.connection.pending
+
+    async def _compress_aside(
+        self, status: int, parts: Sequence[bytes], content_type: bytes, extra: bytes, coding: bytes
+    ) -> None:
+        packed = await self.connection.watch.aside(_deflate, parts, coding)
+        self._send(status, [packed], len(packed), content_type, extra)
+
+    def _send(self, status: int, parts: Sequence[bytes], size: int, content_type: bytes, extra: bytes) -> None:
+        connection = self.connection
+        if connection.is_draining:
+            self.close = True
+        if self.close:
+            extra += b"Connection: close\r\n"
+        elif self.old:
+            extra += b"Connection: keep-alive\r\n"
+        start = _STARTS.get(status) or b"HTTP/1.1 %d Error\r\n" % status
+        head = b"%bDate: %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%b\r\n" % (
+            start, connection.watch.date, content_type, size, extra
+        )  # fmt: skip
+        if self.method == b"HEAD":
+            self.answer = head
+        else:
+            self.answer = b"".join((head, *parts)) if size <= JOINED else (head, *parts)
+        if connection.shell.access_log is not None:
+            connection.write_log(self, status, size)
+        connection.flush()
+
+
+def _coding(accepted: bytes | None) -> bytes | None:
+    """How the client wants answers compressed; None: not."""
+    if accepted is None:
+        return None
+    for option in accepted.lower().split(b","):
+        name, *parameters = option.replace(b" ", b"").split(b";")
+        if name in (b"gzip", b"deflate") and not any(p.startswith(b"q=0") and not p.strip(b"q=0.") for p in parameters):
+            return name
+    return None
+
+
+def _deflate(parts: Sequence[bytes], coding: bytes) -> bytes:
+    packer = zlib.compressobj(1, zlib.DEFLATED, 31 if coding == b"gzip" else 15)
+    return b"".join([*map(packer.compress, parts), packer.flush()])
+
+
+def inflate(body: bytes | bytearray, coding: bytes, most: int) -> bytes:
+    """Unpack a body of which no more than `most` bytes may come."""
+    if coding not in (b"gzip", b"x-gzip", b"deflate"):
+        raise HttpError(415, f"Content-Encoding: expected gzip or deflate, got {coding[:40]!r}.")
+    unpacker = zlib.decompressobj(15 if coding == b"deflate" else 31)
+    try:
+        data = unpacker.decompress(body, most + 1)
+    except zlib.error as error:
+        raise HttpError(400, f"The body is not {coding.decode()}: {error}.") from None
+    if len(data) > most:
+        raise HttpError(413, f"The body, unpacked: expected at most {most:,} bytes, got more.")
+    if not unpacker.eof or unpacker.unused_data:
+        raise HttpError(400, f"The body: expected one whole {coding.decode()} stream, got less or more.")
+    return data
