@@ -16,6 +16,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from hurtle import __version__
+from hurtle.cli_bench_serve import BenchServe
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 from hurtle.runners.values import fit
 
@@ -164,6 +165,13 @@ def _pairs(texts: tuple[str, ...]) -> dict[str, Any]:
         return fit(list(texts), dict[str, Any])
     except ValueError as error:
         raise HurtleError(f"--env-parameters {error}") from None
+
+
+def serve(arguments: Annotated[tuple[str, ...], tyro.conf.Positional] = ()) -> int:
+    """Serve models over gRPC and REST: hurtle serve policy.onnx."""
+    from hurtle.cli_serve import run_serve
+
+    return run_serve(list(arguments))
 
 
 def sanity(
@@ -334,7 +342,7 @@ def _columns(first: Any, *others: Any) -> str:
 BenchVector = Annotated[Any, tyro.conf.subcommand(name="vector", constructor=bench_vector)]
 
 
-def bench(what: BenchVector | Annotated[None, tyro.conf.Suppress]) -> None:
+def bench(what: BenchVector | BenchServe | Annotated[None, tyro.conf.Suppress]) -> None:
     """Measure speed on this machine."""
 
 
@@ -343,6 +351,7 @@ VERBS: dict[str, Callable[..., int | None]] = {
     "eval": evaluate,
     "watch": watch,
     "export": export,
+    "serve": serve,
     "sanity": sanity,
     "envs": envs,
     "bench": bench,
@@ -400,6 +409,8 @@ def main(arguments: list[str] | None = None) -> int:
         if arguments[:1] == ["train"]:  # not by tyro yet: its flags depend on the algorithm, its defaults on the env
             train(tuple(arguments[1:]))
             return 0
+        if arguments[:1] == ["serve"]:  # its defaults depend on a file and on the environment
+            return serve(tuple(arguments[1:]))
         code = tyro.extras.subcommand_cli_from_dict(
             VERBS,
             prog="hurtle",

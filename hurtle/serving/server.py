@@ -1,0 +1,219 @@
+"""`Server`: sockets, TLS and signals around a `Shell`; `serve` runs one until it is told to stop.
+
+ports → connections (gRPC, HTTP) → Shell. Knows nothing of what they say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+from hurtle.errors import HurtleError
+from hurtle.serving.config import ServeConfig
+from hurtle.serving.event_loop import new_event_loop
+from hurtle.serving.grpc.connection import GrpcConnection
+from hurtle.serving.rest.connection import HttpConnection
+from hurtle.serving.shell import Peers, Shell
+
+log = logging.getLogger("hurtle.serving")
+BACKLOG = 1024
+
+
+class Server:
+    """A server in this process.
+
+    Args:
+        config: What it was told.
+        peers: The other processes on the same ports.
+        unloaded: Models that clients have taken out of service since these began.
+    """
+
+    def __init__(self, config: ServeConfig, peers: Peers | None = None, unloaded: Collection[str] = ()):
+        self.config, self._unloaded = config, unloaded
+        self.shell = Shell(config)
+        self.shell.peers = peers
+        self.http_port: int | None = None
+        self.grpc_port: int | None = None
+        self._listeners: list[asyncio.Server] = []
+
+    async def start(self) -> None:
+        """Take the ports, load the models, and only then let clients in.
+
+        Raises:
+            HurtleError: A port is taken, a certificate cannot be read, a model cannot be loaded.
+        """
+        context = tls_context(self.config)
+        kinds: list[tuple[int | None, Callable[[Shell], Any], str]] = [
+            (self.config.http_port, HttpConnection, "http/1.1"),
+            (self.config.grpc_port, GrpcConnection, "h2"),
+        ]
+        sockets: list[tuple[socket.socket, Callable[[Shell], Any], str]] = []
+        try:
+            for port, connection, protocol in kinds:
+                if port is not None:
+                    sockets.append((bound(self.config.host, port, self.config.processes > 1), connection, protocol))
+            await self.shell.start(self._unloaded)
+        except BaseException:
+            for taken, _, _ in sockets:
+                taken.close()
+            raise
+        loop = asyncio.get_running_loop()
+        for taken, connection, protocol in sockets:
+            if protocol == "h2":
+                self.grpc_port = taken.getsockname()[1]
+            else:
+                self.http_port = taken.getsockname()[1]
+            ours = tls_context(self.config) if context is not None else None
+            if ours is not None:
+                ours.set_alpn_protocols([protocol])
+            make = lambda connection=connection: connection(self.shell)  # noqa: E731
+            self._listeners.append(await loop.create_server(make, sock=taken, backlog=BACKLOG, ssl=ours))
+
+    async def stop(self) -> bool:
+        """Let nobody in, finish what runs, close; whether all was finished in time."""
+        for listener in self._listeners:
+            listener.close()
+        return await self.shell.stop(self.config.drain)
+
+
+def bound(host: str, port: int, shared: bool) -> socket.socket:
+    """A socket at a port, not yet listening; others of us may share the port."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        taken = socket.socket(found[0], found[1])
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            taken.bind(found[4])
+        except OSError:
+            taken.close()
+            raise
+    except OSError as error:
+        raise HurtleError(f"Cannot listen at {host}:{port}: {error.strerror}. Is another server there?") from None
+    return taken
+
+
+def tls_context(config: ServeConfig) -> ssl.SSLContext | None:
+    """For TLS and client certificates, where asked for.
+
+    Raises:
+        HurtleError: A file cannot be read or is no certificate.
+    """
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(config.tls_cert, config.tls_key)
+        if config.tls_client_ca is not None:
+            context.load_verify_locations(config.tls_client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except OSError as error:
+        files = ", ".join(filter(None, (config.tls_cert, config.tls_key, config.tls_client_ca)))
+        raise HurtleError(f"The certificates cannot be used ({files}): {error}.") from None
+    return context
+
+
+def run_server(server: Server, started: Callable[[Server], None] = lambda server: None) -> bool:
+    """Serve until SIGTERM or Ctrl-C; whether all requests were finished. A second signal stops at once.
+
+    Raises:
+        HurtleError: It cannot start.
+    """
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(_serve(server, started))
+
+
+async def _serve(server: Server, started: Callable[[Server], None]) -> bool:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _on_signal, stop, number)
+    if server.shell.peers is not None:
+        server.shell.peers.attach(server.shell, stop)
+    await server.start()
+    started(server)
+    await stop.wait()
+    return await server.stop()
+
+
+def _on_signal(stop: asyncio.Event, number: int) -> None:
+    if stop.is_set():
+        sys.exit(128 + number)
+    stop.set()
+    with suppress(OSError):  # nobody may be left to read it
+        print(f"{signal.Signals(number).name}: finishing what runs (again to stop at once)", file=sys.stderr, flush=True)
+
+
+class ServerThread:
+    """A server in a thread, for tests, notebooks and benchmarks: `with ServerThread(config) as server: server.http_port`."""
+
+    def __init__(self, config: ServeConfig):
+        self._config, self._error = config, None
+        self._ready, self._loop = threading.Event(), new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="hurtle-server", daemon=True)
+        self.server: Server
+
+    @property
+    def http_port(self) -> int:
+        """Where REST is."""
+        assert self.server.http_port is not None
+        return self.server.http_port
+
+    @property
+    def grpc_port(self) -> int:
+        """Where gRPC is."""
+        assert self.server.grpc_port is not None
+        return self.server.grpc_port
+
+    def call(self, function: Callable[[], Any], timeout: float = 30.0) -> Any:
+        """Run a function, or what it awaits, on the server's event loop."""
+
+        async def run() -> Any:
+            found = function()
+            return await found if asyncio.iscoroutine(found) else found
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(timeout)
+
+    def __enter__(self) -> ServerThread:
+        self._thread.start()
+        self._ready.wait()
+        if self._error is not None:
+            raise self._error
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(timeout=self._config.drain + 10)
+
+    def _run(self) -> None:
+        async def main() -> None:
+            self.server = Server(self._config)
+            try:
+                await self.server.start()
+            except BaseException as error:
+                self._error = error  # type: ignore[assignment]
+                return
+            finally:
+                self._ready.set()
+            await self._stop.wait()
+            await self.server.stop()
+
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(main())
+        finally:
+            self._ready.set()

@@ -1,0 +1,88 @@
+"""Several processes on one port: they share the load, load and unload together, add up their counts, and are started again."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from test_server import ask, body, infer, start
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "double.test"
+    path.write_text("")
+    process, port, _ = start(str(path), "--processes", "2", "--executor", "inline")
+    yield process, port, path
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 0
+
+
+def children(process):
+    found = []
+    for child in os.listdir("/proc"):  # noqa: PTH208
+        try:
+            stat = open(f"/proc/{child}/stat").read() if child.isdigit() else ""  # noqa: SIM115, PTH123
+        except OSError:
+            continue
+        if stat and int(stat.rsplit(")", 1)[1].split()[1]) == process.pid:
+            line = open(f"/proc/{child}/cmdline").read()  # noqa: SIM115, PTH123
+            if "resource_tracker" not in line:
+                found.append(int(child))
+    return found
+
+
+def count(port):
+    text = ask(port, path="/metrics")[1].decode()
+    mine = [line for line in text.splitlines() if line.startswith('hurtle_requests_total{model="double"')]
+    return int(mine[0].split()[-1])
+
+
+def test_counts_are_those_of_all_processes(server):
+    process, port, _ = server
+    assert len(children(process)) == 2
+    before = count(port)
+    for _ in range(40):  # each a connection of its own, which the kernel gives to either
+        assert infer(port)[0] == 200
+    assert count(port) == before + 40
+    found = ask(port, path="/v2/models/double/stats")[1]
+    assert json.loads(found)["model_stats"][0]["inference_stats"]["success"]["count"] == before + 40
+    assert b"hurtle_processes 2" in ask(port, path="/metrics")[1]
+
+
+def test_unloading_and_loading_reach_all_processes(server):
+    _, port, _ = server
+    assert ask(port, "POST", "/v2/repository/models/double/unload", "{}")[0] == 200
+    assert {infer(port)[0] for _ in range(20)} == {503}
+    assert ask(port, "POST", "/v2/repository/models/double/load", "{}")[0] == 200
+    assert {infer(port)[0] for _ in range(20)} == {200}
+    status, found = ask(port, "POST", "/v2/repository/models/nobody/load", "{}")
+    assert (status, "No model 'nobody'" in found.decode()) == (404, True)
+
+
+def test_sequences_are_refused_with_the_reason(server):
+    _, port, _ = server
+    request = json.loads(body()) | {"parameters": {"sequence_id": 5, "sequence_start": True}}
+    status, found = ask(port, "POST", "/v2/models/double/infer", json.dumps(request))
+    assert status == 400
+    assert "2 processes" in found.decode()
+
+
+def test_a_process_that_dies_is_started_again(server):
+    process, port, _ = server
+    before = children(process)
+    os.kill(before[0], signal.SIGKILL)
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        now = children(process)
+        if len(now) == 2 and set(now) != set(before):
+            try:
+                if b"hurtle_processes 2" in ask(port, path="/metrics")[1]:
+                    break
+            except OSError:
+                pass
+        time.sleep(0.1)
+    assert {infer(port)[0] for _ in range(20)} == {200}
+    assert b"hurtle_processes 2" in ask(port, path="/metrics")[1]
