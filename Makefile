@@ -4,9 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.bench-ready
+CLIENTS := .venv-clients
+CLIENTS_READY := $(CLIENTS)/.ready
 JOBS ?= 2
 
-.PHONY: help setup demo test test-slow test-gpu check bench bench-learning clean
+.PHONY: help setup clients demo test test-slow test-gpu check bench bench-learning clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -23,15 +25,23 @@ $(BENCH_READY): $(READY)
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,bench]"
 	@touch $@
 
+$(CLIENTS_READY): tests/serving/clients/requirements.txt
+	@test -x $(CLIENTS)/bin/python || { echo "creating $(CLIENTS)"; $(PYTHON) -m venv $(CLIENTS); }
+	@echo "installing the foreign clients that the server is tested with into $(CLIENTS)"
+	@$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
 setup: $(READY)  ## Create .venv with everything in it
+
+clients: $(CLIENTS_READY)  ## Create .venv-clients with tritonclient and others, for the tests of the server
 
 demo: setup  ## See it work: train CartPole until it is solved
 	@$(BIN)/python examples/demo.py
 
-test: setup  ## Run the tests (under 12 minutes on two cores)
+test: setup clients  ## Run the tests (under 12 minutes on two cores)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu"
 
-test-slow: setup  ## Run the long tests too
+test-slow: setup clients  ## Run the long tests too
 	@$(BIN)/python -m pytest -m "not gpu"
 
 test-gpu:  ## Run the GPU tests with the python3 of a GPU machine
@@ -54,9 +64,10 @@ bench: $(BENCH_READY)  ## Benchmarks beside the peers; results go to benchmarks/
 	@$(BIN)/python benchmarks/where.py
 	@$(BIN)/python benchmarks/gears.py
 	@$(BIN)/python benchmarks/inference.py
+	@$(BIN)/python benchmarks/serve.py
 
 bench-learning: setup  ## The learning grid, hours: what is not finished yet, JOBS=2 at a time, then docs/learning.md
 	@$(BIN)/python benchmarks/learning.py --jobs $(JOBS)
 
-clean:  ## Remove .venv and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist
+clean:  ## Remove .venv, .venv-clients and caches
+	rm -rf $(VENV) $(CLIENTS) .pytest_cache .mypy_cache .ruff_cache dist
