@@ -9,6 +9,8 @@ import os
 from collections.abc import Callable
 from time import perf_counter, perf_counter_ns
 
+import numpy as np
+
 from hurtle.errors import HurtleError, ServingError, did_you_mean
 from hurtle.serving.backends.base import Backend, Metadata, TensorSpec
 from hurtle.serving.config import ModelOptions
@@ -119,9 +121,12 @@ class Model:
 
     # What clients send.
 
-    def _check(self, request: InferRequest) -> int:
-        """Refuse inputs and outputs that are not the model's; how many rows the request has."""
-        inputs = request.inputs
+    def check_inputs(self, inputs: dict[str, np.ndarray]) -> int:
+        """Refuse inputs that are not the model's; the size of the batch, −1 where it has none.
+
+        Raises:
+            ServingError: One is unknown, or has another datatype, shape or batch.
+        """
         batch = -1
         for name, array in inputs.items():
             spec = self._inputs.get(name)
@@ -140,6 +145,12 @@ class Model:
                         f"{array.shape[0]}."
                     )
                 batch = array.shape[0]
+        return batch
+
+    def _check(self, request: InferRequest) -> int:
+        """Refuse inputs and outputs that are not the model's; how many rows the request has."""
+        inputs = request.inputs
+        batch = self.check_inputs(inputs)
         for name in self._required:
             if name not in inputs:
                 raise invalid(f"Model {self.name!r} needs the input {name!r}; got {', '.join(map(repr, inputs)) or 'none'}.")

@@ -175,6 +175,7 @@ class Sequences:
         given = [name for name in names if name in request.inputs]
         if given:
             raise invalid(f"Input {given[0]!r} is the state, which the server keeps for a sequence: send one of both.")
+        model.check_inputs(request.inputs)  # before the state is made as large as they are
         if request.parameters.get("sequence_start") is True:
             sequence.state = None
         rows = next((int(array.shape[0]) for array in request.inputs.values() if array.ndim), 1)

@@ -36,6 +36,8 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_DIMENSIONS = 32
 """NumPy's own limit was this for long; no tensor comes near."""
 MAX_VALUES = 1 << 40
+MAX_EMPTY = 1 << 16
+"""The product of the sizes that are not 0, of a tensor without values: no bytes bound what such a shape may claim."""
 
 
 def datatype_of(dtype: Any) -> str:
@@ -67,6 +69,8 @@ def count_values(name: str, shape: Sequence[int]) -> int:
     if len(shape) > MAX_DIMENSIONS:
         raise invalid(f"Tensor {name!r}: a shape has at most {MAX_DIMENSIONS} dimensions, got {len(shape)}.")
     count = math.prod(shape)
+    if not count and min(shape) >= 0 and math.prod(size for size in shape if size) > MAX_EMPTY:
+        raise invalid(f"Tensor {name!r}: a tensor without values has sizes of at most {MAX_EMPTY:,}, got {list(shape)}.")
     if count < 0 or count > MAX_VALUES or (shape and min(shape) < 0):
         raise invalid(f"Tensor {name!r}: expected a shape of sizes ≥ 0, got {list(shape)}.")
     return count

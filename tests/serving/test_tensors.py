@@ -62,6 +62,8 @@ def test_bytes_have_their_length_before_them():
         ("FP32", (-2, -2), b"\0" * 16, "sizes ≥ 0"),
         ("FP32", (2**62, 2**62), b"", "sizes ≥ 0"),
         ("FP32", (0, -1), b"", "sizes ≥ 0"),
+        ("FP32", (2**40, 2**40, 0), b"", "without values has sizes of at most 65,536"),
+        ("FP32", (2**40, 0), b"", "without values"),
         ("FP32", (1,) * 33, b"\0" * 4, "at most 32 dimensions, got 33"),
         ("FLOAT", (1,), b"\0" * 4, "'FLOAT' is not one of"),
         ("BYTES", (1,), b"\x05\0\0\0abc", "element 0 says it has 5 bytes, 3 come"),
