@@ -16,6 +16,7 @@ import numpy as np
 from gymnasium import spaces
 from numba import types
 
+from hurtle.deploy.card import HEAD_OUTPUTS
 from hurtle.errors import HurtleError
 from hurtle.native.build import COMPILING
 from hurtle.native.kernel_loader import load_kernels
@@ -28,13 +29,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and only `MLPDescription.of`
     from hurtle.policies.policy import Policy
 
 ACTIVATIONS = {"none": gemm.NONE, "tanh": gemm.TANH, "relu": gemm.RELU}
-HEADS = {
-    "categorical": policy_table.CATEGORICAL,
-    "multi_categorical": policy_table.MULTI_CATEGORICAL,
-    "gaussian": policy_table.GAUSSIAN,
-    "squashed_gaussian": policy_table.SQUASHED_GAUSSIAN,
-    "beta": policy_table.BETA,
-}
+HEAD_KINDS = {kind: getattr(policy_table, kind.upper()) for kind in HEAD_OUTPUTS}
 _ALIGNMENT = 64  # bytes of a cache line
 
 
@@ -284,7 +279,7 @@ class CompiledMLP:
             outputs = int(np.sum(nvec))
             self._keep(policy_table.NVEC_AT, nvec, np.int64)
             self._keep(policy_table.START_AT, getattr(space, "start", np.zeros(self._action_shape)), np.int64)
-        t[policy_table.HEAD_KIND], t[policy_table.NUM_OUTPUTS], t[policy_table.ACTION_SIZE] = HEADS[kind], outputs, size
+        t[policy_table.HEAD_KIND], t[policy_table.NUM_OUTPUTS], t[policy_table.ACTION_SIZE] = HEAD_KINDS[kind], outputs, size
         if self._action_dtype not in policy_table.DTYPES or self._action_dtype == np.uint64:
             raise HurtleError(f"Actions of dtype {self._action_dtype} are not known to the compiled policy, got {space}.")
         t[policy_table.ACTION_DTYPE] = policy_table.DTYPES.index(self._action_dtype)

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hurtle.deploy.acting import ActingPolicy, State
-from hurtle.deploy.policy_file import Card, PolicyFile, import_export_package
+from hurtle.deploy.acting_policy import ActingPolicy, State
+from hurtle.deploy.card import HEAD_OUTPUTS, Card, Feeds
+from hurtle.deploy.onnx_file import import_export_package
+from hurtle.deploy.policy_file import PolicyFile
 from hurtle.emulation.leaves import tree_leaves
 from hurtle.errors import HurtleError, PolicyFileError, UnknownNameError, did_you_mean
 
 if TYPE_CHECKING:
     from hurtle.deploy.compiled import CompiledMLP
 
-Feeds = dict[str, np.ndarray]
 _ONNX_TYPES = {"float32": "tensor(float)", "float64": "tensor(double)"}
 
 
@@ -50,6 +51,7 @@ class ExportedPolicy(ActingPolicy):
         self.runtime = possible[0] if runtime == "auto" else runtime
         self._content = file.content
         self._outputs = [port.name for port in card.outputs]
+        self._leaf_ports = card.leaves
         self._compiled = _compiled(file) if self.runtime == "native" else None
         self._act_one: Callable[[Any], Any] | None = self._compiled.act_one if self._compiled and self._layout is None else None
 
@@ -131,7 +133,7 @@ class ExportedPolicy(ActingPolicy):
         return np.asarray(part, np.float32)
 
     def _no_mask(self) -> str:
-        can = self.card.distribution in ("categorical", "multi_categorical")
+        can = "logits" in HEAD_OUTPUTS[self.card.distribution]
         return f"{self.file} was exported without masks (masked=True)" if can else super()._no_mask()
 
     def _feeds(self, rows: np.ndarray, memory: State, mask: np.ndarray | None) -> Feeds:
@@ -156,10 +158,6 @@ class ExportedPolicy(ActingPolicy):
         return np.concatenate([arrays[k].reshape(rows, -1) for k in np.argsort(starts)], 1)
 
     @cached_property
-    def _leaf_ports(self) -> list[Any]:
-        return [port for port in self.card.inputs if port.name == "obs" or port.name.startswith("obs.")]
-
-    @cached_property
     def _run_file(self) -> Callable[[Feeds], Feeds]:
         make = _torch_runner if self.file.suffix == ".pt2" else _onnx_runner
         return make(self._content, self.card, str(self.file))
@@ -179,9 +177,9 @@ class ExportedRows:
         self.initial_state = policy.initial_state
 
     def choose_rows(
-        self, rows: np.ndarray, state: State, mask: np.ndarray | None, starts: np.ndarray
+        self, rows: np.ndarray, state: State, mask: np.ndarray | None, starts: np.ndarray, drawn: np.ndarray | None = None
     ) -> tuple[np.ndarray, State]:
-        """Actions for flat observations, and the next memory; rows that start an episode remember nothing."""
+        """See `RowPolicy`; a file that samples draws its own random numbers."""
         policy = self._policy
         if mask is not None and not policy.card.masked:
             raise HurtleError(f"The env says which actions are legal; {policy.file} was exported without masks (masked=True).")
@@ -222,6 +220,8 @@ def onnx_session(content: bytes, name: str) -> Any:
     options.log_severity_level = 4
     try:
         return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except MemoryError:
+        raise
     except Exception as error:  # its errors have no common base
         raise PolicyFileError(f"ONNX Runtime cannot run {name}: {str(error)[:300]}") from None
 
@@ -234,7 +234,16 @@ def _onnx_runner(content: bytes, card: Card, name: str) -> Callable[[Feeds], Fee
         real = {tensor.name: (tensor.type, list(tensor.shape[1:])) for tensor in tensors}
         if real != {port.name: (_ONNX_TYPES.get(port.dtype, f"tensor({port.dtype})"), list(port.shape)) for port in ports}:
             raise PolicyFileError(f"{name} is damaged: it {does} {real}, and says otherwise.")
-    return lambda feeds: dict(zip(names, session.run(names, feeds), strict=True))
+
+    def run(feeds: Feeds) -> Feeds:
+        try:
+            return dict(zip(names, session.run(names, feeds), strict=True))
+        except MemoryError:
+            raise
+        except Exception as error:  # its errors have no common base
+            raise PolicyFileError(f"ONNX Runtime cannot run {name}: {str(error)[:300]}") from None
+
+    return run
 
 
 def _torch_runner(content: bytes, card: Card, name: str) -> Callable[[Feeds], Feeds]:
@@ -244,6 +253,8 @@ def _torch_runner(content: bytes, card: Card, name: str) -> Callable[[Feeds], Fe
 
     try:
         module = torch.export.load(io.BytesIO(content)).module()
+    except (ImportError, MemoryError):
+        raise
     except Exception as error:  # it raises many kinds
         raise PolicyFileError(f"torch cannot load {name}: {str(error)[:300]}") from None
 
@@ -253,6 +264,8 @@ def _torch_runner(content: bytes, card: Card, name: str) -> Callable[[Feeds], Fe
             with torch.inference_mode():
                 found = module(*tensors)
             return {port.name: part.numpy() for port, part in zip(card.outputs, found, strict=True)}
+        except (ImportError, MemoryError):
+            raise
         except Exception as error:  # of a graph that is not what the card says
             raise PolicyFileError(f"torch cannot run {name}: {str(error)[:300]}") from None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hurtle.deploy.acting import ActingPolicy
+from hurtle.deploy.acting_policy import ActingPolicy
 from hurtle.deploy.policy_file import is_policy_file, read_policy_file
 from hurtle.errors import HurtleError
 

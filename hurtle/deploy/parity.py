@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 
 from hurtle.collect.inference import see
-from hurtle.deploy.policy_file import Port
+from hurtle.deploy.card import Feeds, Port
 from hurtle.deploy.policy_graph import PolicyGraph, head_outputs
 from hurtle.emulation.layout import SpaceLayout
 from hurtle.emulation.leaves import tree_leaves
@@ -22,15 +22,13 @@ from hurtle.policies.distributions import Categorical, Distribution, MultiCatego
 from hurtle.policies.policy import Policy
 
 TOLERANCE = 1e-5
-"""Relative to outputs above 1."""
+"""Relative to the number itself, or to the largest float in its row of observations, where that is above 1."""
 SAMPLED_TOLERANCE = 1e-4
 """Of actions that are sampled: logarithms and cosines of float32 differ between libraries by more than sums do."""
 OBSERVATIONS, EXTREME = 256, 24
 BATCHES = (256, 1, 3)
 UNBOUNDED, ENORMOUS = 1e4, 1e9
 """What stands in an observation for a bound that is infinite or enormous."""
-
-Feeds = dict[str, np.ndarray]
 
 
 def check_parity(
@@ -66,9 +64,10 @@ def check_parity(
             torch.manual_seed(seed)
             found = run(feeds)
             count += len(rows)
+            scale = _scale(graph, feeds)
             for name, array in found.items():
                 is_choice = name == "action" and not graph.stochastic
-                difference = _difference(expected[name], array, distribution if is_choice else None, policy)
+                difference = _difference(expected[name], array, scale, distribution if is_choice else None, policy)
                 limit = SAMPLED_TOLERANCE if name == "action" and graph.stochastic else TOLERANCE
                 if not difference <= limit:
                     raise PolicyFileError(
@@ -98,17 +97,28 @@ def _expected(policy: Policy, graph: PolicyGraph, rows: np.ndarray, feeds: Feeds
     return distribution, found
 
 
-def _difference(expected: np.ndarray, array: np.ndarray, chosen: Distribution | None, policy: Policy) -> float:
-    """The largest one, relative above 1; of a discrete action, how much less likely than the best, as ties fall either way."""
+def _scale(graph: PolicyGraph, feeds: Feeds) -> np.ndarray:
+    """Of each row, the largest float that the network sees of the observation, but at least 1: what float32 rounds with."""
+    rows = len(feeds[graph.inputs[0].name])
+    floats = [np.abs(feeds[port.name]).reshape(rows, -1) for port in graph.leaf_ports if port.dtype.startswith("float")]
+    largest = np.concatenate([np.ones((rows, 1)), *floats], 1).max(1)
+    normalizer = graph.policy.normalizer
+    return largest if normalizer is None else np.minimum(largest, max(1.0, normalizer.clip))
+
+
+def _difference(
+    expected: np.ndarray, array: np.ndarray, scale: np.ndarray, chosen: Distribution | None, policy: Policy
+) -> float:
+    """The largest one, over its row's scale; of a discrete action, how much less likely than the best: ties fall any way."""
     if array.shape != expected.shape or array.dtype != expected.dtype:
         return float("inf")
     if isinstance(chosen, Categorical | MultiCategorical):
         start = torch.as_tensor(getattr(policy.action_space, "start", 0))
         raw = torch.from_numpy(array.astype(np.int64)).reshape(len(array), -1) - start.reshape(-1)
         raw = raw.squeeze(1) if isinstance(chosen, Categorical) else raw
-        return float((chosen.log_prob(chosen.mode()) - chosen.log_prob(raw)).max())
+        return float(((chosen.log_prob(chosen.mode()) - chosen.log_prob(raw)).numpy() / scale).max())
     reference, found = expected.astype(np.float64), array.astype(np.float64)
-    off = np.abs(reference - found) / np.maximum(1.0, np.abs(reference))
+    off = np.abs(reference - found) / np.maximum(scale.reshape(-1, *[1] * (reference.ndim - 1)), np.abs(reference))
     return float(off.max(initial=0.0)) if np.isfinite(off).all() else float("inf")
 
 

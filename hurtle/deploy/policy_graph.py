@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hurtle.buffers.rollout import torch_dtype
-from hurtle.deploy.policy_file import Port
+from hurtle.deploy.card import HEAD_OUTPUTS, Port
 from hurtle.emulation.layout import SpaceLayout
 from hurtle.emulation.leaves import map_tree, tree_leaves
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
@@ -22,14 +22,6 @@ from hurtle.policies.distributions import Beta, Categorical, Distribution, Gauss
 from hurtle.policies.policy import Policy
 from hurtle.policies.structured import StructuredBody
 
-HEADS = {
-    "categorical": ("logits",),
-    "multi_categorical": ("logits",),
-    "gaussian": ("mean", "log_std"),
-    "squashed_gaussian": ("mean", "log_std"),
-    "beta": ("alpha", "beta"),
-}
-"""What "heads" stands for among the outputs, by the kind of distribution."""
 MEAN, STD = "observation_mean", "observation_std"
 """What the normalizer's constants are called in a file; "mean" alone is an output of Gaussian policies."""
 
@@ -40,7 +32,7 @@ class PolicyGraph(nn.Module):
     Args:
         policy: A trained policy on the CPU; it is copied.
         layout: How the env's structured observation lies in the flat one; None where the env was not emulated.
-        outputs: Names, in this order: "action", "value", and those of `HEADS`, or "heads" for all of its kind.
+        outputs: Names, in this order: "action", "value", and those of `HEAD_OUTPUTS`, or "heads" for all of its kind.
         masked: Take the legal actions too.
         stochastic: Sample the action; the uniforms to draw from come as the input "uniforms".
         draws: Draw the uniforms inside instead.
@@ -92,7 +84,7 @@ class PolicyGraph(nn.Module):
         self._prepare_normalizer()
         shapes = {"action": (head.action_space.dtype, head.action_space.shape or ()), "value": (np.float32, ())}
         size = head.num_outputs // 2 if head.kind == "beta" else head.num_outputs
-        shapes |= dict.fromkeys(HEADS[head.kind], (np.float32, (size,)))
+        shapes |= dict.fromkeys(HEAD_OUTPUTS[head.kind], (np.float32, (size,)))
         self.outputs = [Port(name, str(np.dtype(shapes[name][0])), tuple(shapes[name][1])) for name in self._wanted]
         self.outputs += [Port(f"state_out_{k}", "float32", shape) for k, shape in enumerate(states)]
 
@@ -175,7 +167,7 @@ class PolicyGraph(nn.Module):
 
 
 def head_outputs(distribution: Distribution) -> dict[str, Tensor]:
-    """What a distribution is made of, float32 [B, …] each, by the names of `HEADS`; nothing of one that is not Hurtle's."""
+    """What a distribution is made of, float32 [B, …] each, as `HEAD_OUTPUTS` names it; nothing of one that is not Hurtle's."""
     if isinstance(distribution, Categorical | MultiCategorical):
         return {"logits": distribution.flat_log_probs()}
     if isinstance(distribution, Beta):
@@ -223,10 +215,10 @@ def _expanded(outputs: tuple[str, ...], kind: str) -> list[str]:
     Raises:
         UnknownNameError: The policy has no such output.
     """
-    known = ("action", "value", *HEADS[kind])
+    known = ("action", "value", *HEAD_OUTPUTS[kind])
     found: list[str] = []
     for name in outputs:
-        for part in HEADS[kind] if name == "heads" else (name,):
+        for part in HEAD_OUTPUTS[kind] if name == "heads" else (name,):
             if part not in known:
                 raise UnknownNameError(f"No output {part!r}. {did_you_mean(part, (*known, 'heads'))}")
             if part not in found:

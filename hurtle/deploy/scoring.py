@@ -7,6 +7,7 @@ from typing import Any
 
 import gymnasium
 
+from hurtle.deploy.card import Card
 from hurtle.deploy.exported import ExportedPolicy
 from hurtle.deploy.policy_file import read_policy_file
 from hurtle.envs.registry import EnvLike, names
@@ -42,7 +43,7 @@ def evaluate_file(
         does, how = ("the most likely", "with") if card.deterministic else ("sampled", "without")
         raise HurtleError(f"{path} gives {does} actions: for others, export the run {how} --stochastic.")
     if env is None:
-        env = _named_env(card.env, path)
+        env = _named_env(card, path)
     own = card.env_parameters if env == card.env else {}
     return evaluate_policy(
         policy.for_rows(),
@@ -57,16 +58,22 @@ def evaluate_file(
     )
 
 
-def _named_env(name: str, path: str | Path) -> str:
+def _named_env(card: Card, path: str | Path) -> str:
     """The env that a file says it was trained on, if that is a plain id: others would import code because a file says so.
 
     Raises:
-        HurtleError: It is not.
+        HurtleError: It is not, or the file has parameters for an env that is not Hurtle's, which may be paths or worse.
     """
+    name = card.env
     if not name:
         raise HurtleError(f"{path} was trained on an env without a name: say which to play, with --env.")
-    if ":" in name or not (name in names() or name in gymnasium.registry or name.startswith(("atari/", "ALE/"))):
+    is_own = name in names() or name.startswith("atari/")
+    if ":" in name or not (is_own or name in gymnasium.registry or name.startswith("ALE/")):
         raise HurtleError(
             f"{path} says that its env is {name!r}, which is none of Hurtle's or Gymnasium's: say which, with --env."
+        )
+    if card.env_parameters and not is_own:
+        raise HurtleError(
+            f"{path} has parameters for {name}, {card.env_parameters!r:.200}: if you trust them, say --env {name}."
         )
     return name

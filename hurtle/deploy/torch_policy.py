@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hurtle.collect.inference import see
-from hurtle.deploy.acting import ActingPolicy, State
+from hurtle.deploy.acting_policy import ActingPolicy, State
 from hurtle.native.rng import seed_range, stream_states
 from hurtle.native.uniforms import uniforms
 from hurtle.policies.policy import Policy

@@ -39,7 +39,7 @@ def eval_seed(seed: int) -> int:
 
 
 class RowPolicy(Protocol):
-    """What else than a torch `Policy` can be played: a policy that chooses for rows by itself, such as an exported one."""
+    """What a `Player` plays: a policy that chooses for rows by itself. A torch `Policy` becomes one as `TorchRows`."""
 
     observation_space: spaces.Space
     action_space: spaces.Space
@@ -50,17 +50,59 @@ class RowPolicy(Protocol):
         ...
 
     def choose_rows(
-        self, rows: np.ndarray, state: tuple[Any, ...], mask: np.ndarray | None, starts: np.ndarray
+        self,
+        rows: np.ndarray,
+        state: tuple[Any, ...],
+        mask: np.ndarray | None,
+        starts: np.ndarray,
+        drawn: np.ndarray | None = None,
     ) -> tuple[np.ndarray, tuple[Any, ...]]:
-        """Actions for flat observations, and the next memory; rows that start an episode remember nothing."""
+        """Actions for flat observations, and the next memory; rows that start an episode remember nothing.
+
+        Args:
+            rows: [B, …].
+            state: The memory of each row.
+            mask: Legal actions, bool [B, n], or None.
+            starts: Rows that begin an episode, bool [B].
+            drawn: Uniforms [B, num_uniforms] to sample with; None: the policy does what it does without.
+        """
         ...
+
+
+class TorchRows:
+    """A torch policy as a `RowPolicy`.
+
+    Args:
+        policy: What acts.
+        device: Where it is.
+    """
+
+    def __init__(self, policy: Policy, device: str):
+        self._policy, self._device = policy, _device_of(policy, device)
+        self.observation_space, self.action_space = policy.observation_space, policy.action_space
+        self.num_uniforms = policy.num_uniforms
+
+    def initial_state(self, batch: int) -> tuple[Tensor, ...]:
+        """The memory of so many rows at the start of an episode."""
+        return self._policy.initial_state(batch, device=self._device)
+
+    def choose_rows(
+        self,
+        rows: np.ndarray,
+        state: tuple[Any, ...],
+        mask: np.ndarray | None,
+        starts: np.ndarray,
+        drawn: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, tuple[Any, ...]]:
+        """See `RowPolicy`; without `drawn`, the most likely actions."""
+        return choose(self._policy, rows, state, mask, starts, drawn, self._device)
 
 
 class Player:
     """Plays a policy on all rows (agents of envs) of a vector.
 
     Args:
-        policy: What acts, on `device`.
+        policy: What acts; a torch policy on `device`.
         vec: The envs, whose rows it plays.
         deterministic: Take the mode of the distribution; else sample it.
         seed: Of sampled actions: row n draws from its own stream, whatever the others do.
@@ -72,17 +114,13 @@ class Player:
 
     def __init__(self, policy: Policy | RowPolicy, vec: VecEnv, *, deterministic: bool, seed: int, device: str = "cpu"):
         _check_spaces(policy, vec)
-        self.policy, self._deterministic = policy, deterministic
-        self._device = _device_of(policy, device) if isinstance(policy, Policy) else torch.device("cpu")
+        self.policy: RowPolicy = TorchRows(policy, device) if isinstance(policy, Policy) else policy
+        self._deterministic = deterministic
         self._layout: SpaceLayout | None = getattr(vec, "layout", None)
         self._num_agents, self._rows = vec.num_agents, vec.num_envs * vec.num_agents
         self._streams = stream_states(seed_range(seed, self._rows), EVAL_ACTION_STREAM)
         self._steps = np.zeros(self._rows, np.int64)
-        self._state: tuple[Any, ...] = (
-            policy.initial_state(self._rows, device=self._device)
-            if isinstance(policy, Policy)
-            else policy.initial_state(self._rows)
-        )
+        self._state = self.policy.initial_state(self._rows)
         self._starts = np.ones(self._rows, np.bool_)
 
     def act(self, obs: Any, infos: dict[str, Any]) -> np.ndarray:
@@ -97,10 +135,7 @@ class Player:
         mask = np.asarray(infos["action_mask"], np.bool_).reshape(self._rows, -1) if "action_mask" in infos else None
         drawn = None if self._deterministic else uniforms(self._streams, self._steps, self.policy.num_uniforms)
         self._steps += 1
-        if isinstance(self.policy, Policy):
-            actions, self._state = choose(self.policy, rows, self._state, mask, starts, drawn, self._device)
-        else:
-            actions, self._state = self.policy.choose_rows(rows, self._state, mask, starts)
+        actions, self._state = self.policy.choose_rows(rows, self._state, mask, starts, drawn)
         return actions.reshape(*lead, *actions.shape[1:])
 
     def end(self, terminated: np.ndarray, truncated: np.ndarray, over: np.ndarray) -> None:

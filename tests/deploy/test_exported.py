@@ -10,7 +10,7 @@ import hurtle
 from hurtle.deploy.exported import ExportedPolicy
 from hurtle.deploy.policy_file import read_policy_file
 from hurtle.deploy.scoring import evaluate_file
-from hurtle.errors import HurtleError, NonFiniteError, UnknownNameError
+from hurtle.errors import HurtleError, NonFiniteError, PolicyFileError, UnknownNameError
 from hurtle.runners.evaluate import evaluate_run
 
 both = pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
@@ -252,6 +252,14 @@ assert "torch" not in sys.modules, "torch"
     run_python(code, file)
 
 
+@both
+def test_what_a_runtime_refuses_names_the_file(recurrent, suffix):
+    _, files = recurrent("gru")
+    policy = hurtle.load(files[suffix])
+    with pytest.raises(PolicyFileError, match=rf"cannot run .*policy\{suffix}: "):
+        policy.run({port.name: np.zeros((2, 3), np.float32) for port in policy.card.inputs})
+
+
 # Scores.
 
 
@@ -265,6 +273,16 @@ def test_a_file_is_scored_like_its_run(tmp_path, suffix):
     assert by_file.mean != evaluate_file(file, episodes=10, seed=1).mean
     with pytest.raises(HurtleError, match=r"gives the most likely actions.*with --stochastic"):
         evaluate_file(file, episodes=2, sampled=True)
+
+
+def test_a_file_does_not_choose_the_parameters_of_envs_of_others(tmp_path):
+    run, _ = write_run(tmp_path, "CartPole-v1", parameters={"sutton_barto_reward": True})
+    file = hurtle.export(run, tmp_path / "cartpole.onnx").path
+    with pytest.raises(HurtleError, match=r"parameters for CartPole-v1, \{'sutton_barto_reward': True\}: .* say --env"):
+        evaluate_file(file, episodes=2)
+    assert evaluate_file(file, episodes=2, env="CartPole-v1").mean == -1.0  # the reward is -1 at the end, else 0
+    run, _ = write_run(tmp_path, "cartpole", parameters={"gravity": 5.0})
+    evaluate_file(hurtle.export(run, tmp_path / "cartpole.onnx").path, episodes=2)
 
 
 def test_rows_that_begin_an_episode_remember_nothing(recurrent):

@@ -1,8 +1,6 @@
-"""Every policy that can be trained is exported, and computes the same in every runtime as the run's torch policy does."""
+"""What an export computes, samples and says about itself, in Python and on the command line."""
 
-import itertools
 import json
-import random
 import zipfile
 from pathlib import Path
 
@@ -11,13 +9,10 @@ import pytest
 import torch
 from export_helpers import (
     ACTIONS,
-    MASKABLE,
-    NETWORKS,
     OBSERVATIONS,
     assert_agrees,
     assert_outputs_equal,
     expected_outputs,
-    fits,
     fresh_observations,
     hand_made,
     own_module,
@@ -29,83 +24,8 @@ from hand_made_runs import write_run
 
 import hurtle
 from hurtle.cli import main
-from hurtle.deploy import exporting
-from hurtle.deploy.exported import ExportedPolicy
 from hurtle.deploy.policy_file import read_policy_file
-from hurtle.errors import HurtleError, PolicyFileError, UnknownNameError
-
-COVERING = [
-    ("ppo", "tanh", "float32", "discrete", False),
-    ("ppo", "relu", "uint8", "multi_discrete", True),
-    ("a2c", "shared", "discrete", "multi_binary", True),
-    ("ppo", "deep", "matrix", "squashed", False),
-    ("a2c", "linear", "int8", "integer", False),
-    ("a2c", "normalized", "single", "float64", False),
-    ("ppo", "normalized", "float64", "beta", False),
-    ("a2c", "cnn", "image", "gaussian", False),
-    ("ppo", "structured", "mixed", "structured", False),
-    ("a2c", "tanh", "floats", "structured", False),
-    ("a2c", "mingru", "text", "squashed", False),
-    ("ppo", "gru", "grid", "multi_discrete", True),
-    ("ppo", "lstm", "multi_binary", "discrete", True),
-    ("a2c", "module", "multi_discrete", "discrete", False),
-]
-"""Algorithm, network, observations, actions, masks: each kind of each at least once."""
-SLOW = 150
-"""How many of the other 2,700 combinations the slow tests try; all of them take hours."""
-
-
-def every_combination():
-    for combination in itertools.product(("ppo", "a2c"), NETWORKS, OBSERVATIONS, ACTIONS, (False, True)):
-        _, network, observation, action, masks = combination
-        takes = network != "module" or action in ("discrete", "gaussian")
-        if fits(network, observation) and takes and (action in MASKABLE or not masks) and combination not in COVERING:
-            yield combination
-
-
-def named(combinations):
-    return [pytest.param(*each, id="-".join([*each[:4], *["masks"] * each[4]])) for each in combinations]
-
-
-def check_combination(folder, algorithm, network, observation, action, masks):
-    action_space, distribution = ACTIONS[action]
-    settings = {**NETWORKS[network], "algorithm": algorithm}
-    if observation == "image":
-        settings["learning_rate"] = 0.001  # else the features reach thousands, and float32 has no 1e-5 left
-    module = None
-    if network == "module":
-        module = own_module(OBSERVATIONS[observation], action_space)
-        settings["policy"] = module
-    else:
-        settings["distribution"] = distribution
-    run = train_tiny(folder, random_env(OBSERVATIONS[observation], action_space, masks), **settings)
-    reference = hurtle.load(run, policy=module)
-    for name, options in {"policy.onnx": {"outputs": ("action", "value", "heads")}, "policy.pt2": {}}.items():
-        exported = hurtle.export(run, folder / name, policy=module, **options)
-        assert exported.card.masked == masks
-        file = read_policy_file(folder / name)
-        for runtime in ExportedPolicy.runtimes_of(file):
-            assert_agrees(
-                hurtle.load(folder / name, runtime=runtime), reference, steps=3 if reference.module.is_recurrent else 1
-            )
-
-
-def test_the_selection_has_every_kind():
-    for place, kinds in enumerate((("ppo", "a2c"), NETWORKS, OBSERVATIONS, ACTIONS, (False, True))):
-        assert {combination[place] for combination in COVERING} == set(kinds)
-
-
-@pytest.mark.parametrize(("algorithm", "network", "observation", "action", "masks"), named(COVERING))
-def test_an_exported_policy_is_the_trained_one(tmp_path, algorithm, network, observation, action, masks):
-    check_combination(tmp_path, algorithm, network, observation, action, masks)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("algorithm", "network", "observation", "action", "masks"), named(random.Random(0).sample(list(every_combination()), SLOW))
-)
-def test_every_exported_policy_is_the_trained_one(tmp_path, algorithm, network, observation, action, masks):
-    check_combination(tmp_path, algorithm, network, observation, action, masks)
+from hurtle.errors import HurtleError, UnknownNameError
 
 
 def test_a_policy_at_its_initialization(tmp_path):
@@ -324,95 +244,6 @@ def test_a_normalized_mlp_runs_compiled(tmp_path):
     run, _ = write_run(tmp_path / "runs", "cartpole", normalize_observations=True, hidden_sizes=(8,))
     assert hurtle.export(run, tmp_path / "policy.onnx").runtimes == ("native", "onnxruntime")
     assert hurtle.load(tmp_path / "policy.onnx").runtime == "native"
-
-
-# Exports that fail.
-
-
-def spoil(monkeypatch, amount):
-    """Let the exported graph be another than the policy's."""
-    traced = exporting._traced
-
-    def wrong(graph):
-        with torch.no_grad():
-            graph.policy.network.actor.bias[0] += amount
-        return traced(graph)
-
-    monkeypatch.setattr(exporting, "_traced", wrong)
-
-
-@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
-@pytest.mark.parametrize(("outputs", "amount"), [(("action",), 100.0), (("action", "logits"), 1e-4)])
-def test_a_difference_leaves_no_file_and_the_old_one_untouched(tmp_path, monkeypatch, suffix, outputs, amount):
-    run, folder = hand_made(tmp_path), tmp_path / "out"
-    file = folder / f"policy{suffix}"
-    hurtle.export(run, file)
-    before = file.read_bytes()
-    spoil(monkeypatch, amount)
-    for name in (file.name, f"another{suffix}"):
-        with pytest.raises(PolicyFileError, match=r"not the trained one: on .* differs by .*Nothing was written"):
-            hurtle.export(run, folder / name, outputs=outputs)
-    assert [entry.name for entry in folder.iterdir()] == [file.name]
-    assert file.read_bytes() == before
-
-
-def test_a_difference_smaller_than_the_tolerance_is_none(tmp_path, monkeypatch):
-    spoil(monkeypatch, 1e-7)
-    exported = hurtle.export(hand_made(tmp_path), tmp_path / "policy.onnx", outputs=("action", "logits"))
-    assert exported.max_difference > 0
-
-
-@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
-def test_places_that_cannot_be_written(tmp_path, suffix):
-    run = hand_made(tmp_path)
-    (tmp_path / "file").write_text("")
-    (tmp_path / f"folder{suffix}").mkdir()
-    with pytest.raises(PolicyFileError, match=r"Cannot write .*/file/policy.*: "):
-        hurtle.export(run, tmp_path / "file" / f"policy{suffix}")
-    with pytest.raises(PolicyFileError, match=r"Cannot write .*folder.*: "):
-        hurtle.export(run, tmp_path / f"folder{suffix}")
-    with pytest.raises(PolicyFileError, match=r"Cannot write /proc/policy"):
-        hurtle.export(run, f"/proc/policy{suffix}")
-    assert not [entry for entry in tmp_path.iterdir() if entry.name.startswith(".")]
-
-
-@pytest.mark.parametrize("name", ["policy", "policy.pt", "policy.ONNX", "policy.onnx.txt", ""])
-def test_names_must_end_in_onnx_or_pt2(tmp_path, name):
-    with pytest.raises(HurtleError, match=r"must end in \.onnx or \.pt2, got"):
-        hurtle.export(tmp_path, name)
-
-
-def test_what_json_has_not(tmp_path):
-    run, _ = write_run(tmp_path, "cartpole", parameters={"gravity": float("inf")})
-    with pytest.raises(HurtleError, match=r"env_parameters \{'gravity': inf\} cannot be written to a file"):
-        hurtle.export(run, tmp_path / "policy.pt2")
-    run, _ = write_run(tmp_path, "cartpole")
-    (run / "evaluation.json").write_text('{"mean": NaN}')
-    assert hurtle.export(run, tmp_path / "policy.pt2").card.mean_return is None
-
-
-def test_there_must_be_a_run(tmp_path):
-    with pytest.raises(HurtleError, match="There is no run nowhere"):
-        hurtle.export("nowhere", tmp_path / "policy.onnx")
-
-
-def test_a_network_that_cannot_be_traced_is_an_error(tmp_path):
-    class Branching(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(5, 3)
-
-        def encode(self, obs):
-            return obs if obs.sum().item() > 0 else -obs
-
-        def decode(self, features):
-            return torch.distributions.Categorical(logits=self.layer(features)), features.sum(1)
-
-    run, _ = write_run(tmp_path, random_env(OBSERVATIONS["float32"], spaces.Discrete(3)), module=Branching())
-    for suffix in (".onnx", ".pt2"):
-        with pytest.raises(HurtleError, match=r"cannot trace the policy's network"):
-            hurtle.export(run, tmp_path / f"policy{suffix}", policy=Branching())
-    assert not list(tmp_path.glob("*policy*"))
 
 
 # The command line.
