@@ -152,8 +152,9 @@ class Inline(Executor):
 class Queued(Executor):
     """A queue in front of lanes.
 
-    A lane that is idle takes what is there at once: everything that came since the loop last looked. A lane that comes back
-    from a call and finds fewer rows than `batch_size` waits for more, until the oldest request is `batch_timeout` old.
+    A lane that is idle takes a request at once if it came alone the last time, else all that the event loop reads in one pass.
+    A lane that comes back from a call and finds fewer rows than `batch_size` waits for more, until the oldest request is
+    `batch_timeout` old.
 
     Args:
         make: Makes a backend; called once per lane, in its thread.
@@ -177,6 +178,10 @@ class Queued(Executor):
         """Jobs and rows that wait; `_jobs` may also hold some that nobody waits for any more."""
         self._planned = False
         """Whether `_dispatch` will be called soon."""
+        self._is_crowded = False
+        """Whether the last pass of the event loop brought more than one job: then the next is worth waiting for."""
+        self._taken_at_once = False
+        """Whether this pass has given a lane its first job already."""
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lanes: list[Lane] = [ThreadLane(make) for _ in range(lanes)] or [LoopLane(make)]
@@ -197,6 +202,10 @@ class Queued(Executor):
             )
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
+        if self._idle and not self._queued and self._can_take_at_once(job):
+            job.state = RUNNING
+            self._idle.pop().run([job], self._finish)
+            return
         self._jobs.append(job)
         self._queued += 1
         self._rows += job.rows
@@ -247,6 +256,18 @@ class Queued(Executor):
         )
         job.done(job)
 
+    def _can_take_at_once(self, job: Job) -> bool:
+        """Whether an idle lane should not wait for what else this pass of the event loop brings."""
+        if job.request.deadline is not None and job.request.deadline <= monotonic():
+            return False
+        if self.batch_size is None:
+            return True
+        if self._is_crowded or self._planned:
+            return False
+        self._taken_at_once = True
+        self._plan()  # after this pass, to see whether it came alone
+        return True
+
     def _plan(self) -> None:
         self._planned = True
         self._loop.call_soon(self._dispatch)  # type: ignore[union-attr]
@@ -257,6 +278,8 @@ class Queued(Executor):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._is_crowded = self._queued + self._taken_at_once > 1
+        self._taken_at_once = False
         for _ in range(len(self._idle)):
             jobs = self._take()
             if not jobs:

@@ -32,14 +32,24 @@ def test_inline_answers_before_submit_returns():
 
 
 @pytest.mark.parametrize("lanes", [0, 1])
-def test_requests_of_one_loop_pass_are_one_call(lanes):
+def test_requests_of_one_loop_pass_are_one_call_but_the_first_when_it_may_be_alone(lanes):
     async def main():
         executor, answers = Queued(Doubler, lanes, batch_size=64), Answers()
-        for n in range(10):
-            submit(executor, answers, float(n), rows=1 + n % 3)
-        await answers.wait(10)
-        assert values(answers) == [(n, 2.0 * n) for n in range(10)]
-        assert executor.backend.calls == [sum(1 + n % 3 for n in range(10))]
+
+        async def burst(count):
+            answers.clear()
+            for n in range(count):
+                submit(executor, answers, float(n), rows=1 + n % 3)
+            await answers.wait(count)
+            assert values(answers) == [(n, 2.0 * n) for n in range(count)]
+
+        await burst(10)
+        assert executor.backend.calls == [1, 18]  # nobody could know that more would come
+        await burst(10)
+        await burst(1)
+        assert executor.backend.calls[2:] == [19, 1]
+        await burst(2)
+        assert executor.backend.calls[4:] == [1, 2]
         executor.close()
 
     run(main())
@@ -51,7 +61,7 @@ def test_a_call_has_at_most_batch_size_rows_and_a_larger_request_runs_alone():
         for rows in (3, 1, 3, 9, 2, 2):
             submit(executor, answers, 1.0, rows)
         await answers.wait(6)
-        assert executor.backend.calls == [4, 3, 9, 4]
+        assert executor.backend.calls == [3, 4, 9, 4]
 
     run(main())
 
@@ -150,14 +160,14 @@ def test_a_backend_that_loses_results_is_found_out():
 def test_a_full_queue_refuses_and_takes_again_when_it_has_run():
     async def main():
         executor, answers = Queued(lambda: Doubler(None, {"delay": 0.05}), 1, max_queue=2), Answers()
-        submit(executor, answers)  # the lane is idle: it will take this one
+        submit(executor, answers)  # the lane is idle, and takes it
         waiting = submit(executor, answers)
         submit(executor, answers)
         with pytest.raises(ServingError, match="2 requests wait") as caught:
             submit(executor, answers)
         assert caught.value.reason == "resource_exhausted"
         executor.cancel(waiting)
-        assert executor.queued == 2
+        assert executor.queued == 1
         submit(executor, answers)
         await answers.wait(3)
         assert executor.queued == 0
