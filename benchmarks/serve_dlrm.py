@@ -39,6 +39,7 @@ GOAL = 2.0
 """How many times faster batch mode is meant to be than worker mode."""
 TABLE_ROWS = 1000
 SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"width": 4, "bottom": (), "top": ()},
     "small": {"width": 8, "bottom": (32,), "top": (32,)},
     "medium": {"width": 16, "bottom": (64, 32), "top": (64, 32)},
     "large": {"width": 64, "bottom": (512, 256), "top": (512, 256)},
