@@ -25,7 +25,7 @@ class ModelOptions:
     """Who runs a request: inline (at once, on the event loop), worker (a lane each), batch (fused with others that wait)."""
     lanes: int | None = None
     """Threads that each own a copy of the model; 0: the event loop. By default worker has one per core; batch uses the event
-    loop for models that answer a full batch within a millisecond, else one thread."""
+    loop for models that answer a full batch within two milliseconds, else one thread."""
     batch_size: int = 64
     """Rows that batch fuses at most."""
     batch_timeout_ms: float = 0.0

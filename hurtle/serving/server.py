@@ -6,6 +6,7 @@ ports → connections (gRPC, HTTP) → Shell. Knows nothing of what they say.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -143,6 +144,8 @@ async def _serve(server: Server, started: Callable[[Server], None]) -> bool:
     if server.shell.peers is not None:
         server.shell.peers.attach(server.shell, stop)
     await server.start()
+    gc.collect()
+    gc.freeze()  # what is there now stays: looking through it again for garbage would hold up requests
     started(server)
     await stop.wait()
     return await server.stop()

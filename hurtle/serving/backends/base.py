@@ -83,11 +83,13 @@ class Backend:
             return int(array.shape[0]) if array.ndim else 1
         return 1
 
-    def warm_up_request(self) -> InferRequest:
-        """What the server runs before it says that it is ready: one row of zeros."""
-        inputs = {}
-        for spec in self.metadata().inputs:
+    def warm_up_request(self, rows: int = 1) -> InferRequest:
+        """What the server runs before it says that it is ready: zeros; `rows` of them if the model takes batches."""
+        inputs, metadata = {}, self.metadata()
+        for spec in metadata.inputs:
             shape = [1 if size < 0 else size for size in spec.shape]
+            if metadata.batched:
+                shape[0] = rows
             inputs[spec.name] = np.full(shape, b"", object) if spec.datatype == "BYTES" else np.zeros(shape, spec.dtype)
         return InferRequest("warm-up", inputs)
 

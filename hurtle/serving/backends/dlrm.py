@@ -59,10 +59,10 @@ class DLRMBackend(Backend):
         """The lists have many entries a row."""
         return int(request.inputs[DENSE].shape[0])
 
-    def warm_up_request(self) -> InferRequest:
-        """One row, with id 0 in each list."""
-        ids = np.zeros(NUM_SPARSE, np.int32)
-        return InferRequest("warm-up", {DENSE: np.zeros((1, NUM_DENSE), np.float32), LENGTHS: ids + 1, VALUES: ids})
+    def warm_up_request(self, rows: int = 1) -> InferRequest:
+        """With id 0 in each list."""
+        ids = np.zeros(NUM_SPARSE * rows, np.int32)
+        return InferRequest("warm-up", {DENSE: np.zeros((rows, NUM_DENSE), np.float32), LENGTHS: ids + 1, VALUES: ids})
 
     def infer(self, request: InferRequest) -> Outputs:
         """As a batch of one."""
