@@ -114,6 +114,10 @@ class Case:
         return len(data), values.reshape(tensor["shape"])
 
 
+class HeldUpError(Exception):
+    """The client itself did not get to run for a while: the machine stood still, and the figures say nothing."""
+
+
 def drive(case: Case, connections: int, seconds: int, core: int, folder: Path) -> Measured:
     """Load a server from one core; every answer must be a right one.
 
@@ -152,9 +156,11 @@ def _wrk(
 ) -> Measured:
     url = f"http://127.0.0.1:{case.server.http_port}{case.path}"
     lines = "\n".join(f"{name}: {value}" for name, value in headers.items())
-    command = [*with_core, "wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", str(SCRIPTS / "post.lua"), url]
+    command = [*with_core, "wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "30s", "-s", str(SCRIPTS / "post.lua"), url]
     text = _output(command, {"BODY": str(body), "HEADERS": lines})
     found: dict[str, Any] = json.loads(re.findall(r"RESULT (.*)", text)[0])
+    if found["seconds"] > 1.5 * seconds:
+        raise HeldUpError(f"{seconds} s took {found['seconds']:.1f} s")
     assert found["errors"] == 0, f"{case}: {text}"
     assert found["requests"], f"{case}: {text}"
     return Measured(found["requests"] / found["seconds"], found["p50_ms"], found["p99_ms"], found["requests"])
