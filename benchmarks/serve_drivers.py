@@ -156,7 +156,18 @@ def _wrk(
 ) -> Measured:
     url = f"http://127.0.0.1:{case.server.http_port}{case.path}"
     lines = "\n".join(f"{name}: {value}" for name, value in headers.items())
-    command = [*with_core, "wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "30s", "-s", str(SCRIPTS / "post.lua"), url]
+    command = [
+        *with_core,
+        "wrk",
+        "-t1",
+        f"-c{connections}",
+        f"-d{seconds}s",
+        "--timeout",
+        "30s",
+        "-s",
+        str(SCRIPTS / "post.lua"),
+        url,
+    ]
     text = _output(command, {"BODY": str(body), "HEADERS": lines})
     found: dict[str, Any] = json.loads(re.findall(r"RESULT (.*)", text)[0])
     if found["seconds"] > 1.5 * seconds:
