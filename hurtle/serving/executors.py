@@ -73,7 +73,7 @@ def run_jobs(backend: Backend, jobs: Sequence[Job]) -> None:
             results = backend.infer_batch([job.request for job in jobs])
             if len(results) != len(jobs):
                 raise ValueError(f"infer_batch gave {len(results)} results for {len(jobs)} requests")
-        except Exception:
+        except BaseException:
             results = [_run_alone(backend, job.request) for job in jobs]
     finished, rows = perf_counter_ns(), sum(job.rows for job in jobs)
     jobs[0].leads = True
@@ -86,9 +86,17 @@ def _run_alone(backend: Backend, request: InferRequest) -> Outputs | ServingErro
         return backend.infer(request)
     except ServingError as error:
         return error
-    except Exception as error:
+    except BaseException as error:  # panics of extensions and sys.exit of a backend are no reason to stop serving
         log.exception("model %r failed on request %r", request.model, request.id)
         return ServingError("internal", f"Model {request.model!r} failed: {type(error).__name__}: {str(error)[:500]}")
+
+
+def finish_job(job: Job) -> None:
+    """Hand over a result. What goes wrong there is this client's loss alone: others of the call wait for theirs."""
+    try:
+        job.done(job)
+    except Exception:
+        log.exception("the answer to request %r of model %r was lost", job.request.id, job.request.model)
 
 
 class Executor:
@@ -216,8 +224,7 @@ class Queued(Executor):
 
     def cancel(self, job: Job) -> None:
         """Forget it."""
-        self._leave_queue(job)
-        self._end(job)
+        self._drop(job)
 
     @property
     def queued(self) -> int:
@@ -246,9 +253,18 @@ class Queued(Executor):
         if job.state == QUEUED:
             self._fail_late(job)
 
-    def _fail_late(self, job: Job) -> None:
+    def _drop(self, job: Job) -> None:
+        """End a job that nobody waits for. What is dead in the queue must not outgrow what lives there."""
+        was_queued = job.state == QUEUED
         self._leave_queue(job)
         self._end(job)
+        if was_queued:
+            job.request.inputs = {}
+            if len(self._jobs) > 2 * self._queued + 64:
+                self._jobs = deque(job for job in self._jobs if job.state == QUEUED)
+
+    def _fail_late(self, job: Job) -> None:
+        self._drop(job)
         job.started = job.finished = perf_counter_ns()
         job.result = ServingError(
             "deadline_exceeded",
@@ -316,7 +332,7 @@ class Queued(Executor):
         for job in jobs:
             if job.state == RUNNING:
                 self._end(job)
-                job.done(job)
+                finish_job(job)
         if self._queued and not self._planned and self._timer is None and not self._waits_for_more():
             self._plan()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from time import perf_counter, perf_counter_ns
+from typing import Any
 
 import numpy as np
 
@@ -106,18 +107,23 @@ class Model:
         if job.leads:
             self.statistics.execute(job)
         answer: InferResponse | ServingError
-        if type(result) is dict:
+        if type(result) is dict and all(name in result for name in request.outputs or self._outputs):
             self.statistics.succeed(job, now)
             if request.outputs:
                 result = {name: result[name] for name in request.outputs}
             answer = InferResponse(self.name, self.version, request.id, result)
         else:
-            answer = result if isinstance(result, ServingError) else ServingError("internal", f"{self.name!r} gave no outputs.")
+            answer = result if isinstance(result, ServingError) else self._lacking(result, request)
             self.statistics.fail(answer.reason, now - job.arrived)
         try:
             job.reply(answer)
         finally:
             self._leave()
+
+    def _lacking(self, result: Any, request: InferRequest) -> ServingError:
+        given = list(result) if isinstance(result, dict) else [type(result).__name__]
+        missing = sorted(set(request.outputs or self._outputs) - set(given))
+        return ServingError("internal", f"Model {self.name!r} gave {given}, and not {missing}, which its metadata names.")
 
     # What clients send.
 
@@ -205,7 +211,12 @@ def _time_of_a_batch(backend: Backend, rows: int) -> float:
         return min(times)
 
     one = spent(1)
-    return one + (spent(64) - one) / 63 * (rows - 1) if rows > 1 else one
+    if rows == 1:
+        return one
+    try:
+        return one + (spent(64) - one) / 63 * (rows - 1)
+    except Exception:  # it takes fewer; then one row must do
+        return one * rows
 
 
 def _warm_up(backend: Backend) -> None:

@@ -211,6 +211,62 @@ def test_a_deadline_that_passes_in_the_queue_is_answered_then_and_not_run():
     run(main())
 
 
+def test_what_nobody_waits_for_does_not_pile_up():
+    async def main():
+        executor, answers = Queued(lambda: Doubler(None, {"delay": 0.3}), 1, max_queue=4), Answers()
+        submit(executor, answers)
+        for _ in range(1000):
+            job = submit(executor, answers)
+            executor.cancel(job)
+            assert job.request.inputs == {}
+        assert len(executor._jobs) <= 65
+        await answers.wait(1)
+        executor.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("lanes", [0, 1])
+def test_an_answer_that_cannot_be_delivered_costs_no_other_its_own(lanes):
+    async def main():
+        executor, answers = Queued(Doubler, lanes, batch_size=64), Answers()
+
+        def fail(job):
+            raise KeyError("broken transport")
+
+        for n in range(4):
+            executor.submit(Job(request(float(n)), fail if n < 2 else lambda job, n=n: answers.append((n, job.result))))
+        await answers.wait(2)
+        submit(executor, answers, 9.0)
+        await answers.wait(3)
+        assert values(answers) == [(2, 4.0), (3, 6.0), (9.0, 18.0)]
+        executor.close()
+
+    run(main())
+
+
+def test_a_backend_that_panics_is_an_error_and_the_lane_lives_on():
+    class Panic(BaseException):
+        pass
+
+    class Panics(Doubler):
+        def _run(self, inputs):
+            if inputs["x"][0, 0] == 3:
+                raise Panic("index out of bounds")
+            return super()._run(inputs)
+
+    async def main():
+        executor, answers = Queued(Panics, 1), Answers()
+        submit(executor, answers, 3.0)
+        submit(executor, answers, 4.0)
+        await answers.wait(2)
+        assert answers[0][1].reason == "internal"
+        assert values(answers[1:]) == [(4.0, 8.0)]
+        executor.close()
+
+    run(main())
+
+
 def test_a_deadline_that_has_passed_already_is_not_run():
     async def main():
         executor, answers = Queued(Doubler, 0, batch_size=64), Answers()

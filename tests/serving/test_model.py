@@ -144,6 +144,25 @@ def test_a_model_that_cannot_be_run_is_not_loaded():
         make_model(Silent, executor="worker", lanes=1)
 
 
+def test_outputs_that_are_missing_are_an_error_that_names_them():
+    class Leaves(Doubler):
+        def infer(self, request):
+            return {} if request.inputs["x"].any() else super().infer(request)
+
+    async def main():
+        model, answers = make_model(Leaves, executor="worker", lanes=1), Answers()
+        model.infer(request(1.0, outputs=("y",)), answers.append)
+        model.infer(request(1.0), answers.append)
+        model.infer(request(0.0), answers.append)
+        await answers.wait(3)
+        assert [getattr(answer, "reason", None) for answer in answers] == ["internal", "internal", None]
+        assert "not ['y']" in str(answers[0])
+        assert model.active == 0
+        model.close()
+
+    run(main())
+
+
 def test_all_that_wait_are_answered_when_a_backend_always_fails():
     class Later(Doubler):
         def infer(self, request):
