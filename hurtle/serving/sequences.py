@@ -6,6 +6,7 @@ of a sequence runs at a time; those that come meanwhile wait in order.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from time import monotonic
@@ -17,6 +18,7 @@ from hurtle.serving.messages import InferRequest, InferResponse, Parameter, Repl
 from hurtle.serving.model import Model
 from hurtle.serving.status import invalid
 
+log = logging.getLogger("hurtle.serving")
 Key = tuple[str, Parameter]
 
 
@@ -123,15 +125,18 @@ class Sequences:
 
     def _begin(self, key: Key, model: Model, request: InferRequest) -> Sequence:
         if request.parameters.get("sequence_start") is not True:
-            raise invalid(
-                f"Model {model.name!r} has no sequence {key[1]!r}: its first request must say sequence_start, and it "
-                f"is forgotten after {self.idle:g} s without a request."
-            )
+            raise self._unknown(key)
         if self._counts.get(model.name, 0) >= self.most:
             raise ServingError("resource_exhausted", f"Model {model.name!r} keeps {self.most} sequences already; try later.")
         self._counts[model.name] = self._counts.get(model.name, 0) + 1
         sequence = self._all[key] = Sequence(model)
         return sequence
+
+    def _unknown(self, key: Key) -> ServingError:
+        return invalid(
+            f"Model {key[0]!r} has no sequence {key[1]!r}: its first request must say sequence_start, and it is forgotten "
+            f"after {self.idle:g} s without a request."
+        )
 
     def _end(self, key: Key) -> None:
         sequence = self._all.pop(key)
@@ -145,9 +150,7 @@ class Sequences:
         def reply(answer: InferResponse | ServingError) -> None:
             sequence.busy = False
             if isinstance(answer, InferResponse):
-                answer = self._keep(key, sequence, request, wanted, answer)
-            elif not sequence.begun and self._all.get(key) is sequence and not sequence.waiting:
-                self._end(key)  # it never began
+                answer = self._keep(sequence, request, wanted, answer)
             try:
                 if not ticket.cancelled:
                     ticket.reply(answer)
@@ -157,18 +160,23 @@ class Sequences:
         sequence.busy = True
         wanted = request.outputs
         try:
-            self._fill(sequence, request)
+            self._fill(key, sequence, request)
             sequence.model.infer(request, reply)
         except ServingError as error:
             reply(error)
+        except Exception as error:
+            log.exception("a request of sequence %r failed", key)
+            reply(ServingError("internal", f"The sequence failed: {type(error).__name__}."))
 
     def _next(self, key: Key, sequence: Sequence) -> None:
         while sequence.waiting and not sequence.busy:
             ticket = sequence.waiting.popleft()
             if not ticket.cancelled:
                 self._run(key, sequence, ticket)
+        if not sequence.begun and not sequence.busy and not sequence.waiting and self._all.get(key) is sequence:
+            self._end(key)  # it has ended, or never began; while others wait they may begin it anew
 
-    def _fill(self, sequence: Sequence, request: InferRequest) -> None:
+    def _fill(self, key: Key, sequence: Sequence, request: InferRequest) -> None:
         """Put the state among the inputs, and its successor among the outputs."""
         model = sequence.model
         names = [name for name, _ in model.metadata.state]
@@ -177,10 +185,19 @@ class Sequences:
             raise invalid(f"Input {given[0]!r} is the state, which the server keeps for a sequence: send one of both.")
         model.check_inputs(request.inputs)  # before the state is made as large as they are
         if request.parameters.get("sequence_start") is True:
-            sequence.state = None
+            sequence.state, sequence.begun = None, False
+        elif not sequence.begun:  # what came before it in the queue ended the sequence, or failed to begin it
+            raise self._unknown(key)
         rows = next((int(array.shape[0]) for array in request.inputs.values() if array.ndim), 1)
         if sequence.state is None:
             specs = {spec.name: spec for spec in model.metadata.inputs}
+            for name in names:
+                if specs[name].shape[:1] != (-1,) or min(specs[name].shape[1:], default=0) < 0:
+                    raise ServingError(
+                        "failed_precondition",
+                        f"The server keeps state of shape [-1, …] alone; {name!r} of model {model.name!r} has "
+                        f"{list(specs[name].shape)}: send it as a tensor.",
+                    )
             sequence.state = {name: np.zeros((rows, *specs[name].shape[1:]), specs[name].dtype) for name in names}
             sequence.rows = rows
         elif rows != sequence.rows:
@@ -189,9 +206,7 @@ class Sequences:
         if request.outputs:
             request.outputs = (*request.outputs, *(name for _, name in model.metadata.state if name not in request.outputs))
 
-    def _keep(
-        self, key: Key, sequence: Sequence, request: InferRequest, wanted: tuple[str, ...], answer: InferResponse
-    ) -> InferResponse:
+    def _keep(self, sequence: Sequence, request: InferRequest, wanted: tuple[str, ...], answer: InferResponse) -> InferResponse:
         states = {output: name for name, output in sequence.model.metadata.state}
         sequence.state = {name: np.array(answer.outputs[output]) for output, name in states.items()}
         sequence.used, sequence.begun = monotonic(), True
@@ -199,6 +214,6 @@ class Sequences:
             name: array for name, array in answer.outputs.items() if (name in wanted if wanted else name not in states)
         }
         answer.parameters = {name: request.parameters[name] for name in ("sequence_id",)}
-        if request.parameters.get("sequence_end") is True and self._all.get(key) is sequence:
-            self._end(key)
+        if request.parameters.get("sequence_end") is True:
+            sequence.state, sequence.begun = None, False
         return answer

@@ -8,6 +8,7 @@ import pytest
 from serving_helpers import Answers, Counter, make_model, run
 
 from hurtle.errors import ServingError
+from hurtle.serving.backends.base import Metadata, TensorSpec
 from hurtle.serving.messages import InferRequest
 from hurtle.serving.sequences import Sequences
 
@@ -167,6 +168,63 @@ def test_cancelled_requests_are_not_answered_and_do_not_stop_the_sequence():
         await answers.wait(1)
         assert totals(answers) == [101]  # what ran counts, what never began does not
         model.close()
+
+    run(main())
+
+
+def test_an_id_may_be_used_again_at_once():
+    async def main():
+        model, sequences, answers = make_model(Counter, executor="worker", lanes=1), Sequences(10, 60), Answers()
+        for x, start, end in ((1, True, False), (2, False, True), (5, True, False), (6, False, False)):
+            sequences.infer(model, step(x, start=start, end=end), answers.append)
+        await answers.wait(4)
+        assert totals(answers) == [1, 3, 5, 11]
+        sequences.infer(model, step(7, end=True), answers.append)
+        sequences.infer(model, step(8), answers.append)
+        await answers.wait(6)
+        assert totals(answers[4:5]) == [18]
+        assert "has no sequence" in str(answers[5])
+        assert len(sequences) == 0
+        model.close()
+
+    run(main())
+
+
+def test_what_waits_behind_a_start_that_fails_is_refused():
+    async def main():
+        model, sequences, answers = make_model(Counter, executor="worker", lanes=1), Sequences(10, 60), Answers()
+        sequences.infer(model, step(2000, start=True), answers.append)
+        sequences.infer(model, step(1), answers.append)
+        await answers.wait(2)
+        assert "too large" in str(answers[0])
+        assert "has no sequence" in str(answers[1])
+        assert len(sequences) == 0
+        model.close()
+
+    run(main())
+
+
+def test_state_that_the_server_cannot_make_is_refused():
+    class Layered(Counter):
+        def metadata(self):
+            found = super().metadata()
+            return Metadata(
+                (found.inputs[0], TensorSpec("state_in_0", "FP32", (2, -1, 1))),
+                found.outputs,
+                "x",
+                state=found.state,
+                batched=False,
+            )
+
+        def infer(self, request):
+            return {"total": request.inputs["x"], "state_out_0": request.inputs["x"]}
+
+    async def main():
+        model, sequences, answers = make_model(Layered, executor="inline"), Sequences(10, 60), Answers()
+        for _ in range(2):
+            sequences.infer(model, step(1, start=True), answers.append)
+        assert [answer.reason for answer in answers] == ["failed_precondition"] * 2
+        assert "send it as a tensor" in str(answers[0])
 
     run(main())
 
