@@ -47,7 +47,7 @@ class ModelOptions:
             raise UnknownNameError(f"No executor {self.executor!r}. {did_you_mean(self.executor, get_args(ExecutorName))}")
         for name, least in (("batch_size", 1), ("max_queue", 1), ("max_rows", 1), ("lanes", 0), ("batch_timeout_ms", 0)):
             value = getattr(self, name)
-            if value is not None and value < least:
+            if value is not None and not value >= least:
                 raise HurtleError(f"{name} must be at least {least}, got {value}.")
         if self.executor == "inline" and self.lanes:
             raise HurtleError(f"The inline executor runs on the event loop: it has no lanes, got lanes={self.lanes}.")
@@ -97,8 +97,11 @@ class ServeConfig(ModelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.processes < 1:
-            raise HurtleError(f"processes must be at least 1, got {self.processes}.")
+        for name, least in (("processes", 1), ("watch", 0), ("drain", 0), ("max_sequences", 0), ("sequence_idle", 0)):
+            if not getattr(self, name) >= least:  # NaN is not either
+                raise HurtleError(f"{name} must be at least {least}, got {getattr(self, name)}.")
+        if not 0 < self.max_message_mib < 2**20:
+            raise HurtleError(f"max_message_mib must be more than 0 and less than 2²⁰, got {self.max_message_mib}.")
         for name in ("http_port", "grpc_port"):
             port = getattr(self, name)
             if port is not None and not 0 <= port < 65536:
