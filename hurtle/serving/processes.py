@@ -1,7 +1,7 @@
 """Several processes on the same ports: a parent that starts, watches and connects them, and a `Hub` in each child.
 
-child ⇄ pipe ⇄ parent ⇄ pipe ⇄ every child: what one child is asked (load, unload, counts) all of them do. The kernel spreads
-connections (SO_REUSEPORT).
+child ⇄ socket ⇄ parent ⇄ socket ⇄ every child: what one child is asked (load, unload, counts) all of them do. The kernel
+spreads connections (SO_REUSEPORT).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import itertools
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from hurtle.errors import HurtleError, ServingError
@@ -26,93 +26,125 @@ from hurtle.serving.server import Server, bound, run_server
 from hurtle.serving.shell import Shell
 
 log = logging.getLogger("hurtle.serving")
-MOST_RESTARTS = 5
-"""Of children that die, within a minute; then something is wrong that starting again will not mend."""
-PATIENCE = 120.0
-"""Seconds that a call to all processes may take: loading a model may be slow."""
+MOST_DEATHS = 5
+"""Within a minute, of a server of which nothing is left: then something is wrong that starting again will not mend."""
+PATIENCE = {"snapshot_here": 5.0}
+"""Seconds that a call to all processes may take; `LOADING` for others."""
+LOADING = 120.0
+
+
+async def receive(reader: asyncio.StreamReader) -> Any:
+    """A message of another process of ours.
+
+    Raises:
+        EOFError: It is gone.
+    """
+    try:
+        length = int.from_bytes(await reader.readexactly(4), "little")
+        return pickle.loads(await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, OSError):
+        raise EOFError from None
+
+
+def framed(message: Any) -> bytes:
+    """What `receive` reads."""
+    content = pickle.dumps(message)
+    return len(content).to_bytes(4, "little") + content
 
 
 class Hub:
     """A child's way to all processes.
 
     Args:
-        pipe: To the parent.
+        link: To the parent.
     """
 
-    def __init__(self, pipe: Connection):
-        self._pipe = pipe
+    def __init__(self, link: socket.socket):
+        self._link = link
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[list[Any]]] = {}
-        self._shell: Shell | None = None
-        self._stop: asyncio.Event | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writer: asyncio.StreamWriter
 
-    def attach(self, shell: Shell, stop: asyncio.Event) -> None:
+    async def attach(self, shell: Shell, stop: asyncio.Event) -> None:
         """Listen to the parent; when it is gone, stop."""
-        self._shell, self._stop = shell, stop
-        asyncio.get_running_loop().add_reader(self._pipe.fileno(), self._read)
+        reader, self._writer = await asyncio.open_connection(sock=self._link)
+        self._spawn(self._listen(reader, shell, stop))
+
+    def say_ready(self) -> None:
+        """Clients may come."""
+        self._writer.write(framed(("ready",)))
 
     async def call(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of every process's shell."""
-        number = next(self._numbers)
+        number, patience = next(self._numbers), PATIENCE.get(method, LOADING)
         future = self._calls[number] = asyncio.get_running_loop().create_future()
-        self._pipe.send(("ask", number, method, arguments))
+        self._writer.write(framed(("ask", number, method, arguments)))
         try:
-            results = await asyncio.wait_for(future, PATIENCE)
+            results = await asyncio.wait_for(future, patience)
         except TimeoutError:
-            raise ServingError("unavailable", f"Not all processes answered within {PATIENCE:g} s.") from None
+            raise ServingError("unavailable", f"Not all processes answered within {patience:g} s.") from None
         finally:
             self._calls.pop(number, None)
         for result in results:
-            if isinstance(result, _Failure):
+            if isinstance(result, Failure):
                 raise ServingError(result.reason, result.message)
         return results
 
-    def _read(self) -> None:
+    async def _listen(self, reader: asyncio.StreamReader, shell: Shell, stop: asyncio.Event) -> None:
         try:
-            while self._pipe.poll():
-                kind, number, *rest = self._pipe.recv()
+            while True:
+                kind, number, *rest = await receive(reader)
                 if kind == "do":
-                    task = asyncio.create_task(self._do(number, *rest))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
+                    self._spawn(self._do(shell, number, *rest))
                 elif (future := self._calls.get(number)) is not None and not future.done():
                     future.set_result(rest[0])
-        except (EOFError, OSError):
-            asyncio.get_running_loop().remove_reader(self._pipe.fileno())
-            if self._stop is not None:
-                self._stop.set()
+        except EOFError:
+            stop.set()
 
-    async def _do(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
+    async def _do(self, shell: Shell, number: int, method: str, arguments: tuple[Any, ...]) -> None:
         try:
-            result = await getattr(self._shell, method)(*arguments)
+            result = await getattr(shell, method)(*arguments)
         except ServingError as error:
-            result = _Failure(error.reason, str(error))
+            result = Failure(error.reason, str(error))
         except Exception as error:
-            result = _Failure("internal", f"{type(error).__name__}: {error}")
-        self._pipe.send(("done", number, result))
+            result = Failure("internal", f"{type(error).__name__}: {error}")
+        self._writer.write(framed(("done", number, result)))
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 @dataclass(frozen=True)
-class _Failure:
+class Failure:
+    """A `ServingError` on its way between processes."""
+
     reason: str
     message: str
 
 
 @dataclass
-class _Call:
+class Call:
     """A question of one child to all."""
 
     asker: int
     number: int
+    method: str
+    arguments: tuple[Any, ...]
     waiting: set[int]
     results: list[Any] = field(default_factory=list)
 
 
 @dataclass
-class _Child:
+class Child:
+    """A process."""
+
     process: Any
-    pipe: Connection
+    writer: asyncio.StreamWriter
+    changes: int
+    """How many loads and unloads there had been when it was started."""
     is_ready: bool = False
 
 
@@ -122,6 +154,9 @@ class Parent:
     Args:
         config: Of each.
         started: Called with the ports when all are ready.
+
+    Raises:
+        HurtleError: A port is taken.
     """
 
     def __init__(self, config: ServeConfig, started: Callable[[int | None, int | None], None]):
@@ -130,121 +165,126 @@ class Parent:
         ports = {}
         for name in ("http_port", "grpc_port"):
             port = getattr(config, name)
+            if port:
+                bound(config.host, port, shared=False).close()  # else another server of several processes would share it
             if port is not None:  # held open, so that nobody takes it while a child is started again
                 self._held.append(bound(config.host, port, shared=True))
                 port = self._held[-1].getsockname()[1]
             ports[name] = port
         self._config = replace(config, **ports)
-        self._children: dict[int, _Child] = {}
-        self._calls: dict[int, _Call] = {}
+        self._children: dict[int, Child] = {}
+        self._calls: dict[int, Call] = {}
         self._numbers = itertools.count()
+        self._changes: list[tuple[str, str]] = []
+        """Loads and unloads by clients: what a child that is started again must do too."""
         self._deaths: list[float] = []
-        self._unloaded: set[str] = set()
-        """By clients: a child that is started again must not bring these back."""
-        self._stopping = False
-        self._failed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
+        self._is_announced = self._stopping = self._failed = False
 
     def run(self) -> bool:
         """Until SIGTERM or Ctrl-C; whether all children ended well."""
+        return asyncio.run(self._main())
+
+    async def _main(self) -> bool:
+        loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+            loop.add_signal_handler(number, self._on_signal)
         for index in range(self._config.processes):
-            self._start(index)
-        announced = False
-        while self._children:
-            watched = {child.pipe: index for index, child in self._children.items()}
-            for pipe in wait(list(watched), timeout=0.5):
-                self._read(watched[pipe])  # type: ignore[index]
-            if not announced and self._children and all(child.is_ready for child in self._children.values()):
-                announced = True
-                self._started(self._config.http_port, self._config.grpc_port)
+            await self._start(index)
+        await self._ended.wait()
         for held in self._held:
             held.close()
         return not self._failed
 
-    def _start(self, index: int) -> None:
-        ours, theirs = multiprocessing.Pipe()
-        context = multiprocessing.get_context("spawn")
-        process = context.Process(
-            target=_child, args=(self._config, theirs, frozenset(self._unloaded)), name=f"hurtle-serve-{index}"
-        )
+    async def _start(self, index: int) -> None:
+        ours, theirs = socket.socketpair()
+        arguments = (self._config, theirs, _unloaded(self._changes))
+        process = multiprocessing.get_context("spawn").Process(target=_child, args=arguments, name=f"hurtle-serve-{index}")
         process.start()
         theirs.close()
-        self._children[index] = _Child(process, ours)
+        reader, writer = await asyncio.open_connection(sock=ours)
+        self._children[index] = Child(process, writer, len(self._changes))
+        task = asyncio.create_task(self._listen(index, reader))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def _read(self, index: int) -> None:
+    async def _listen(self, index: int, reader: asyncio.StreamReader) -> None:
         child = self._children[index]
         try:
-            kind, *rest = child.pipe.recv()
-        except (EOFError, OSError):
-            self._bury(index)
-            return
-        if kind == "ready":
-            child.is_ready = True
-        elif kind == "ask":
-            self._ask(index, *rest)
-        elif kind == "done":
-            self._done(index, *rest)
-        elif kind == "failed":
-            print(f"Error: {rest[0]}", file=sys.stderr, flush=True)
-            self._failed = True
-            self._stop()
+            while True:
+                kind, *rest = await receive(reader)
+                if kind == "ready":
+                    self._welcome(child)
+                elif kind == "ask":
+                    self._ask(index, *rest)
+                elif kind == "done":
+                    self._done(index, *rest)
+                elif kind == "failed":
+                    print(f"hurtle: error: {rest[0]}", file=sys.stderr, flush=True)
+        except EOFError:
+            await self._bury(index)
+
+    def _welcome(self, child: Child) -> None:
+        child.is_ready = True
+        for method, name in self._changes[child.changes :]:  # that came while it was starting
+            child.writer.write(framed(("do", -1, method, (name,))))
+        if not self._is_announced and sum(child.is_ready for child in self._children.values()) == self._config.processes:
+            self._is_announced = True
+            self._started(self._config.http_port, self._config.grpc_port)
 
     def _ask(self, asker: int, number: int, method: str, arguments: tuple[Any, ...]) -> None:
-        if method in ("load_here", "unload_here"):
-            (self._unloaded.discard if method == "load_here" else self._unloaded.add)(arguments[0])
-        call = next(self._numbers)
         ready = [index for index, child in self._children.items() if child.is_ready]
-        self._calls[call] = _Call(asker, number, set(ready))
+        question = next(self._numbers)
+        self._calls[question] = Call(asker, number, method, arguments, set(ready))
         for index in ready:
-            self._send(index, ("do", call, method, arguments))
+            self._children[index].writer.write(framed(("do", question, method, arguments)))
 
     def _done(self, index: int, number: int, result: Any) -> None:
         call = self._calls.get(number)
-        if call is None:
-            return
-        if index in call.waiting:
+        if call is not None and index in call.waiting:
             call.waiting.discard(index)
             call.results.append(result)
-        self._settle(number)
+            self._settle(number)
 
     def _settle(self, number: int) -> None:
         call = self._calls[number]
-        if not call.waiting:
-            del self._calls[number]
-            self._send(call.asker, ("answer", call.number, call.results))
+        if call.waiting:
+            return
+        del self._calls[number]
+        if call.method in ("load_here", "unload_here") and not any(isinstance(result, Failure) for result in call.results):
+            self._changes.append((call.method, call.arguments[0]))
+        if call.asker in self._children:
+            self._children[call.asker].writer.write(framed(("answer", call.number, call.results)))
 
-    def _send(self, index: int, message: Any) -> None:
-        child = self._children.get(index)
-        if child is not None:
-            try:
-                child.pipe.send(message)
-            except OSError:  # it died; `_read` will see the end of its pipe
-                return
-
-    def _bury(self, index: int) -> None:
+    async def _bury(self, index: int) -> None:
         """A child is gone: answer what waited for it, and start another unless we are stopping."""
         child = self._children.pop(index)
-        child.pipe.close()
-        child.process.join()
+        child.writer.close()
+        await asyncio.to_thread(child.process.join)
         for number, call in list(self._calls.items()):
             call.waiting.discard(index)
             self._settle(number)
         code = child.process.exitcode
-        if self._stopping:
-            self._failed = self._failed or code != 0
-            return
         now = time.monotonic()
         self._deaths = [*(at for at in self._deaths if now - at < 60), now]
-        if len(self._deaths) > MOST_RESTARTS or not child.is_ready:
-            print(f"Error: process {index} ended with {code}; stopping all.", file=sys.stderr, flush=True)
+        if not self._stopping and (not self._is_announced or (len(self._deaths) > MOST_DEATHS and not self._children)):
+            print(f"hurtle: error: process {index} ended with {code}; stopping all.", file=sys.stderr, flush=True)
             self._failed = True
             self._stop()
+        if self._stopping:
+            self._failed = self._failed or code != 0
+            if not self._children:
+                self._ended.set()
             return
         log.error("process %d ended with %s; starting another", index, code)
-        self._start(index)
+        await asyncio.sleep(min(30.0, 0.1 * 2 ** len(self._deaths)))  # one that cannot start must not keep the others busy
+        if not self._stopping:
+            await self._start(index)
+        elif not self._children:
+            self._ended.set()
 
-    def _on_signal(self, number: int, frame: Any) -> None:
+    def _on_signal(self) -> None:
         if self._stopping:
             for child in self._children.values():
                 child.process.kill()
@@ -253,24 +293,32 @@ class Parent:
     def _stop(self) -> None:
         self._stopping = True
         for child in self._children.values():
-            if child.process.is_alive():
-                child.process.terminate()
+            child.process.terminate()
+        if not self._children:
+            self._ended.set()
 
 
-def _child(config: ServeConfig, pipe: Connection, unloaded: frozenset[str]) -> None:
+def _unloaded(changes: list[tuple[str, str]]) -> frozenset[str]:
+    """Of the models that clients loaded and unloaded, those that are out of service now."""
+    last = {name: method for method, name in changes}
+    return frozenset(name for name, method in last.items() if method == "unload_here")
+
+
+def _child(config: ServeConfig, link: socket.socket, unloaded: frozenset[str]) -> None:
     """What a child runs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent tells us
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    hub, spare = Hub(link), link.dup()
 
     def started(server: Server) -> None:
-        loop = asyncio.get_running_loop()
-        loop.remove_signal_handler(signal.SIGINT)
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        pipe.send(("ready",))
+        hub.say_ready()
 
     try:
-        clean = run_server(Server(config, Hub(pipe), unloaded), started)
+        clean = run_server(Server(config, hub, unloaded), started)
     except HurtleError as error:
-        pipe.send(("failed", str(error)))
+        spare.setblocking(True)
+        spare.sendall(framed(("failed", str(error))))
         os._exit(1)
     os._exit(0 if clean else 1)

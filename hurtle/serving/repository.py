@@ -7,6 +7,7 @@ serves on. Knows nothing of transports.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import re
 from collections.abc import Callable
@@ -199,10 +200,13 @@ class Repository:
         if entry is None:
             raise ServingError("not_found", f"No model {name!r:.80} to unload. {did_you_mean(name[:80], self._entries)}")
         async with entry.lock:
-            for version, model in list(entry.ready.items()):
-                entry.states[version] = ("UNAVAILABLE", "unloaded")
-                self._retire(model, "unloaded")
-            entry.ready, entry.sources, entry.is_unloaded = {}, {}, True
+            self._retire_all(entry, "unloaded")
+            entry.is_unloaded = True
+
+    def leave_out(self, name: str) -> None:
+        """Know a model as one that a client has unloaded, though it was never loaded here."""
+        states = dict.fromkeys(self._sources(name), ("UNAVAILABLE", "unloaded"))
+        self._entries[name] = Entry(states=states, is_unloaded=True)
 
     async def refresh(self) -> None:
         """Load what is new or changed, and take out of service what is gone; what cannot be loaded is tried when it changes."""
@@ -212,7 +216,12 @@ class Repository:
             if entry is not None and (entry.is_unloaded or entry.tried == _fingerprints(sources)):
                 continue
             try:
-                await (self.load(name) if sources else self.unload(name))
+                if sources:
+                    await self.load(name)
+                elif entry is not None:
+                    async with entry.lock:
+                        self._retire_all(entry, "its files are gone")
+                        entry.tried = {}
             except ServingError as error:
                 log.error("%s", error)
 
@@ -220,7 +229,7 @@ class Repository:
         """Close a version that was taken out of service once nothing needs it."""
         if model in self._retiring and not model.active and not self._is_used(model):
             self._retiring.discard(model)
-            asyncio.get_running_loop().run_in_executor(None, model.close)
+            asyncio.get_running_loop().run_in_executor(None, _close, model)
 
     def close(self) -> None:
         """Close all models; they must be idle."""
@@ -229,8 +238,14 @@ class Repository:
         self._entries.clear()
         self._retiring.clear()
 
+    def _retire_all(self, entry: Entry, why: str) -> None:
+        for version, model in entry.ready.items():
+            entry.states[version] = ("UNAVAILABLE", why)
+            self._retire(model, why)
+        entry.ready, entry.sources = {}, {}
+
     def _retire(self, model: Model, why: str) -> None:
-        log.info("%s version %s is %s", model.name, model.version, why)
+        log.info("%s version %s is taken out of service: %s", model.name, model.version, why)
         self._retiring.add(model)
         model.on_idle = self.settle
         self.settle(model)
@@ -270,6 +285,15 @@ class Repository:
             if found:
                 return found
         return {}
+
+
+def _close(model: Model) -> None:
+    """And give its memory back, also where the server has told the collector to leave alone what was there at the start."""
+    model.close()
+    if gc.get_freeze_count():
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
 
 
 def _fingerprints(sources: dict[str, Source]) -> dict[str, Fingerprint]:

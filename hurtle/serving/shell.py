@@ -17,7 +17,7 @@ from hurtle.errors import HurtleError, ServingError
 from hurtle.serving.access_log import AccessLog
 from hurtle.serving.config import ServeConfig
 from hurtle.serving.messages import InferRequest, Reply
-from hurtle.serving.repository import Repository
+from hurtle.serving.repository import NAME, Repository
 from hurtle.serving.sequences import Sequences
 from hurtle.serving.statistics import ModelStatistics, add, as_prometheus, as_triton
 from hurtle.serving.tracing import Tracing
@@ -46,7 +46,7 @@ class Connection(Protocol):
 class Peers(Protocol):
     """The other processes on the same ports."""
 
-    def attach(self, shell: Shell, stop: asyncio.Event) -> None:
+    async def attach(self, shell: Shell, stop: asyncio.Event) -> None:
         """Do what the others ask of this process's shell; set `stop` when it is time to."""
 
     async def call(self, method: str, *arguments: Any) -> list[Any]:
@@ -94,10 +94,20 @@ class Shell:
         if not names:
             raise HurtleError(f"No models in {', '.join(self.config.models) or 'nothing'}: expected name/version/model.onnx.")
         for name in names:
-            if name not in unloaded:
-                await self.repository.load(name)
+            if name in unloaded:
+                self.repository.leave_out(name)
+            else:
+                await self._load_at_start(name)
         self._started = True
         self._chores.append(asyncio.create_task(self._tidy()))
+
+    async def _load_at_start(self, name: str) -> None:
+        try:
+            await self.repository.load(name)
+        except ServingError as error:
+            if not self.repository.is_ready(name):
+                raise
+            log.error("%s", error)  # an older version serves
 
     async def stop(self, seconds: float) -> bool:
         """Finish what runs, then close; whether all was finished in time."""
@@ -128,15 +138,15 @@ class Shell:
         looked = time.monotonic()
         while True:
             await asyncio.sleep(min(1.0, self.config.watch or 1.0))
-            self.sequences.forget_idle()
-            if self.access_log is not None:
-                self.access_log.flush()
-            if self.config.watch and time.monotonic() - looked >= self.config.watch:
-                try:
+            try:
+                self.sequences.forget_idle()
+                if self.access_log is not None:
+                    self.access_log.flush()
+                if self.config.watch and time.monotonic() - looked >= self.config.watch:
+                    looked = time.monotonic()
                     await self.repository.refresh()
-                except Exception:
-                    log.exception("looking for new models failed")
-                looked = time.monotonic()
+            except Exception:
+                log.exception("looking after the models failed")
 
     # Inference.
 
@@ -284,6 +294,8 @@ class Shell:
 
     async def _change(self, method: str, name: str) -> None:
         """Load or unload everywhere, to the end, though the client that asked may go away meanwhile."""
+        if not NAME.fullmatch(name):
+            raise ServingError("invalid_argument", f"{name!r:.80} cannot be a model's name: letters, digits, _ . - only.")
         change = asyncio.ensure_future(self._everywhere(method, name))
         self._changes.add(change)
         change.add_done_callback(self._changes.discard)

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -70,8 +72,51 @@ def test_sequences_are_refused_with_the_reason(server):
     assert "2 processes" in found.decode()
 
 
+def test_a_process_that_is_started_again_knows_what_was_unloaded(server):
+    process, port, _ = server
+    assert ask(port, "POST", "/v2/repository/models/double/unload", "{}")[0] == 200
+    kill_one(process, port)
+    assert {infer(port)[0] for _ in range(20)} == {503}
+    assert ask(port, "POST", "/v2/repository/models/double/load", "{}")[0] == 200
+    assert {infer(port)[0] for _ in range(20)} == {200}
+
+
+def test_names_that_are_none_do_not_travel(server):
+    _, port, _ = server
+    for _ in range(8):
+        assert ask(port, "POST", f"/v2/repository/models/{'a' * 6000}/unload", "{}")[0] in (400, 404)
+    assert b"hurtle_processes 2" in ask(port, path="/metrics")[1]
+
+
+def test_many_models_are_counted_too(tmp_path):
+    for n in range(150):
+        (tmp_path / f"m{n}" / "1").mkdir(parents=True)
+        (tmp_path / f"m{n}" / "1" / "model.test").write_text("")
+    process, port, _ = start(str(tmp_path), "--processes", "2", "--executor", "inline")
+    try:
+        for _ in range(5):  # each tells more than a socket between processes holds at once
+            status, found = ask(port, path="/metrics")
+            assert (status, found.count(b"hurtle_requests_total{")) == (200, 151)
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+    assert process.returncode == 0
+
+
+def test_a_second_server_does_not_share_the_port(server, tmp_path):
+    _, port, path = server
+    command = [sys.executable, "-m", "hurtle", "serve", str(path), "--processes", "2", "--http-port", str(port)]
+    found = subprocess.run([*command, "--grpc-port", "None"], capture_output=True, text=True, timeout=60, check=False)
+    assert (found.returncode, f"Cannot listen at 127.0.0.1:{port}" in found.stderr) == (2, True)
+
+
 def test_a_process_that_dies_is_started_again(server):
     process, port, _ = server
+    kill_one(process, port)
+    assert {infer(port)[0] for _ in range(20)} == {200}
+
+
+def kill_one(process, port):
     before = children(process)
     os.kill(before[0], signal.SIGKILL)
     end = time.monotonic() + 30
@@ -84,5 +129,4 @@ def test_a_process_that_dies_is_started_again(server):
             except OSError:
                 pass
         time.sleep(0.1)
-    assert {infer(port)[0] for _ in range(20)} == {200}
     assert b"hurtle_processes 2" in ask(port, path="/metrics")[1]

@@ -147,6 +147,8 @@ def test_watching_finds_new_changed_and_removed_versions(tmp_path):
         assert found.versions("a") == ["2"]
         assert not found.is_ready("b")
         affine(tmp_path, "b", "1", 4.0)
+        await found.refresh()
+        assert found.is_ready("b")  # its files were away for a moment
         (tmp_path / "a" / "2" / "model.json").write_text("{half")
         tried = found.find("a")
         await found.refresh()

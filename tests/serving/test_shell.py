@@ -129,6 +129,21 @@ def test_a_server_that_stops_takes_nothing_new_and_finishes_what_runs(tmp_path):
     run(main())
 
 
+def test_a_bad_version_beside_a_good_one_does_not_keep_a_server_from_starting(tmp_path):
+    async def main():
+        root = folder(tmp_path)
+        (tmp_path / "m" / "2" / "model.test").unlink()
+        (tmp_path / "m" / "2" / "model.onnx").write_text("not a model")
+        shell = Shell(ServeConfig(models=(root,), overrides={}, backend=None))
+        (tmp_path / "m" / "1" / "model.test").rename(tmp_path / "m" / "1" / "model.affine.json")
+        (tmp_path / "m" / "1" / "model.affine.json").write_text('{"scale": 1.0, "shift": 0.0, "size": 3}')
+        await shell.start()
+        assert [(row["version"], row["state"]) for row in await shell.index()] == [("1", "READY"), ("2", "UNAVAILABLE")]
+        await shell.stop(1)
+
+    run(main())
+
+
 def test_stopping_does_not_wait_for_ever(tmp_path):
     async def main():
         shell, answers = shell_of(tmp_path, executor="worker", lanes=1, parameters={"delay": "0.5"}), Answers()
