@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import socket
 import ssl
@@ -42,6 +43,7 @@ class Server:
         self.config, self._unloaded = config, unloaded
         self.shell = Shell(config)
         self.shell.peers = peers
+        self.is_started = False
         self.http_port: int | None = None
         self.grpc_port: int | None = None
         self._listeners: list[asyncio.Server] = []
@@ -78,6 +80,7 @@ class Server:
                 ours.set_alpn_protocols([protocol])
             make = lambda connection=connection: connection(self.shell)  # noqa: E731
             self._listeners.append(await loop.create_server(make, sock=taken, backlog=BACKLOG, ssl=ours))
+        self.is_started = True
 
     async def stop(self) -> bool:
         """Let nobody in, finish what runs, close; whether all was finished in time."""
@@ -140,9 +143,9 @@ async def _serve(server: Server, started: Callable[[Server], None]) -> bool:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _on_signal, stop, number)
+        loop.add_signal_handler(number, _on_signal, server, stop, number)
     if server.shell.peers is not None:
-        server.shell.peers.attach(server.shell, stop)
+        await server.shell.peers.attach(server.shell, stop)
     await server.start()
     gc.collect()
     gc.freeze()  # what is there now stays: looking through it again for garbage would hold up requests
@@ -151,9 +154,9 @@ async def _serve(server: Server, started: Callable[[Server], None]) -> bool:
     return await server.stop()
 
 
-def _on_signal(stop: asyncio.Event, number: int) -> None:
-    if stop.is_set():
-        sys.exit(128 + number)
+def _on_signal(server: Server, stop: asyncio.Event, number: int) -> None:
+    if stop.is_set() or not server.is_started:  # asked twice, or there is nothing to finish yet
+        os._exit(128 + number)
     stop.set()
     with suppress(OSError):  # nobody may be left to read it
         print(f"{signal.Signals(number).name}: finishing what runs (again to stop at once)", file=sys.stderr, flush=True)
@@ -204,8 +207,8 @@ class ServerThread:
 
     def _run(self) -> None:
         async def main() -> None:
-            self.server = Server(self._config)
             try:
+                self.server = Server(self._config)
                 await self.server.start()
             except BaseException as error:
                 self._error = error  # type: ignore[assignment]

@@ -157,6 +157,37 @@ def test_requests_that_cannot_be_read_are_counted(model):
         assert 'hurtle_failures_total{model="",version="",reason="invalid_argument"} 1' in text
 
 
+def test_stopping_does_not_wait_for_clients_that_only_keep_a_connection(model):
+    import grpc
+
+    with ServerThread(config(model, **TLS, drain=20.0)) as server:
+        kept = http.client.HTTPSConnection("localhost", server.http_port, timeout=10, context=client_context())
+        kept.request("GET", "/v2/health/ready")
+        kept.getresponse().read()
+        credentials = grpc.ssl_channel_credentials((CERTIFICATES / "ca.pem").read_bytes())
+        channel = grpc.secure_channel(f"localhost:{server.grpc_port}", credentials)
+        channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=5)
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 8
+    kept.close()
+    channel.close()
+
+
+def test_requests_that_were_sent_together_are_all_answered_while_it_stops(model):
+    with ServerThread(config(model, parameters={"delay": "0.1"}, executor="worker", lanes=1)) as server:
+        content = body(4.0).encode()
+        head = b"POST /v2/models/double/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(content)
+        client = socket.create_connection(("127.0.0.1", server.http_port), timeout=10)
+        client.sendall((head + content) * 4)
+        time.sleep(0.15)
+    received = b""
+    while data := client.recv(1 << 16):
+        received += data
+    client.close()
+    assert received.count(b"HTTP/1.1 200") == 4
+    assert received.count(b"Connection: close") == 1
+
+
 def test_a_port_that_is_taken_is_an_error_that_says_so(model):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -183,6 +214,13 @@ def test_requests_are_written_to_the_access_log(model, tmp_path):
     assert [(line["transport"], line["status"]) for line in lines] == [("http", 200), ("http", 404)]
     assert lines[0]["model"] == "double"
     assert lines[0]["duration_ms"] >= 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_costs_lines_of_the_log_and_no_answers(model):
+    with ServerThread(config(model, access_log="/dev/full")) as server:
+        for n in range(600):  # more than its buffer holds
+            assert infer(server.http_port, float(n))[0] == 200
 
 
 def start(*arguments, **environment):

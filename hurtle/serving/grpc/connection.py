@@ -34,6 +34,8 @@ class GrpcConnection(Http2Connection):
         """A client is there."""
         super().connection_made(transport)
         self.shell.connections.add(self)
+        if self.shell.draining:
+            self.drain()
 
     def on_closed(self) -> None:
         """It is gone."""

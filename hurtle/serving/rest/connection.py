@@ -258,7 +258,7 @@ class HttpConnection(asyncio.Protocol):
         self._forget_pending()
         self.is_ending, self._since = True, self.watch.tick
         if last.is_complete:
-            self._transport.close()
+            self._close()
             return
         if self._transport.can_write_eof():
             self._transport.write_eof()
@@ -277,7 +277,13 @@ class HttpConnection(asyncio.Protocol):
         """Finish what runs, tell the client that this was the last answer, and close."""
         self.is_draining = True
         if not self.pending and self._reader.phase == IDLE:
-            self._transport.close()
+            self._close()
+
+    def _close(self) -> None:
+        """Once all is written. TLS waits for the client to say goodbye too: when the server stops, not for long."""
+        self._transport.close()
+        if self.is_draining:
+            self.watch.loop.call_later(1.0, self._transport.abort)
 
     def abort(self) -> None:
         """Close now."""

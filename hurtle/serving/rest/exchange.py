@@ -137,7 +137,7 @@ class Exchange:
 
     def _send(self, status: int, parts: Sequence[bytes], size: int, content_type: bytes, extra: bytes) -> None:
         connection = self.connection
-        if connection.is_draining:
+        if connection.is_draining and connection.pending and connection.pending[-1] is self:  # those behind it run on
             self.close = True
         if self.close:
             extra += b"Connection: close\r\n"
