@@ -89,8 +89,10 @@ class ExportedPolicy(ActingPolicy):
         """The policy as a function that Numba's nogil code can call: see `CompiledMLP.native`.
 
         Raises:
-            HurtleError: It is no plain MLP.
+            HurtleError: It is no plain MLP, or it takes masks, which such a function cannot.
         """
+        if self.card.masked:
+            raise HurtleError(f"{self.file} takes masks, and a native function knows none: export it with masked=False.")
         if self._compiled is None:
             raise HurtleError(
                 f"Only plain MLPs, exported to .onnx with deterministic actions, are compiled; {self.file} runs on "

@@ -160,6 +160,8 @@ def test_the_action_is_one_of_its_own(tmp_path, runtime):
 
 def test_masks(tmp_path, plain):
     file = hurtle.export(plain[0], tmp_path / "masked.onnx", masked=True).path
+    with pytest.raises(HurtleError, match="takes masks, and a native function knows none"):
+        _ = hurtle.load(file).native
     for runtime in ("native", "onnxruntime"):
         policy = hurtle.load(file, runtime=runtime)
         obs = np.ones((4, 5), np.float32)
