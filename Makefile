@@ -45,7 +45,7 @@ test-slow: setup clients  ## Run the long tests too
 	@$(BIN)/python -m pytest -m "not gpu"
 
 test-gpu:  ## Run the GPU tests with the python3 of a GPU machine
-	@$(PYTHON) -m pytest -m gpu tests/gpu
+	@$(PYTHON) -m pytest -m gpu tests/gpu tests/serving/backends
 
 check: setup  ## Lint, format check, types
 	@$(BIN)/ruff check .
