@@ -11,6 +11,7 @@ import gc
 import logging
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -132,7 +133,7 @@ class Repository:
         """What could be loaded: files that were named, and the folders' subfolders."""
         found = dict.fromkeys(self._files)
         for folder in self._folders:
-            for child in sorted(folder.iterdir()) if folder.is_dir() else ():
+            for child in _children(folder):
                 if child.is_dir() and NAME.fullmatch(child.name) and self._sources(child.name):
                     found[child.name] = None
         return list(found)
@@ -307,23 +308,33 @@ def _is_model_folder(path: Path) -> bool:
 def _versions(folder: Path, root: Path) -> dict[str, Source]:
     """name/version/model.*, none of it outside the root, wherever links may lead."""
     found = {}
-    children = sorted(folder.iterdir()) if folder.is_dir() and folder.resolve().is_relative_to(root) else []
-    for child in children:
+    for child in _children(folder) if folder.resolve().is_relative_to(root) else ():
         if not (_VERSION.fullmatch(child.name) and child.is_dir() and child.resolve().is_relative_to(root)):
             continue
-        models = [
-            path for path in sorted(child.iterdir()) if path.name.startswith("model.") and path.resolve().is_relative_to(root)
-        ]
+        files = _children(child)
+        models = [path for path in files if path.name.startswith("model.") and path.resolve().is_relative_to(root)]
         known = [path for path in models if can_serve(path)]
-        files = known or [path for path in models if path.suffix != ".json"] or models
-        if files:
-            found[child.name] = _source(files[0], [path for path in sorted(child.iterdir()) if path.is_file()])
+        best = known or [path for path in models if path.suffix != ".json"] or models
+        if best and (source := _source(best[0], [path for path in files if path.is_file()])).fingerprint:
+            found[child.name] = source
     return dict(sorted(found.items(), key=lambda item: int(item[0])))
 
 
+def _children(folder: Path) -> list[Path]:
+    """In order; none of a folder that is not there, or not there any more."""
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def _source(path: Path, files: list[Path]) -> Source:
-    stats = [(file, file.stat()) for file in files if file.exists()]
-    return Source(path, tuple((file.name, stat.st_mtime_ns, stat.st_size) for file, stat in stats))
+    found = []
+    for file in files:
+        with suppress(FileNotFoundError):  # removed since the folder was read
+            stat = file.stat()
+            found.append((file.name, stat.st_mtime_ns, stat.st_size))
+    return Source(path, tuple(found))
 
 
 def _load(name: str, version: str, path: Path, options: ModelOptions) -> Model:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -157,6 +158,20 @@ def test_watching_finds_new_changed_and_removed_versions(tmp_path):
         found.close()
 
     run(main())
+
+
+@pytest.mark.parametrize("gone", ["1", "."])
+def test_what_vanishes_while_it_is_looked_at_is_not_there(tmp_path, monkeypatch, gone):
+    affine(tmp_path, "a", "1", 1.0)
+    affine(tmp_path, "a", "2", 1.0)
+
+    def remove(path):
+        if path.parent.name == "1":
+            shutil.rmtree(tmp_path / "a" / gone)
+        return True
+
+    monkeypatch.setattr("hurtle.serving.repository.can_serve", remove)
+    assert repository(tmp_path).names() == (["a"] if gone == "1" else [])
 
 
 def test_files_are_models_by_their_name(tmp_path):
