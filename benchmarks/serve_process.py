@@ -85,8 +85,13 @@ class ServerProcess:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def complaints(self) -> list[str]:
-        """What must not be in its log."""
-        return [line for line in self.log().splitlines() if re.search(r"Traceback|Exception|exception was never|Fatal", line)]
+        """What must not be in its log: the line before each complaint, and the error that a traceback ends with."""
+        found, lines = [], self.log().splitlines()
+        for at, line in enumerate(lines):
+            if re.search(r"Traceback|Exception|exception was never|Fatal", line):
+                error = next((text for text in lines[at + 1 :] if not text.startswith(" ")), "")
+                found.append(" / ".join(filter(None, (*lines[max(at - 1, 0) : at + 1], error))))
+        return found
 
     @property
     def is_alive(self) -> bool:
