@@ -199,9 +199,8 @@ class Beta(Distribution):
         return (x / (x + y)).clamp(self._EDGE, 1.0 - self._EDGE)
 
     def mode(self) -> Tensor:
-        """Where the density is highest; the middle where it is even."""
-        tiny = torch.finfo(self.alpha.dtype).tiny
-        return ((self.alpha - 1.0 + tiny) / (self.alpha + self.beta - 2.0 + 2.0 * tiny)).clamp(self._EDGE, 1.0 - self._EDGE)
+        """The mean: where the density is highest is 0 / 0 for an even one, and all rounding for a nearly even one."""
+        return (self.alpha / (self.alpha + self.beta)).clamp(self._EDGE, 1.0 - self._EDGE)
 
     def log_prob(self, actions: Tensor) -> Tensor:
         """Log-densities [B]: the sum over the dimensions."""

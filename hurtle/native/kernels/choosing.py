@@ -33,7 +33,6 @@ from .policy_table import (
 
 _EDGE = f4(1e-6)
 _FAR_EDGE = f4(1.0 - 1e-6)
-_TINY = f4(np.finfo(np.float32).tiny)
 
 
 @jit
@@ -74,11 +73,11 @@ def _softplus_plus_one(x):
 
 
 @jit
-def _beta_mode(a, b):
+def _beta_mean(a, b):
     alpha, beta = _softplus_plus_one(a), _softplus_plus_one(b)
-    mode = (alpha - f4(1.0) + _TINY) / (alpha + beta - f4(2.0) + f4(2.0) * _TINY)
-    mode = _EDGE if mode < _EDGE else mode
-    return _FAR_EDGE if mode > _FAR_EDGE else mode
+    mean = alpha / (alpha + beta)
+    mean = _EDGE if mean < _EDGE else mean
+    return _FAR_EDGE if mean > _FAR_EDGE else mean
 
 
 @jit
@@ -88,7 +87,7 @@ def _box_action(t, y, at, d, bounds):
     if kind == SQUASHED_GAUSSIAN:
         return bounds[d] + (math.tanh(np.float64(y[at + d])) + 1.0) / 2.0 * bounds[size + d]
     if kind == BETA:
-        return bounds[d] + np.float64(_beta_mode(y[at + d], y[at + size + d])) * bounds[size + d]
+        return bounds[d] + np.float64(_beta_mean(y[at + d], y[at + size + d])) * bounds[size + d]
     return np.float64(y[at + d])
 
 
