@@ -7,6 +7,7 @@ import struct
 from random import Random
 from typing import Any, NamedTuple
 
+from fuzz_bytes import bytes_mutated
 from hpack import Encoder
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -139,22 +140,6 @@ def _mutated(rng: Random, fields: Fields) -> bytes:
     return encode(fields)
 
 
-def _bytes_mutated(rng: Random, text: bytes) -> bytes:
-    data = bytearray(text)
-    for _ in range(rng.choice((1, 1, 2, 5, 20))):
-        at = rng.randrange(len(data) + 1)
-        how = rng.randrange(4)
-        if how == 0:
-            del data[at:]
-        elif how == 1 and at < len(data):
-            data[at] = rng.randrange(256)
-        elif how == 2:
-            data[at:at] = rng.randbytes(rng.randrange(1, 20))
-        else:
-            del data[at : at + rng.randrange(1, 10)]
-    return bytes(data)
-
-
 def make_grpc_case(rng: Random) -> GrpcCase:
     """By chance."""
     kind = rng.choice((*("protobuf",) * 3, *("bytes", "frames") * 2, "stream", "unary", "prefix", "headers"))
@@ -166,7 +151,7 @@ def _protobuf(rng: Random) -> GrpcCase:
 
 
 def _bytes(rng: Random) -> GrpcCase:
-    return GrpcCase("bytes", call_headers(), message(_bytes_mutated(rng, encode(good_fields(rng)))))
+    return GrpcCase("bytes", call_headers(), message(bytes_mutated(rng, encode(good_fields(rng)))))
 
 
 def _stream(rng: Random) -> GrpcCase:
@@ -176,7 +161,7 @@ def _stream(rng: Random) -> GrpcCase:
         fields = good_fields(rng)
         parts.append(message(encode(fields) if rng.random() < 0.3 else _mutated(rng, fields)))
     data = b"".join(parts)
-    return GrpcCase("stream", call_headers("ModelStreamInfer"), data if rng.random() < 0.8 else _bytes_mutated(rng, data))
+    return GrpcCase("stream", call_headers("ModelStreamInfer"), data if rng.random() < 0.8 else bytes_mutated(rng, data))
 
 
 def _unary(rng: Random) -> GrpcCase:
@@ -213,7 +198,7 @@ def _prefix(rng: Random) -> GrpcCase:
     elif how == 2:
         headers = call_headers(grpc_encoding=rng.choice(("gzip", "deflate", "identity", "zstd", "\x7f")))
         packed = gzip.compress(payload, 1, mtime=0)
-        packed = rng.choice((payload, packed[: rng.randrange(40)], _bytes_mutated(rng, packed)))
+        packed = rng.choice((payload, packed[: rng.randrange(40)], bytes_mutated(rng, packed)))
         data = message(packed, compressed=1)
     elif how == 3 and rng.random() < 0.2:
         headers, data = call_headers(grpc_encoding="gzip"), message(BOMB, compressed=1)
@@ -274,7 +259,7 @@ def _frames(rng: Random) -> GrpcCase:
             if not parts:
                 break
         elif how == 1:
-            parts[at] = _bytes_mutated(rng, parts[at])
+            parts[at] = bytes_mutated(rng, parts[at])
         elif how == 2:
             parts.insert(at, parts[rng.randrange(len(parts))])
         elif how == 3:

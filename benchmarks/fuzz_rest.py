@@ -10,6 +10,8 @@ from copy import deepcopy
 from random import Random
 from typing import Any, NamedTuple
 
+from fuzz_bytes import bytes_mutated
+
 NASTY: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2**31, -(2**31) - 1, 2**63, -(2**63) - 1, 2**64, 2**200, 1.5, -0.0, 1e308, "", "x", "\x00",
     "FP32", "INT4", "ü" * 40, "\ud800", "a" * 5000, [], [[]], [None], [-1], [2**62, 2**62], [2**40, 2**40, 0],
@@ -107,25 +109,6 @@ def _mutated(rng: Random, request: dict[str, Any]) -> bytes:
     return text
 
 
-def _bytes_mutated(rng: Random, text: bytes) -> bytes:
-    """Cut, flip, insert, repeat."""
-    data = bytearray(text)
-    for _ in range(rng.choice((1, 1, 2, 5, 20))):
-        at = rng.randrange(len(data) + 1)
-        how = rng.randrange(5)
-        if how == 0:
-            del data[at:]
-        elif how == 1 and at < len(data):
-            data[at] = rng.randrange(256)
-        elif how == 2:
-            data[at:at] = rng.randbytes(rng.randrange(1, 20))
-        elif how == 3:
-            del data[at : at + rng.randrange(1, 10)]
-        else:
-            data[at:at] = data[max(0, at - 30) : at] * rng.randrange(1, 4)
-    return bytes(data)
-
-
 def _framed(path: bytes, body: bytes, headers: tuple[bytes, ...] = (), method: bytes = b"POST") -> bytes:
     lines = [method + b" " + path + b" HTTP/1.1", b"Host: x", b"Content-Length: %d" % len(body), *headers]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
@@ -140,7 +123,7 @@ def _json(rng: Random) -> RestCase:
 
 def _bytes(rng: Random) -> RestCase:
     path, request = good_body(rng)
-    return RestCase("bytes", _framed(path, _bytes_mutated(rng, json.dumps(request).encode())), True)
+    return RestCase("bytes", _framed(path, bytes_mutated(rng, json.dumps(request).encode())), True)
 
 
 def _binary(rng: Random) -> RestCase:
@@ -154,7 +137,7 @@ def _binary(rng: Random) -> RestCase:
     request: dict[str, Any] = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
     how = rng.randrange(6)
     if how == 0:
-        raw = _bytes_mutated(rng, raw)
+        raw = bytes_mutated(rng, raw)
     elif how == 1:
         tensor["parameters"] = {"binary_data_size": rng.choice((0, 1, 11, 13, 2**31, 2**63, -1, 1.5, "12", None))}
     elif how == 2:
@@ -198,7 +181,7 @@ def _framing(rng: Random) -> RestCase:
     body = json.dumps(request).encode()
     how = rng.randrange(5)
     if how == 0:
-        data = _bytes_mutated(rng, _framed(path, body))
+        data = bytes_mutated(rng, _framed(path, body))
     elif how == 1:
         data = _framed(path, body)
         data = data[: rng.randrange(1, len(data))]
@@ -222,7 +205,7 @@ def _encoding(rng: Random) -> RestCase:
     name, packed = rng.choice(((b"gzip", gzip.compress(body, 1, mtime=0)), (b"deflate", zlib.compress(body, 1))))
     how = rng.randrange(5)
     if how == 0:
-        packed = _bytes_mutated(rng, packed)
+        packed = bytes_mutated(rng, packed)
     elif how == 1:
         packed = packed[: rng.randrange(len(packed))]
     elif how == 2:
