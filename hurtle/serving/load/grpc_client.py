@@ -40,7 +40,7 @@ from hurtle.serving.grpc.http2_frames import (
     window_update,
 )
 from hurtle.serving.grpc.http2_headers import Fields, HeaderDecoder
-from hurtle.serving.load.http_client import Answered
+from hurtle.serving.load.connection import Answered, LoadConnection
 from hurtle.serving.load.request import Target, grpc_body
 
 _LAST_STREAM = LARGEST_WINDOW - 2
@@ -83,7 +83,7 @@ def grpc_headers(target: Target, path: str) -> bytes:
     return encode_headers(fields)
 
 
-class GrpcClient(asyncio.Protocol):
+class GrpcClient(LoadConnection):
     """One connection with one call at a time.
 
     Args:
@@ -94,11 +94,9 @@ class GrpcClient(asyncio.Protocol):
         keep: Keep the answers' messages, in `body`.
     """
 
-    transport: asyncio.Transport
-
     def __init__(self, headers: bytes, message: bytes, answered: Answered, lost: Callable[[Any], None], keep: bool = False):
+        super().__init__(answered, lost)
         self._headers, self._body = headers, grpc_body(message)
-        self._answered, self._lost = answered, lost
         self._decoder: HeaderDecoder[Head] = HeaderDecoder(_head)
         self._keep = keep
         self._kept: list[bytes] = []
@@ -111,15 +109,6 @@ class GrpcClient(asyncio.Protocol):
         self._block: tuple[int, list[bytes]] | None = None
         """Flags and parts of headers that CONTINUATION goes on with."""
         self._status: str | None = None
-        self._gone = False
-        self.failure: str | None = None
-        """What the server did wrong, also before it was asked."""
-        self.waiting = False
-        """A call is on its way."""
-        self.closing = False
-        """The server will close, or has closed, the connection."""
-        self.began = 0.0
-        """When the call in flight should have been sent; the load generator's."""
 
     @property
     def body(self) -> bytes:
@@ -144,21 +133,10 @@ class GrpcClient(asyncio.Protocol):
         self.transport.write(head + headers)
         self._send_more()
 
-    def close(self) -> None:
-        """Close now, whatever runs."""
-        self.closing = True
-        if not self._gone:
-            self.transport.abort()
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Ready to send: HTTP/2 lets a client speak before the server's settings came."""
-        self.transport = transport  # type: ignore[assignment]
+        super().connection_made(transport)
         self.transport.write(_START)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """The server is gone, or we closed."""
-        self.closing = self._gone = True
-        self._lost(self)
 
     def data_received(self, data: bytes) -> None:
         """Frames, or parts of them."""
@@ -260,14 +238,13 @@ class GrpcClient(asyncio.Protocol):
             self._received = 0
 
     def _finish(self, error: str | None) -> None:
-        self.waiting = False
         if self._unsent:  # the server answered before it had read all: the stream is half open
             self._unsent = memoryview(b"")
             self.close()
         if self._stream >= _LAST_STREAM or self.closing:
             self.closing = True
             self.transport.close()
-        self._answered(self, error)
+        super()._finish(error)
 
 
 def _unpadded(flags: int, data: bytes, start: int, stop: int) -> tuple[int, int]:

@@ -5,18 +5,16 @@ Knows HTTP/1.1, and nothing of when to send.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import httptools
 import orjson
 
-Answered = Callable[[Any, str | None], None]
-"""Of the connection, and the error if there was one."""
+from hurtle.serving.load.connection import Answered, LoadConnection
 
 
-class HttpClient(asyncio.Protocol):
+class HttpClient(LoadConnection):
     """One connection with one request at a time.
 
     Args:
@@ -25,21 +23,11 @@ class HttpClient(asyncio.Protocol):
         lost: Called when the connection is gone.
     """
 
-    transport: asyncio.Transport
-
     def __init__(self, request: bytes, answered: Answered, lost: Callable[[Any], None]):
-        self._request, self._answered, self._lost = request, answered, lost
+        super().__init__(answered, lost)
+        self._request = request
         self._parser = httptools.HttpResponseParser(self)
         self._body = b""
-        self._gone = False
-        self.failure: str | None = None
-        """What the server did wrong, also before it was asked."""
-        self.waiting = False
-        """A request is on its way."""
-        self.closing = False
-        """The server will close, or has closed, the connection."""
-        self.began = 0.0
-        """When the request in flight should have been sent; the load generator's."""
 
     @property
     def body(self) -> bytes:
@@ -51,21 +39,6 @@ class HttpClient(asyncio.Protocol):
         self.waiting = True
         self._body = b""
         self.transport.write(self._request)
-
-    def close(self) -> None:
-        """Close now, whatever runs."""
-        self.closing = True
-        if not self._gone:
-            self.transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ready to send."""
-        self.transport = transport  # type: ignore[assignment]
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """The server is gone, or we closed."""
-        self.closing = self._gone = True
-        self._lost(self)
 
     def data_received(self, data: bytes) -> None:
         """A part of an answer."""
@@ -90,10 +63,6 @@ class HttpClient(asyncio.Protocol):
         if status < 200 or not self.waiting:
             return
         self._finish(None if status == 200 else f"{status} {_reason(self._body)}")
-
-    def _finish(self, error: str | None) -> None:
-        self.waiting = False
-        self._answered(self, error)
 
 
 def _reason(body: bytes) -> str:
