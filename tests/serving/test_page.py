@@ -2,6 +2,7 @@
 
 import http.client
 import json
+from contextlib import contextmanager
 
 import ml_dtypes
 import numpy as np
@@ -49,6 +50,17 @@ def real(tmp_path_factory):
     config = ServeConfig(models=(str(folder),), http_port=0, grpc_port=None, backend="affine", drain=5.0)
     with ServerThread(config) as found:
         yield found
+
+
+@contextmanager
+def opened(browser, shell):
+    """The page of a fake server."""
+    server = HttpServer(shell)
+    try:
+        browser.open(f"http://127.0.0.1:{server.port}/")
+        yield server
+    finally:
+        server.close()
 
 
 def test_the_page_comes_with_a_policy_that_lets_only_its_own_script_run():
@@ -126,9 +138,7 @@ def test_what_is_wrong_with_a_tried_request_is_shown(browser, real):
 
 @in_browser
 def test_names_are_shown_as_text_whatever_they_hold(browser):
-    server = HttpServer(PageShell())
-    try:
-        browser.open(f"http://127.0.0.1:{server.port}/")
+    with opened(browser, PageShell()):
         browser.wait_for("document.querySelectorAll('section.card').length === 3")
         browser.wait_for("document.querySelectorAll('section.card td').length > 6")
         browser.evaluate("[...document.querySelectorAll('.versions button')].find(b => b.textContent === 'v2').click()")
@@ -137,15 +147,11 @@ def test_names_are_shown_as_text_whatever_they_hold(browser):
             assert part in text
         assert browser.evaluate("window.hacked === undefined && document.querySelectorAll('main img').length === 0")
         assert browser.problems == []
-    finally:
-        server.close()
 
 
 @in_browser
 def test_half_precision_inputs_are_sent_as_binary_data(browser):
-    server = HttpServer(PageShell())
-    try:
-        browser.open(f"http://127.0.0.1:{server.port}/")
+    with opened(browser, PageShell()) as server:
         browser.wait_for("cards.get('echo')?.editor.value.includes('FP16')")
         browser.evaluate(
             "cards.get('echo').editor.value = cards.get('echo').editor.value.replace('[0, 0, 0]', '[0.1, -2, 65504]')"
@@ -162,15 +168,11 @@ def test_half_precision_inputs_are_sent_as_binary_data(browser):
             brain = values.astype(ml_dtypes.bfloat16).view(np.uint16).tolist()
         assert browser.evaluate(f"{json.dumps(values.tolist())}.map(float16)") == half
         assert browser.evaluate(f"{json.dumps(values.tolist())}.map(bfloat)") == brain
-    finally:
-        server.close()
 
 
 @in_browser
 def test_a_server_that_wants_a_token_is_given_it_from_the_page(browser):
-    server = HttpServer(PageShell(token="open sesame"))
-    try:
-        browser.open(f"http://127.0.0.1:{server.port}/")
+    with opened(browser, PageShell(token="open sesame")):
         browser.wait_for("document.activeElement === document.getElementById('token')")
         assert "This server wants a token" in browser.text()
         assert browser.evaluate("document.querySelectorAll('section.card').length") == 0
@@ -184,19 +186,13 @@ def test_a_server_that_wants_a_token_is_given_it_from_the_page(browser):
         browser.wait_for("document.getElementById('gate').hidden")
         browser.evaluate("cards.get('echo').tryIt()")
         browser.wait_for("cards.get('echo').took.textContent.startsWith('200')")
-    finally:
-        server.close()
 
 
 @in_browser
 def test_the_page_says_when_the_server_is_not_ready_or_gone(browser):
-    server = HttpServer(PageShell())
-    try:
-        browser.open(f"http://127.0.0.1:{server.port}/")
+    with opened(browser, PageShell()) as server:
         browser.wait_for("document.getElementById('health').textContent === 'ready'")
         server.shell.ready = False
         browser.wait_for("document.getElementById('health').textContent === 'not ready'")
-    finally:
-        server.close()
     browser.wait_for("document.getElementById('health').textContent === 'not answering'")
     browser.send("Page.navigate", url="about:blank")

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from backend_helpers import assert_fused_is_single, assert_only_fails, open_backend, unaligned
 
 from hurtle.errors import DeviceError, HurtleError
@@ -13,13 +12,6 @@ from hurtle.serving.messages import InferRequest
 
 ROWS = 50
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

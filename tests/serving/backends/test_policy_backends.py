@@ -18,13 +18,6 @@ from export_helpers import hand_made
 RNG = np.random.default_rng(0)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory):
     """A folder of exports."""
