@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from record import save, short, table
 
 from hurtle.errors import HurtleError
@@ -122,6 +123,10 @@ def _median(results: list[Any]) -> dict[str, float]:
     }
 
 
+def _name(device: str) -> str:
+    return torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else device
+
+
 def report(found: dict[str, dict[str, Any]], device: str) -> str:
     """The table, and how it compares with what is asked for."""
     rows = []
@@ -131,7 +136,7 @@ def report(found: dict[str, dict[str, Any]], device: str) -> str:
             cells = [f"{values['p50_ms']:.2f}", f"{values['p99_ms']:.2f}", "" if name == "batch" else f"{ratio:.2f}"]
             rows.append([f"{model}: {name}", short(values["rows_per_second"]), *cells])
     blocks = [
-        f"# DLRM on {device}, {ROWS} rows a request, {CONCURRENT} at a time, over gRPC",
+        f"# DLRM on {_name(device)}, {ROWS} rows a request, {CONCURRENT} at a time, over gRPC",
         table(["model and mode", "rows/s", "p50 ms", "p99 ms", "batch is × as fast"], rows),
         f"Asked for: batch mode at least {GOAL:g}× worker mode, for a model whose cost is mostly that of calling it.",
         describe_sizes(),
