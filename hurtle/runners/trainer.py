@@ -239,11 +239,12 @@ class Trainer:
         while len(self._recent) > 2 and now - self._recent[0][0] > RATE_SECONDS:
             self._recent.popleft()
         (since, before), elapsed = self._recent[0], now - self._recent[0][0]
+        is_known = now > since and bool(learned)  # until a GPU has said something, the clock shows how long launching took
         self.metrics = {
             "steps": self.steps,
             "updates": self.updates,
             "seconds": self.seconds,
-            "steps_per_second": (self.steps - before) / elapsed if now > since else math.nan,
+            "steps_per_second": (self.steps - before) / elapsed if is_known else math.nan,
             "episodes": self.episodes.count,
             "episode_return": self.episodes.mean_return,
             "episode_return_best": self.episodes.best_return,

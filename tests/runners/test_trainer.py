@@ -21,6 +21,7 @@ from torch.distributions import Categorical
 from vector_envs import Faulty
 
 import hurtle
+from hurtle.algorithms.ppo import PPO
 from hurtle.errors import CheckpointError, DeviceError, HurtleError, NonFiniteError, UnknownNameError
 from hurtle.runners.assembly import run_seed
 from hurtle.tracking.checkpoints import load_checkpoint
@@ -160,6 +161,21 @@ def test_callbacks_see_the_run_and_all_are_called(small):
     assert len(seen) == 1
     assert seen[0][0] == 64
     assert 0.5 < seen[0][1] <= np.log(2) + 1e-6
+
+
+def test_a_rate_is_given_only_when_the_update_has_said_something(small, monkeypatch):
+    update, said = PPO.update, [False, True, True]
+
+    def updates_that_tell_late(self, *arguments):
+        found = update(self, *arguments)
+        return found if said.pop(0) else {}
+
+    monkeypatch.setattr(PPO, "update", updates_that_tell_late)
+    rates = []
+    seen = [lambda t: rates.append(t.metrics["steps_per_second"])]
+    hurtle.train("cartpole", gear="general", total_steps=192, callbacks=seen, **small)
+    assert [rate > 0 for rate in rates] == [False, True, True]
+    assert np.isnan(rates[0])
 
 
 def test_evaluations_keep_the_best_policy(small):
