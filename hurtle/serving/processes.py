@@ -24,6 +24,7 @@ from hurtle.errors import HurtleError, ServingError
 from hurtle.serving.config import ServeConfig
 from hurtle.serving.server import Server, bound, run_server
 from hurtle.serving.shell import Shell
+from hurtle.serving.statistics import add, past_counts
 
 log = logging.getLogger("hurtle.serving")
 MOST_DEATHS = 5
@@ -134,7 +135,8 @@ class Call:
     method: str
     arguments: tuple[Any, ...]
     waiting: set[int]
-    results: list[Any] = field(default_factory=list)
+    results: dict[int, Any] = field(default_factory=dict)
+    """By child."""
 
 
 @dataclass
@@ -146,6 +148,8 @@ class Child:
     changes: int
     """How many loads and unloads there had been when it was started."""
     is_ready: bool = False
+    counts: dict[str, Any] | None = None
+    """What it had done when it was last asked."""
 
 
 class Parent:
@@ -177,6 +181,8 @@ class Parent:
         self._numbers = itertools.count()
         self._changes: list[tuple[str, str]] = []
         """Loads and unloads by clients: what a child that is started again must do too."""
+        self._past: dict[str, Any] | None = None
+        """What children had done that are gone: counts must not go down."""
         self._deaths: list[float] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
@@ -244,7 +250,9 @@ class Parent:
         call = self._calls.get(number)
         if call is not None and index in call.waiting:
             call.waiting.discard(index)
-            call.results.append(result)
+            call.results[index] = result
+            if call.method == "snapshot_here" and not isinstance(result, Failure):
+                self._children[index].counts = result
             self._settle(number)
 
     def _settle(self, number: int) -> None:
@@ -252,19 +260,26 @@ class Parent:
         if call.waiting:
             return
         del self._calls[number]
-        if call.method in ("load_here", "unload_here") and not any(isinstance(result, Failure) for result in call.results):
+        results = list(call.results.values())
+        if call.method == "snapshot_here" and self._past is not None:
+            results.append(self._past)
+        if call.method in ("load_here", "unload_here") and not any(isinstance(result, Failure) for result in results):
             self._changes.append((call.method, call.arguments[0]))
         if call.asker in self._children:
-            self._children[call.asker].writer.write(framed(("answer", call.number, call.results)))
+            self._children[call.asker].writer.write(framed(("answer", call.number, results)))
 
     async def _bury(self, index: int) -> None:
         """A child is gone: answer what waited for it, and start another unless we are stopping."""
         child = self._children.pop(index)
         child.writer.close()
-        await asyncio.to_thread(child.process.join)
+        if child.counts is not None:
+            self._past = add(self._past, past_counts(child.counts))
         for number, call in list(self._calls.items()):
             call.waiting.discard(index)
+            if call.method == "snapshot_here":
+                call.results.pop(index, None)  # it is in the past now
             self._settle(number)
+        await asyncio.to_thread(child.process.join)
         code = child.process.exitcode
         now = time.monotonic()
         self._deaths = [*(at for at in self._deaths if now - at < 60), now]

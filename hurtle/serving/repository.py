@@ -21,11 +21,14 @@ from hurtle.errors import HurtleError, ServingError, did_you_mean
 from hurtle.serving.backends.registry import backend_for, can_serve
 from hurtle.serving.config import ModelOptions, ServeConfig
 from hurtle.serving.model import Model
+from hurtle.serving.statistics import ModelStatistics
 
 log = logging.getLogger("hurtle.serving")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
 _VERSION = re.compile(r"[0-9]{1,18}")
 Fingerprint = tuple[tuple[str, int, int], ...]
+KEPT_COUNTS = 64
+"""Versions whose files are gone and whose counts are kept, should they come back."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Repository:
         self._config, self._is_used = config, is_used
         self._entries: dict[str, Entry] = {}
         self._retiring: set[Model] = set()
+        self._statistics: dict[tuple[str, str], ModelStatistics] = {}
         self._files: dict[str, Path] = {}
         self._folders: list[Path] = []
         for text in config.models:
@@ -114,6 +118,15 @@ class Repository:
     def retiring(self) -> set[Model]:
         """Those taken out of service that still have requests to answer."""
         return self._retiring
+
+    def statistics(self) -> dict[tuple[str, str], ModelStatistics]:
+        """What versions have done, by name and version, through all their loads and unloads."""
+        return self._statistics
+
+    def has_version(self, name: str, version: str) -> bool:
+        """Whether a version is ready, or could be for all we know."""
+        entry = self._entries.get(name)
+        return entry is not None and (version in entry.ready or version in entry.states)
 
     def index(self, only_ready: bool = False) -> list[dict[str, str]]:
         """All models and versions with their states, as Triton's RepositoryIndex lists them."""
@@ -164,6 +177,7 @@ class Repository:
                 self._retire(entry.ready.pop(version), "removed")
                 entry.sources.pop(version)
             entry.states = {version: state for version, state in entry.states.items() if version in sources}
+            self._forget_counts()
         if problems:
             raise ServingError("failed_precondition", f"Model {name!r}: {'; '.join(problems)}")
 
@@ -183,6 +197,7 @@ class Repository:
             stays = "; the one that was there serves on" if version in entry.ready else ""
             return f"version {version} was refused{stays}: {problem[:500]}"
         old = entry.ready.get(version)
+        model.statistics = self._statistics.setdefault((name, version), model.statistics)
         entry.ready[version], entry.sources[version] = model, source
         entry.ready = dict(sorted(entry.ready.items(), key=lambda item: int(item[0])))
         entry.states.pop(version, None)
@@ -190,6 +205,12 @@ class Repository:
             self._retire(old, "replaced")
         log.info("%s version %s is ready: %s", name, version, describe(model))
         return None
+
+    def _forget_counts(self) -> None:
+        """Of versions that are gone, where they are many: a server may see thousands."""
+        gone = [key for key in self._statistics if not self.has_version(*key)]
+        for key in gone[:-KEPT_COUNTS]:
+            del self._statistics[key]
 
     async def unload(self, name: str) -> None:
         """Take all versions of a model out of service; what runs is finished.

@@ -310,10 +310,9 @@ class Shell:
 
     async def snapshot_here(self) -> dict[str, Any]:
         """What this process has done: by model and version."""
-        found = {
-            f"{model.name}\n{model.version}": {**model.statistics.snapshot(), "queued": model.executor.queued}
-            for model in self.repository.models()
-        }
+        found = {f"{name}\n{version}": counted.snapshot() for (name, version), counted in self.repository.statistics().items()}
+        for model in self.repository.models():
+            found[f"{model.name}\n{model.version}"]["queued"] = model.executor.queued
         found["\n"] = self._others.snapshot()
         return {"models": found, "connections": len(self.connections), "sequences": len(self.sequences), "processes": 1}
 
@@ -327,10 +326,13 @@ class Shell:
         """Counts and times of a model, or of all, as Triton's ModelStatistics."""
         if name:
             self.repository.find(name, version)
-        models = (await self._snapshot())["models"]
-        keys = [key.split("\n") for key in models if key != "\n"]
-        wanted = [(model, found) for model, found in keys if (not name or model == name) and (not version or found == version)]
-        return {"model_stats": [as_triton(model, found, models[f"{model}\n{found}"]) for model, found in wanted]}
+        counted = (await self._snapshot())["models"]
+        wanted = [
+            (model.name, model.version)
+            for model in self.repository.models()
+            if (not name or model.name == name) and (not version or model.version == version)
+        ]
+        return {"model_stats": [as_triton(*key, counted["\n".join(key)]) for key in wanted if "\n".join(key) in counted]}
 
     async def metrics(self) -> str:
         """All counts as Prometheus text."""
@@ -340,5 +342,6 @@ class Shell:
             "sequences": ("gauge", "Sequences whose state is kept.", found["sequences"]),
             "processes": ("gauge", "Processes that share the ports.", found["processes"]),
         }
-        models = [(*key.split("\n"), values) for key, values in sorted(found["models"].items())]
-        return as_prometheus(models, others)
+        models = [((*key.split("\n"),), values) for key, values in sorted(found["models"].items())]
+        shown = [(*key, values) for key, values in models if self.repository.has_version(*key) or key == ("", "")]
+        return as_prometheus(shown, others)

@@ -94,6 +94,12 @@ def add(one: Any, other: Any, key: str = "") -> Any:
     return max(one, other) if key == "last_ms" else one + other
 
 
+def past_counts(found: dict[str, Any]) -> dict[str, Any]:
+    """Of a process that is gone: what `Shell.snapshot_here` said, without what only a living one has."""
+    models = {key: {name: value for name, value in values.items() if name != "queued"} for key, values in found["models"].items()}
+    return {**dict.fromkeys(found, 0), "models": models}
+
+
 def as_triton(name: str, version: str, found: dict[str, Any]) -> dict[str, Any]:
     """A snapshot as an entry of Triton's ModelStatisticsResponse."""
 

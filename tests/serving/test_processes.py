@@ -116,7 +116,21 @@ def test_a_process_that_dies_is_started_again(server):
     assert {infer(port)[0] for _ in range(20)} == {200}
 
 
-def kill_one(process, port):
+def test_counts_do_not_go_down_when_a_process_dies(server):
+    process, port, _ = server
+    for _ in range(20):
+        assert infer(port)[0] == 200
+    before = count(port)
+    kill_one(process, port, lambda: count(port) >= before)
+    assert count(port) == before  # all that was known of the dead one, and once
+    for _ in range(20):
+        assert infer(port)[0] == 200
+    assert count(port) == before + 20
+    found = json.loads(ask(port, path="/v2/models/double/stats")[1])["model_stats"][0]
+    assert found["inference_stats"]["success"]["count"] == before + 20
+
+
+def kill_one(process, port, holds=lambda: True):
     before = children(process)
     os.kill(before[0], signal.SIGKILL)
     end = time.monotonic() + 30
@@ -124,6 +138,7 @@ def kill_one(process, port):
         now = children(process)
         if len(now) == 2 and set(now) != set(before):
             try:
+                assert holds()
                 if b"hurtle_processes 2" in ask(port, path="/metrics")[1]:
                     break
             except OSError:

@@ -15,7 +15,7 @@ from hurtle.serving.shell import Shell
 def folder(tmp_path, name="m", versions=("1", "2")):
     for version in versions:
         path = tmp_path / name / version
-        path.mkdir(parents=True)
+        path.mkdir(parents=True, exist_ok=True)
         (path / "model.test").write_text("")
     return str(tmp_path)
 
@@ -69,6 +69,53 @@ def test_requests_go_to_the_version_they_name(tmp_path):
         one = (await shell.statistics("m", "2"))["model_stats"]
         assert [entry["version"] for entry in one] == ["2"]
         assert 'hurtle_failures_total{model="",version="",reason="not_found"} 1' in await shell.metrics()
+        await shell.stop(1)
+
+    run(main())
+
+
+def test_counts_outlive_reloads_and_unloads(tmp_path):
+    async def main():
+        shell, answers = shell_of(tmp_path, executor="inline"), Answers()
+        await shell.start()
+
+        async def counted():
+            lines = (await shell.metrics()).splitlines()
+            return [int(line.split()[-1]) for line in lines if line.startswith('hurtle_requests_total{model="m",version="2"}')]
+
+        shell.infer(row(), answers.append)
+        (tmp_path / "m" / "2" / "model.test").write_text("changed")
+        await shell.load("m", {})
+        assert await counted() == [1]
+        shell.infer(row(), answers.append)
+        found = (await shell.statistics("m", "2"))["model_stats"]
+        assert found[0]["inference_stats"]["success"]["count"] == 2
+        await shell.unload("m", {})
+        assert await counted() == [2]
+        assert (await shell.statistics())["model_stats"] == []  # as Triton's: of what is loaded
+        await shell.load("m", {})
+        assert await counted() == [2]
+        (tmp_path / "m" / "2" / "model.test").unlink()
+        await shell.load("m", {})
+        assert await counted() == []
+        folder(tmp_path)
+        await shell.load("m", {})
+        assert await counted() == [2]  # its files were away for a moment
+        await shell.stop(1)
+
+    run(main())
+
+
+def test_counts_of_versions_that_are_gone_are_kept_within_bounds(tmp_path, monkeypatch):
+    async def main():
+        monkeypatch.setattr("hurtle.serving.repository.KEPT_COUNTS", 3)
+        shell = shell_of(tmp_path, executor="inline")
+        await shell.start()
+        for version in range(3, 13):
+            folder(tmp_path, versions=(str(version),))
+            (tmp_path / "m" / str(version - 1) / "model.test").unlink()
+            await shell.load("m", {})
+        assert len(shell.repository.statistics()) == 2 + 3  # versions 1 and 12, and three that are gone
         await shell.stop(1)
 
     run(main())
