@@ -80,7 +80,10 @@ class ServingError(HurtleError):
 
     Attributes:
         reason: What kind of error, a key of `hurtle.serving.status.CODES`, which says what clients get.
+        is_counted: Whether it is among the failures of the server's statistics already.
     """
+
+    is_counted = False
 
     def __init__(self, reason: str, message: str):
         super().__init__(message)

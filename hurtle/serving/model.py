@@ -74,14 +74,14 @@ class Model:
         try:
             job = Job(request, self._done, self._check(request))
         except ServingError as error:
-            self.statistics.fail(error.reason)
+            self.count_failure(error)
             raise
         job.reply = reply
         self.active += 1
         try:
             self.executor.submit(job)
         except ServingError as error:
-            self.statistics.fail(error.reason)
+            self.count_failure(error)
             self._leave()
             raise
         return None if job.state == DONE else Ticket(self, job)
@@ -91,6 +91,11 @@ class Model:
         self.executor.cancel(job)
         self.statistics.cancelled += 1
         self._leave()
+
+    def count_failure(self, error: ServingError, spent_ns: int = 0) -> None:
+        """Count a request whose answer is this error, so that nobody else does."""
+        self.statistics.fail(error.reason, spent_ns)
+        error.is_counted = True
 
     def close(self) -> None:
         """Stop its lanes; it must be idle."""
@@ -114,7 +119,7 @@ class Model:
             answer = InferResponse(self.name, self.version, request.id, result)
         else:
             answer = result if isinstance(result, ServingError) else self._lacking(result, request)
-            self.statistics.fail(answer.reason, now - job.arrived)
+            self.count_failure(answer, now - job.arrived)
         try:
             job.reply(answer)
         finally:

@@ -157,16 +157,21 @@ class Sequences:
             finally:
                 self._next(key, sequence)
 
+        def refuse(error: ServingError) -> None:
+            if not error.is_counted:
+                sequence.model.count_failure(error)
+            reply(error)
+
         sequence.busy = True
         wanted = request.outputs
         try:
             self._fill(key, sequence, request)
             sequence.model.infer(request, reply)
         except ServingError as error:
-            reply(error)
+            refuse(error)
         except Exception as error:
             log.exception("a request of sequence %r failed", key)
-            reply(ServingError("internal", f"The sequence failed: {type(error).__name__}."))
+            refuse(ServingError("internal", f"The sequence failed: {type(error).__name__}."))
 
     def _next(self, key: Key, sequence: Sequence) -> None:
         while sequence.waiting and not sequence.busy:

@@ -19,7 +19,7 @@ from hurtle.serving.config import ServeConfig
 from hurtle.serving.messages import InferRequest, Reply
 from hurtle.serving.repository import NAME, Repository
 from hurtle.serving.sequences import Sequences
-from hurtle.serving.statistics import ModelStatistics, add, as_prometheus, as_triton
+from hurtle.serving.statistics import add, as_prometheus, as_triton
 from hurtle.serving.tracing import Tracing
 
 log = logging.getLogger("hurtle.serving")
@@ -75,8 +75,8 @@ class Shell:
         self.repository = Repository(config, lambda model: self.sequences.uses(model))
         self.sequences = Sequences(config.max_sequences, config.sequence_idle, self.repository.settle)
         self._token = config.auth_token
-        self._others = ModelStatistics()
-        """Of requests that name no model we have."""
+        self._refused: dict[str, int] = {}
+        """By reason: requests that got an error before it was known which of our models they were for."""
         self._started = False
         self._chores: list[asyncio.Task[None]] = []
         self._changes: set[asyncio.Future[Any]] = set()
@@ -161,8 +161,9 @@ class Shell:
                 return self._infer_in_sequence(request, reply)
             return self.repository.find(request.model, request.version).infer(request, reply)
         except ServingError as error:
-            if error.reason in ("not_found", "unavailable"):
-                self._others.fail(error.reason)
+            if not error.is_counted:
+                self.count_failure(error.reason, request.model, request.version)
+                error.is_counted = True
             reply(error)
             return None
 
@@ -178,13 +179,12 @@ class Shell:
             model = self.repository.find(request.model, request.version)
         return self.sequences.infer(model, request, reply)
 
-    def count_failure(self, error: ServingError, model: str = "", version: str = "") -> None:
-        """Count a request that a transport refused before it got here: it could not be read, or was late already."""
+    def count_failure(self, reason: str, model: str = "", version: str = "") -> None:
+        """Count a request that no model did, as a transport refused it; names that are no model's must not become labels."""
         try:
-            statistics = self.repository.find(model, version).statistics
+            self.repository.find(model, version).statistics.fail(reason)
         except ServingError:
-            statistics = self._others
-        statistics.fail(error.reason)
+            self._refused[reason] = self._refused.get(reason, 0) + 1
 
     def authorize(self, header: str | bytes | None) -> ServingError | None:
         """Whether the header `authorization` lets a client in; None: it may pass."""
@@ -313,8 +313,13 @@ class Shell:
         found = {f"{name}\n{version}": counted.snapshot() for (name, version), counted in self.repository.statistics().items()}
         for model in self.repository.models():
             found[f"{model.name}\n{model.version}"]["queued"] = model.executor.queued
-        found["\n"] = self._others.snapshot()
-        return {"models": found, "connections": len(self.connections), "sequences": len(self.sequences), "processes": 1}
+        return {
+            "models": found,
+            "refused": dict(self._refused),
+            "connections": len(self.connections),
+            "sequences": len(self.sequences),
+            "processes": 1,
+        }
 
     async def _snapshot(self) -> dict[str, Any]:
         found, *others = await self._everywhere("snapshot_here")
@@ -342,6 +347,6 @@ class Shell:
             "sequences": ("gauge", "Sequences whose state is kept.", found["sequences"]),
             "processes": ("gauge", "Processes that share the ports.", found["processes"]),
         }
-        models = [((*key.split("\n"),), values) for key, values in sorted(found["models"].items())]
-        shown = [(*key, values) for key, values in models if self.repository.has_version(*key) or key == ("", "")]
-        return as_prometheus(shown, others)
+        models = [(*key.split("\n"), values) for key, values in sorted(found["models"].items())]
+        shown = [entry for entry in models if self.repository.has_version(*entry[:2])]
+        return as_prometheus(shown, others, found["refused"])

@@ -96,8 +96,8 @@ def add(one: Any, other: Any, key: str = "") -> Any:
 
 def past_counts(found: dict[str, Any]) -> dict[str, Any]:
     """Of a process that is gone: what `Shell.snapshot_here` said, without what only a living one has."""
-    models = {key: {name: value for name, value in values.items() if name != "queued"} for key, values in found["models"].items()}
-    return {**dict.fromkeys(found, 0), "models": models}
+    models = {key: {**values, "queued": 0} for key, values in found["models"].items()}
+    return {**found, "models": models, "connections": 0, "sequences": 0, "processes": 0}
 
 
 def as_triton(name: str, version: str, found: dict[str, Any]) -> dict[str, Any]:
@@ -134,8 +134,16 @@ def as_triton(name: str, version: str, found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def as_prometheus(models: Iterable[tuple[str, str, dict[str, Any]]], others: dict[str, tuple[str, str, float]]) -> str:
-    """Snapshots (name, version, values) as Prometheus text; `others`: name → (type, help, value)."""
+def as_prometheus(
+    models: Iterable[tuple[str, str, dict[str, Any]]], others: dict[str, tuple[str, str, float]], refused: dict[str, int]
+) -> str:
+    """Snapshots (name, version, values) as Prometheus text.
+
+    Args:
+        models: The snapshots.
+        others: Name → (type, help, value).
+        refused: Reason → failures that belong to no model; they have no labels `model` and `version`.
+    """
     models = list(models)
     lines: list[str] = []
 
@@ -154,6 +162,7 @@ def as_prometheus(models: Iterable[tuple[str, str, dict[str, Any]]], others: dic
         metric = head(name, "counter", text)
         lines += [f"{metric}{_labels(model, version)} {found[key]}" for model, version, found in models]
     metric = head("failures_total", "counter", "Requests that were answered with an error, by reason.")
+    lines += [f'{metric}{{reason="{why}"}} {n}' for why, n in sorted(refused.items())]
     for model, version, found in models:
         lines += [f"{metric}{_labels(model, version, reason=why)} {n}" for why, n in sorted(found["reasons"].items())]
     metric = head("queue_length", "gauge", "Requests that wait now.")

@@ -37,8 +37,8 @@ class FakeShell:
         self.cancelled = self.asked = self.running = self.most_running = 0
         self.requests, self.loads = [], []
 
-    def count_failure(self, error, model="", version=""):
-        self.failures = [*getattr(self, "failures", []), error.reason]
+    def count_failure(self, reason, model="", version=""):
+        self.failures = [*getattr(self, "failures", []), reason]
 
     def infer(self, request, reply):
         self.asked += 1

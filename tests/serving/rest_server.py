@@ -49,8 +49,8 @@ class FakeShell:
         self.calls: list[Any] = []
         self.ready = True
 
-    def count_failure(self, error, model="", version=""):
-        self.failures = [*getattr(self, "failures", []), error.reason]
+    def count_failure(self, reason, model="", version=""):
+        self.failures = [*getattr(self, "failures", []), reason]
 
     def infer(self, request, reply):
         self.last = request

@@ -51,7 +51,7 @@ def test_processes_are_added_up():
 
 
 def test_prometheus_text_is_well_formed_and_histograms_are_cumulative():
-    text = as_prometheus([('a"b\\c\nd', "1", filled().snapshot())], {"connections": ("gauge", "Clients.", 4)})
+    text = as_prometheus([('a"b\\c\nd', "1", filled().snapshot())], {"connections": ("gauge", "Clients.", 4)}, {"cancelled": 2})
     assert text.endswith("\n")
     lines = text.splitlines()
     label = r'[a-z_]+="(?:[^"\\\n]|\\[\\"n])*"'
@@ -64,6 +64,7 @@ def test_prometheus_text_is_well_formed_and_histograms_are_cumulative():
     assert 'le="+Inf"' in buckets[-1]
     assert [int(line.split()[-1]) for line in buckets if 'le="0.02"' in line or 'le="0.05"' in line] == [0, 3]
     assert "hurtle_connections 4" in lines
+    assert 'hurtle_failures_total{reason="cancelled"} 2' in lines
     assert any(
         line.startswith("hurtle_failures_total") and 'reason="not_found"' in line and line.endswith(" 1") for line in lines
     )

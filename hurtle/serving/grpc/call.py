@@ -50,7 +50,7 @@ class Call(Stream):
     deadline: float | None = None
     code = 0
     received = sent = 0
-    model = request_id = ""
+    model = version = request_id = ""
     _half_closed = _taking = False
 
     def __init__(self, connection: GrpcConnection, stream_id: int, head: CallHead):
@@ -210,8 +210,16 @@ class Call(Stream):
         else:
             output.send(self, data)
 
+    def count(self, error: ServingError, model: str = "", version: str = "") -> None:
+        """Count an error that the client gets, unless a model did."""
+        if not error.is_counted:
+            self.connection.shell.count_failure(error.reason, model, version)
+
     def fail(self, error: ServingError) -> None:
         """End the call with an error."""
+        if self.ended:
+            return
+        self.count(error, self.model, self.version)
         extra = ((b"grpc-accept-encoding", b"identity,deflate,gzip"),) if error is self.head.error else ()
         self.end(CODES[error.reason].grpc, str(error), extra)
 
@@ -232,6 +240,7 @@ class Call(Stream):
 
     def refuse(self, http_status: int) -> None:
         """Answer a request that is not gRPC."""
+        self.connection.shell.count_failure("invalid_argument")
         self.ended, self.code = True, http_status
         block = encode_headers([(b":status", b"%d" % http_status)])
         self.connection.output.end(self, self._headers_frame(block, END_HEADERS | END_STREAM))

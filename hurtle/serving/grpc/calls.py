@@ -80,6 +80,7 @@ class UnaryCall(Call):
         try:
             request = parse(self, payload)
             self.model = getattr(request, "model_name", "") or getattr(request, "name", "")
+            self.version = getattr(request, "version", "")
             result = self.head.method.run(self.connection.shell, request)  # type: ignore[union-attr,misc]
         except ServingError as error:
             self.fail(error)
@@ -128,19 +129,18 @@ class InferCall(UnaryCall):
         """Run."""
         self.payload = None
         if self.deadline is not None and self.deadline <= monotonic():
-            late = ServingError("deadline_exceeded", "The deadline had passed when the request was there; it was not run.")
-            self.connection.shell.count_failure(late)
-            self.fail(late)
+            self.fail(ServingError("deadline_exceeded", "The deadline had passed when the request was there; it was not run."))
             return
         try:
             request = decode_request(payload)
             request.deadline, request.trace_parent = self.deadline, self.head.trace_parent
+            self.model, self.request_id = request.model, request.id
+            if request.version:
+                self.version = request.version
             if request.parameters:
                 limit(request)
-            self.model, self.request_id = request.model, request.id
             self.ticket = self.connection.shell.infer(request, self.on_reply)
         except ServingError as error:  # of what was sent; `infer` raises none
-            self.connection.shell.count_failure(error)
             self.fail(error)
         except Exception as error:
             self.fail(internal_error(self, error))
@@ -225,12 +225,11 @@ class StreamInferCall(StreamingCall):
         try:
             slot.request = request = decode_request(payload)
             request.deadline, request.trace_parent = self.deadline, self.head.trace_parent
+            self.model, self.version, self.request_id = request.model, request.version, request.id
             if request.parameters:
                 limit(request)
-            self.model, self.request_id = request.model, request.id
             slot.ticket = self.connection.shell.infer(request, partial(self._on_reply, slot))
         except ServingError as error:
-            self.connection.shell.count_failure(error)
             self._on_reply(slot, error)
         except Exception as error:
             self._on_reply(slot, internal_error(self, error))
@@ -255,7 +254,10 @@ class StreamInferCall(StreamingCall):
             except Exception as error:
                 response = internal_error(self, error)
         message = ModelStreamInferResponse(error_message=str(response) or response.reason)
-        if slot.request is not None:
+        if slot.request is None:
+            self.count(response)
+        else:
+            self.count(response, slot.request.model, slot.request.version)
             message.infer_response.id, message.infer_response.model_name = slot.request.id, slot.request.model
         return message.SerializeToString()
 

@@ -29,6 +29,11 @@ _REASONS = {
 }  # fmt: skip
 JOINED = 64 << 10
 """Answers longer than this are written in parts, and not copied once more."""
+_REASON_OF = {
+    404: "not_found", 405: "unimplemented", 408: "deadline_exceeded", 413: "resource_exhausted", 429: "resource_exhausted",
+    500: "internal", 501: "unimplemented",
+}  # fmt: skip
+"""What an `HttpError` is counted as; others are invalid_argument."""
 _STARTS = {code: b"HTTP/1.1 %d %b\r\n" % (code, text) for code, text in _REASONS.items()}
 
 
@@ -44,6 +49,8 @@ class HttpError(Exception):
     def __init__(self, status: int, message: str, extra: bytes = b""):
         super().__init__(message)
         self.status, self.extra = status, extra
+        self.reason = _REASON_OF.get(status, "invalid_argument")
+        self.is_counted = False
 
 
 def status_of(error: ServingError | HttpError) -> int:
@@ -112,6 +119,10 @@ class Exchange:
 
     def fail(self, error: ServingError | HttpError) -> None:
         """Answer with an error."""
+        if not error.is_counted and self.answer is None:
+            of_model = self.route if error is not self.refusal else None  # who may not ask is not the model's business
+            model, version = (of_model.model, of_model.version) if of_model is not None else ("", "")
+            self.connection.shell.count_failure(error.reason, model, version)
         status = status_of(error)
         extra = b"X-Content-Type-Options: nosniff\r\n"
         if isinstance(error, HttpError):

@@ -161,7 +161,6 @@ def begin(shell: Any, exchange: Exchange) -> None:
         request, exchange.wanted = decode(body, length, route.model, route.version)
         _infer(shell, exchange, request)
     except ServingError as error:  # of what was sent; `infer` raises none
-        shell.count_failure(error, route.model, route.version)
         exchange.fail(error)
     except Exception:
         _fail_unexpectedly(exchange)
@@ -180,11 +179,7 @@ def _json_length(exchange: Exchange) -> int | None:
 async def _infer_large(shell: Any, exchange: Exchange, length: int | None, route: Route) -> None:
     arrived = monotonic()
     watch = exchange.connection.watch
-    try:
-        request, exchange.wanted = await watch.aside(decode, exchange.body, length, route.model, route.version, arrived)
-    except ServingError as error:
-        shell.count_failure(error, route.model, route.version)
-        raise
+    request, exchange.wanted = await watch.aside(decode, exchange.body, length, route.model, route.version, arrived)
     if exchange.is_waited_for():
         _infer(shell, exchange, request)
 
