@@ -58,10 +58,11 @@ class Hub:
 
     Args:
         link: To the parent.
+        is_first: Whether this child says what one of them should.
     """
 
-    def __init__(self, link: socket.socket):
-        self._link = link
+    def __init__(self, link: socket.socket, is_first: bool):
+        self._link, self.is_first = link, is_first
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[list[Any]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -185,11 +186,16 @@ class Parent:
         """What children had done that are gone: counts must not go down."""
         self._deaths: list[float] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._refusal: str | None = None
         self._ended = asyncio.Event()
         self._is_announced = self._stopping = self._failed = False
 
     def run(self) -> bool:
-        """Until SIGTERM or Ctrl-C; whether all children ended well."""
+        """Until SIGTERM or Ctrl-C; whether all children ended well.
+
+        Raises:
+            HurtleError: They cannot start.
+        """
         return asyncio.run(self._main())
 
     async def _main(self) -> bool:
@@ -201,11 +207,13 @@ class Parent:
         await self._ended.wait()
         for held in self._held:
             held.close()
+        if self._refusal is not None:
+            raise HurtleError(self._refusal)
         return not self._failed
 
     async def _start(self, index: int) -> None:
         ours, theirs = socket.socketpair()
-        arguments = (self._config, theirs, _unloaded(self._changes))
+        arguments = (self._config, theirs, index == 0, _unloaded(self._changes))
         process = multiprocessing.get_context("spawn").Process(target=_child, args=arguments, name=f"hurtle-serve-{index}")
         process.start()
         theirs.close()
@@ -227,9 +235,16 @@ class Parent:
                 elif kind == "done":
                     self._done(index, *rest)
                 elif kind == "failed":
-                    print(f"hurtle: error: {rest[0]}", file=sys.stderr, flush=True)
+                    self._on_refusal(rest[0])
         except EOFError:
             await self._bury(index)
+
+    def _on_refusal(self, why: str) -> None:
+        """A child cannot start: `run` says why, once for all of them, unless others serve."""
+        if self._is_announced:
+            log.error("%s", why)
+        else:
+            self._refusal = why
 
     def _welcome(self, child: Child) -> None:
         child.is_ready = True
@@ -284,7 +299,8 @@ class Parent:
         now = time.monotonic()
         self._deaths = [*(at for at in self._deaths if now - at < 60), now]
         if not self._stopping and (not self._is_announced or (len(self._deaths) > MOST_DEATHS and not self._children)):
-            print(f"hurtle: error: process {index} ended with {code}; stopping all.", file=sys.stderr, flush=True)
+            if self._refusal is None:
+                print(f"hurtle: error: process {index} ended with {code}; stopping all.", file=sys.stderr, flush=True)
             self._failed = True
             self._stop()
         if self._stopping:
@@ -319,11 +335,11 @@ def _unloaded(changes: list[tuple[str, str]]) -> frozenset[str]:
     return frozenset(name for name, method in last.items() if method == "unload_here")
 
 
-def _child(config: ServeConfig, link: socket.socket, unloaded: frozenset[str]) -> None:
+def _child(config: ServeConfig, link: socket.socket, is_first: bool, unloaded: frozenset[str]) -> None:
     """What a child runs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent tells us
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    hub, spare = Hub(link), link.dup()
+    hub, spare = Hub(link, is_first), link.dup()
 
     def started(server: Server) -> None:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)

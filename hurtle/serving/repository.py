@@ -9,36 +9,32 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import re
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hurtle.errors import HurtleError, ServingError, did_you_mean
-from hurtle.serving.backends.registry import backend_for, can_serve
+from hurtle.serving.backends.registry import backend_for
 from hurtle.serving.config import ModelOptions, ServeConfig
+from hurtle.serving.layout import (
+    NAME,
+    Fingerprint,
+    Source,
+    is_model_folder,
+    model_folders,
+    problem_of,
+    problem_of_root,
+    source_of,
+    versions_in,
+)
 from hurtle.serving.model import Model
 from hurtle.serving.statistics import ModelStatistics
 
 log = logging.getLogger("hurtle.serving")
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
-_VERSION = re.compile(r"[0-9]{1,18}")
-Fingerprint = tuple[tuple[str, int, int], ...]
 KEPT_COUNTS = 64
 """Versions whose files are gone and whose counts are kept, should they come back."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a version of a model lies."""
-
-    path: Path
-    """The file to give the backend."""
-    fingerprint: Fingerprint
-    """Changes when a file of the version does."""
 
 
 @dataclass
@@ -51,6 +47,8 @@ class Entry:
     """Of what is ready."""
     states: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Of versions that are not: state and reason."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Of versions that are ready: why their newer files were not taken."""
     tried: dict[str, Fingerprint] = field(default_factory=dict)
     """What the files were when they were last loaded or refused."""
     is_unloaded: bool = False
@@ -128,13 +126,19 @@ class Repository:
         entry = self._entries.get(name)
         return entry is not None and (version in entry.ready or version in entry.states)
 
-    def index(self, only_ready: bool = False) -> list[dict[str, str]]:
-        """All models and versions with their states, as Triton's RepositoryIndex lists them."""
-        found = []
-        for name, entry in sorted(self._entries.items()):
-            rows = dict.fromkeys(entry.ready, ("READY", ""))
-            rows = {**entry.states, **rows}
-            for version in sorted(rows, key=int):
+    def index(self, only_ready: bool = False, on_disk: Mapping[str, Mapping[str, str]] | None = None) -> list[dict[str, str]]:
+        """All models and versions with their states, as Triton's RepositoryIndex lists them.
+
+        Args:
+            only_ready: Leave out the others.
+            on_disk: What `on_disk` found, for models and versions that nobody has loaded.
+        """
+        found, on_disk = [], on_disk or {}
+        for name in sorted({*self._entries, *on_disk}):
+            entry = self._entries.get(name, Entry())
+            rows = {version: ("UNAVAILABLE", why or "not loaded") for version, why in on_disk.get(name, {}).items()}
+            rows |= entry.states | {version: ("READY", entry.refused.get(version, "")) for version in entry.ready}
+            for version in sorted(rows, key=lambda version: int(version or 0)):
                 state, reason = rows[version]
                 if state == "READY" or not only_ready:
                     found.append({"name": name, "version": version, "state": state, "reason": reason})
@@ -146,10 +150,30 @@ class Repository:
         """What could be loaded: files that were named, and the folders' subfolders."""
         found = dict.fromkeys(self._files)
         for folder in self._folders:
-            for child in _children(folder):
-                if child.is_dir() and NAME.fullmatch(child.name) and self._sources(child.name):
+            for child in model_folders(folder):
+                if NAME.fullmatch(child.name) and self._sources(child.name):
                     found[child.name] = None
         return list(found)
+
+    def on_disk(self) -> dict[str, dict[str, str]]:
+        """By model the versions that lie in the files and folders; where there are none, version "" and what is wrong."""
+        found = {name: dict.fromkeys(self._sources(name), "") for name in self.names()}
+        for folder in self._folders:
+            for child in model_folders(folder):
+                if NAME.fullmatch(child.name) and child.name not in found:
+                    found[child.name] = {"": problem_of(child, folder)}
+        return found
+
+    def problems(self) -> list[str]:
+        """What lies in the folders and is not where a model should be; one line per folder."""
+        found = [problem_of(path, path.resolve()) for path in self._files.values() if path.is_dir()]
+        for folder in self._folders:
+            found += [problem_of_root(folder), *(problem_of(child, folder) for child in model_folders(folder))]
+        return [problem for problem in found if problem]
+
+    def may_change(self) -> bool:
+        """Whether models may come that are not there yet."""
+        return bool(self._folders)
 
     async def load(self, name: str) -> None:
         """Load what is new or changed of a model, and take out of service what is gone.
@@ -176,6 +200,7 @@ class Repository:
             for version in [version for version in entry.ready if version not in sources]:
                 self._retire(entry.ready.pop(version), "removed")
                 entry.sources.pop(version)
+                entry.refused.pop(version, None)
             entry.states = {version: state for version, state in entry.states.items() if version in sources}
             self._forget_counts()
         if problems:
@@ -183,6 +208,7 @@ class Repository:
 
     async def _load_version(self, name: str, version: str, source: Source, entry: Entry) -> str | None:
         if version in entry.ready and entry.sources[version].fingerprint == source.fingerprint:
+            entry.refused.pop(version, None)
             return None
         if version not in entry.ready:
             entry.states[version] = ("LOADING", "")
@@ -191,16 +217,17 @@ class Repository:
             model = await asyncio.to_thread(_load, name, version, source.path, options)
         except Exception as error:  # of any backend
             problem = str(error) if isinstance(error, HurtleError) else f"{type(error).__name__}: {error}"
-            log.error("version %s of model %s was refused: %s", version, name, problem)
-            if version not in entry.ready:
-                entry.states[version] = ("UNAVAILABLE", problem[:500])
-            stays = "; the one that was there serves on" if version in entry.ready else ""
-            return f"version {version} was refused{stays}: {problem[:500]}"
+            if version in entry.ready:
+                entry.refused[version] = f"its newer files were refused, the older serve on: {problem[:500]}"
+                return f"version {version} was refused; the one that was there serves on: {problem[:500]}"
+            entry.states[version] = ("UNAVAILABLE", problem[:500])
+            return f"version {version} was refused: {problem[:500]}"
         old = entry.ready.get(version)
         model.statistics = self._statistics.setdefault((name, version), model.statistics)
         entry.ready[version], entry.sources[version] = model, source
         entry.ready = dict(sorted(entry.ready.items(), key=lambda item: int(item[0])))
         entry.states.pop(version, None)
+        entry.refused.pop(version, None)
         if old is not None:
             self._retire(old, "replaced")
         log.info("%s version %s is ready: %s", name, version, describe(model))
@@ -264,7 +291,7 @@ class Repository:
         for version, model in entry.ready.items():
             entry.states[version] = ("UNAVAILABLE", why)
             self._retire(model, why)
-        entry.ready, entry.sources = {}, {}
+        entry.ready, entry.sources, entry.refused = {}, {}, {}
 
     def _retire(self, model: Model, why: str) -> None:
         log.info("%s version %s is taken out of service: %s", model.name, model.version, why)
@@ -277,7 +304,7 @@ class Repository:
     def _add(self, text: str) -> None:
         name, equals, rest = text.partition("=")
         path = Path(rest if equals and NAME.fullmatch(name) else text)
-        if path.is_dir() and not _is_model_folder(path):
+        if path.is_dir() and not is_model_folder(path):
             self._folders.append(path.resolve())
             return
         if not path.exists():
@@ -299,11 +326,13 @@ class Repository:
         """Of a model, by version."""
         if name in self._files:
             path = self._files[name]
-            return _versions(path, path.resolve()) if path.is_dir() else {"1": _source(path, [path])} if path.is_file() else {}
+            if path.is_dir():
+                return versions_in(path, path.resolve())
+            return {"1": source_of(path, [path])} if path.is_file() else {}
         if not NAME.fullmatch(name):
             return {}
         for folder in self._folders:
-            found = _versions(folder / name, folder)
+            found = versions_in(folder / name, folder)
             if found:
                 return found
         return {}
@@ -320,42 +349,6 @@ def _close(model: Model) -> None:
 
 def _fingerprints(sources: dict[str, Source]) -> dict[str, Fingerprint]:
     return {version: source.fingerprint for version, source in sources.items()}
-
-
-def _is_model_folder(path: Path) -> bool:
-    return any(child.is_dir() and _VERSION.fullmatch(child.name) for child in path.iterdir())
-
-
-def _versions(folder: Path, root: Path) -> dict[str, Source]:
-    """name/version/model.*, none of it outside the root, wherever links may lead."""
-    found = {}
-    for child in _children(folder) if folder.resolve().is_relative_to(root) else ():
-        if not (_VERSION.fullmatch(child.name) and child.is_dir() and child.resolve().is_relative_to(root)):
-            continue
-        files = _children(child)
-        models = [path for path in files if path.name.startswith("model.") and path.resolve().is_relative_to(root)]
-        known = [path for path in models if can_serve(path)]
-        best = known or [path for path in models if path.suffix != ".json"] or models
-        if best and (source := _source(best[0], [path for path in files if path.is_file()])).fingerprint:
-            found[child.name] = source
-    return dict(sorted(found.items(), key=lambda item: int(item[0])))
-
-
-def _children(folder: Path) -> list[Path]:
-    """In order; none of a folder that is not there, or not there any more."""
-    try:
-        return sorted(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _source(path: Path, files: list[Path]) -> Source:
-    found = []
-    for file in files:
-        with suppress(FileNotFoundError):  # removed since the folder was read
-            stat = file.stat()
-            found.append((file.name, stat.st_mtime_ns, stat.st_size))
-    return Source(path, tuple(found))
 
 
 def _load(name: str, version: str, path: Path, options: ModelOptions) -> Model:

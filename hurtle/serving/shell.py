@@ -13,11 +13,12 @@ from collections.abc import Collection
 from typing import Any, Protocol
 
 from hurtle import __version__
-from hurtle.errors import HurtleError, ServingError
+from hurtle.errors import HurtleError, ServingError, did_you_mean
 from hurtle.serving.access_log import AccessLog
 from hurtle.serving.config import ServeConfig
+from hurtle.serving.layout import NAME
 from hurtle.serving.messages import InferRequest, Reply
-from hurtle.serving.repository import NAME, Repository
+from hurtle.serving.repository import Repository
 from hurtle.serving.sequences import Sequences
 from hurtle.serving.statistics import add, as_prometheus, as_triton
 from hurtle.serving.tracing import Tracing
@@ -45,6 +46,9 @@ class Connection(Protocol):
 
 class Peers(Protocol):
     """The other processes on the same ports."""
+
+    is_first: bool
+    """Whether this process speaks for all, where one line is enough."""
 
     async def attach(self, shell: Shell, stop: asyncio.Event) -> None:
         """Do what the others ask of this process's shell; set `stop` when it is time to."""
@@ -77,6 +81,10 @@ class Shell:
         self._token = config.auth_token
         self._refused: dict[str, int] = {}
         """By reason: requests that got an error before it was known which of our models they were for."""
+        self._warned: set[str] = set()
+        """Wrong folders that the log has heard of."""
+        self._doubted: set[str] = set()
+        """Wrong folders at the last look; they may have been about to be filled."""
         self._started = False
         self._chores: list[asyncio.Task[None]] = []
         self._changes: set[asyncio.Future[Any]] = set()
@@ -90,9 +98,15 @@ class Shell:
         Raises:
             HurtleError: One cannot be loaded, or there are none.
         """
-        names = self.repository.names()
+        names, problems = self.repository.names(), self.repository.problems()
         if not names:
-            raise HurtleError(f"No models in {', '.join(self.config.models) or 'nothing'}: expected name/version/model.onnx.")
+            found = "\n".join(problems) or "expected NAME/VERSION/model.onnx."
+            raise HurtleError(f"No models in {', '.join(self.config.models) or 'nothing'}: {found}")
+        problems += self._strangers(names)
+        self._warned.update(problems)
+        if self.peers is None or self.peers.is_first:
+            for problem in problems:
+                log.warning("%s", problem)
         for name in names:
             if name in unloaded:
                 self.repository.leave_out(name)
@@ -100,6 +114,21 @@ class Shell:
                 await self._load_at_start(name)
         self._started = True
         self._chores.append(asyncio.create_task(self._tidy()))
+
+    def _strangers(self, names: list[str]) -> list[str]:
+        """Options of models that are not there.
+
+        Raises:
+            HurtleError: They cannot come either.
+        """
+        found = [
+            f"[model.{name}] is for a model that is not served. {did_you_mean(name, names)}"
+            for name in self.config.overrides
+            if name not in names
+        ]
+        if found and not self.repository.may_change():
+            raise HurtleError(" ".join(found))
+        return found
 
     async def _load_at_start(self, name: str) -> None:
         try:
@@ -145,8 +174,18 @@ class Shell:
                 if self.config.watch and time.monotonic() - looked >= self.config.watch:
                     looked = time.monotonic()
                     await self.repository.refresh()
+                    self._warn_of(await asyncio.to_thread(self.repository.problems))
             except Exception:
                 log.exception("looking after the models failed")
+
+    def _warn_of(self, problems: list[str]) -> None:
+        """Once of each folder that stays wrong."""
+        for problem in problems:
+            if problem in self._doubted and problem not in self._warned and (self.peers is None or self.peers.is_first):
+                log.warning("%s", problem)
+                self._warned.add(problem)
+        self._doubted = set(problems)
+        self._warned &= self._doubted
 
     # Inference.
 
@@ -267,7 +306,7 @@ class Shell:
 
     async def index(self, ready: bool = False) -> list[dict[str, str]]:
         """All models, versions and states."""
-        return self.repository.index(ready)
+        return self.repository.index(ready, None if ready else await asyncio.to_thread(self.repository.on_disk))
 
     async def load(self, name: str, parameters: dict[str, Any] | None = None) -> None:
         """Load a model, or what has changed of it."""
@@ -284,7 +323,12 @@ class Shell:
 
     async def load_here(self, name: str) -> None:
         """Load a model in this process."""
-        await self.repository.load(name)
+        try:
+            await self.repository.load(name)
+        except ServingError as error:
+            if error.reason == "failed_precondition":
+                log.error("%s", error)
+            raise
 
     async def unload_here(self, name: str) -> None:
         """Take a model out of service in this process."""

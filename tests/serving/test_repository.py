@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 
 import numpy as np
@@ -109,6 +110,100 @@ def test_a_version_that_cannot_be_loaded_is_refused_and_the_old_one_serves_on(tm
     run(main())
 
 
+def reasons(found):
+    return {(row["name"], row["version"]): (row["state"], row["reason"]) for row in found.index(on_disk=found.on_disk())}
+
+
+def test_the_index_says_why_a_reload_was_refused(tmp_path):
+    async def main():
+        affine(tmp_path, "m", "1", 2.0)
+        found = repository(tmp_path, backend="affine")
+        await found.load("m")
+        good = (tmp_path / "m" / "1" / "model.json").stat()
+        (tmp_path / "m" / "1" / "model.json").write_text("{broken")
+        with pytest.raises(ServingError, match="serves on"):
+            await found.load("m")
+        state, reason = reasons(found)["m", "1"]
+        assert state == "READY"
+        assert "newer files were refused" in reason
+        assert "model.json" in reason
+        affine(tmp_path, "m", "1", 2.0)
+        os.utime(tmp_path / "m" / "1" / "model.json", ns=(good.st_atime_ns, good.st_mtime_ns))
+        await found.load("m")  # the old files are back
+        assert reasons(found) == {("m", "1"): ("READY", "")}
+        (tmp_path / "m" / "1" / "model.json").write_text("{broken")
+        await found.refresh()
+        assert "newer files were refused" in reasons(found)["m", "1"][1]
+        affine(tmp_path, "m", "1", 3.0)
+        await found.load("m")
+        assert reasons(found) == {("m", "1"): ("READY", "")}
+        found.close()
+
+    run(main())
+
+
+def test_the_index_lists_what_lies_there_and_is_not_loaded(tmp_path):
+    async def main():
+        write(tmp_path, "m", "1")
+        found = repository(tmp_path, backend=BACKEND)
+        await found.load("m")
+        write(tmp_path, "m", "2")
+        write(tmp_path, "late", "3")
+        (tmp_path / "flat").mkdir()
+        (tmp_path / "flat" / "model.onnx").write_text("")
+        listed = reasons(found)
+        assert listed["m", "1"] == ("READY", "")
+        assert listed["m", "2"] == listed["late", "3"] == ("UNAVAILABLE", "not loaded")
+        state, reason = listed["flat", ""]
+        assert state == "UNAVAILABLE"
+        assert "model.onnx in no version's folder; expected flat/VERSION/model.onnx" in reason
+        assert [row["version"] for row in found.index(only_ready=True)] == ["1"]
+        found.close()
+
+    run(main())
+
+
+def test_wrong_layouts_are_named_with_what_was_expected(tmp_path):
+    write(tmp_path, "good", "1")
+    (tmp_path / "good" / "notes").mkdir()
+    (tmp_path / ".git").mkdir()
+    wrong = {
+        "flat": ("flat/model.onnx", "model.onnx in no version's folder"),
+        "letter": ("letter/v1/model.onnx", "'v1' is no version's number"),
+        "other": ("other/1/other.txt", "1 has no file model.*, but other.txt"),
+        "a b": ("a b/1/model.onnx", "cannot be a model's name"),
+    }
+    for path, _ in wrong.values():
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text("")
+    (tmp_path / "void").mkdir()
+    (tmp_path / "hollow" / "2").mkdir(parents=True)
+    (tmp_path / "mixed" / "1").mkdir(parents=True)
+    write(tmp_path, "mixed", "2")
+    (tmp_path / "loose.onnx").write_text("")
+    found = repository(tmp_path, backend=BACKEND)
+    assert found.names() == ["good", "mixed"]
+    problems = found.problems()
+    assert len(problems) == len(wrong) + 4  # one per folder
+    for folder, (_, text) in wrong.items():
+        said = next(problem for problem in problems if problem.startswith(f"{tmp_path / folder}: "))
+        assert text in said
+        assert f"expected {folder}/VERSION/model.onnx, where VERSION is a number." in said
+    assert any(problem.startswith(f"{tmp_path / 'void'}: it is empty;") for problem in problems)
+    assert any(problem.startswith(f"{tmp_path / 'hollow'}: 2 is empty;") for problem in problems)
+    assert any(problem.startswith(f"{tmp_path / 'mixed'}: 1 is empty;") for problem in problems)
+    assert any(problem.startswith(f"{tmp_path}: loose.onnx in no model's folder;") for problem in problems)
+
+
+def test_a_folder_that_leads_elsewhere_is_named(tmp_path):
+    write(tmp_path / "outside", "m", "1")
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "m").symlink_to(tmp_path / "outside" / "m")
+    problems = repository(tmp_path / "root", backend=BACKEND).problems()
+    assert len(problems) == 1
+    assert "leads out of the repository" in problems[0]
+
+
 def test_what_is_unloaded_is_gone_until_it_is_loaded_again(tmp_path):
     async def main():
         write(tmp_path, "m", "1")
@@ -170,7 +265,7 @@ def test_what_vanishes_while_it_is_looked_at_is_not_there(tmp_path, monkeypatch,
             shutil.rmtree(tmp_path / "a" / gone)
         return True
 
-    monkeypatch.setattr("hurtle.serving.repository.can_serve", remove)
+    monkeypatch.setattr("hurtle.serving.layout.can_serve", remove)
     assert repository(tmp_path).names() == (["a"] if gone == "1" else [])
 
 

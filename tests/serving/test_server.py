@@ -258,6 +258,19 @@ def test_a_signal_ends_it_cleanly(model, number):
         process.wait()
 
 
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_model_that_cannot_be_loaded_is_said_once(tmp_path, processes):
+    (tmp_path / "bad.onnx").write_text("no model")
+    command = [sys.executable, "-m", "hurtle", "serve", "bad.onnx", "--processes", processes]
+    ports = ["--http-port", "0", "--grpc-port", "None"]
+    found = subprocess.run([*command, *ports], capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
+    assert found.returncode == 2
+    lines = found.stderr.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("hurtle ")
+    assert lines[1].startswith("hurtle: error: Model 'bad': version 1 was refused: ")
+
+
 def test_bad_arguments_end_with_one_line(tmp_path):
     for arguments, said in (
         (["none.onnx"], "none.onnx does not exist"),

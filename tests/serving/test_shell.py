@@ -1,12 +1,14 @@
 """The shell: descriptions, routing to versions and sequences, draining, and counts of what failed."""
 
+import asyncio
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from serving_helpers import Answers, run
 
-from hurtle.errors import ServingError
+from hurtle.errors import HurtleError, ServingError
 from hurtle.serving.config import ServeConfig
 from hurtle.serving.messages import InferRequest
 from hurtle.serving.shell import Shell
@@ -116,6 +118,66 @@ def test_counts_of_versions_that_are_gone_are_kept_within_bounds(tmp_path, monke
             (tmp_path / "m" / str(version - 1) / "model.test").unlink()
             await shell.load("m", {})
         assert len(shell.repository.statistics()) == 2 + 3  # versions 1 and 12, and three that are gone
+        await shell.stop(1)
+
+    run(main())
+
+
+def test_wrong_folders_are_warned_of_once(tmp_path, caplog):
+    async def main():
+        (tmp_path / "flat").mkdir()
+        shell = shell_of(tmp_path, executor="inline", watch=0.02)
+        await shell.start()
+        said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert len(said) == 1
+        assert "flat: it is empty; expected flat/VERSION/model.onnx" in said[0]
+        (tmp_path / "late" / "v1").mkdir(parents=True)
+        end = asyncio.get_running_loop().time() + 10
+        while "late: 'v1'" not in caplog.text and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.2)  # some more looks
+        assert (caplog.text.count("late: 'v1' is no version's number"), caplog.text.count("flat: it is empty")) == (1, 1)
+        rows = {row["name"]: row["reason"] for row in await shell.index()}
+        assert "is empty" in rows["flat"]
+        await shell.stop(1)
+
+    run(main())
+
+
+def test_without_models_the_error_says_what_is_wrong(tmp_path):
+    async def main():
+        (tmp_path / "m" / "v1").mkdir(parents=True)
+        with pytest.raises(HurtleError, match=r"No models in .*'v1' is no version's number; expected m/VERSION/model.onnx"):
+            await Shell(ServeConfig(models=(str(tmp_path),))).start()
+
+    run(main())
+
+
+def test_options_of_a_model_that_is_not_served_are_refused(tmp_path, caplog):
+    async def main():
+        options = {"backend": "serving_helpers:Doubler", "overrides": {"mm": {"executor": "inline"}}}
+        with pytest.raises(HurtleError, match=r"\[model.mm\] is for a model that is not served. Did you mean m\?"):
+            await Shell(ServeConfig(models=(f"{folder(tmp_path)}/m",), **options)).start()
+        shell = Shell(ServeConfig(models=(str(tmp_path),), **options))  # where it may come later
+        await shell.start()
+        assert "[model.mm] is for a model that is not served" in caplog.text
+        await shell.stop(1)
+
+    run(main())
+
+
+def test_a_refused_load_is_logged_once(tmp_path, caplog):
+    async def main():
+        shell = shell_of(tmp_path, "Doubler", executor="inline", parameters={"size": "3"})
+        await shell.start()
+        shell.repository._config = replace(shell.config, parameters={"size": "x"})
+        (tmp_path / "m" / "2" / "model.test").write_text("changed")
+        with pytest.raises(ServingError, match="was refused"):
+            await shell.load("m", {})
+        assert caplog.text.count("was refused") == 1
+        (tmp_path / "m" / "2" / "model.test").write_text("changed again")
+        await shell.repository.refresh()
+        assert caplog.text.count("was refused") == 2
         await shell.stop(1)
 
     run(main())
