@@ -206,13 +206,32 @@ def test_bad_certificates_and_bad_models_are_errors_before_anybody_comes_in(mode
 
 
 def test_requests_are_written_to_the_access_log(model, tmp_path):
-    path = tmp_path / "access.jsonl"
+    import grpc
+
+    from hurtle.serving.protos import ModelInferRequest
+
+    path, grpc_path = tmp_path / "access.jsonl", "/inference.GRPCInferenceService/ModelInfer"
     with ServerThread(config(model, access_log=str(path))) as server:
         infer(server.http_port)
-        ask(server.http_port, "POST", "/v2/models/nobody/infer", body())
+        ask(server.http_port, "POST", "/v2/models/nobody/versions/7/infer?a=b", body())
+        ask(server.http_port, "GET", "/v2/models/double/versions/1/ready")
+        ask(server.http_port, "GET", "/no%20where")
+        with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel, pytest.raises(grpc.RpcError):
+            asked = ModelInferRequest(model_name="double", model_version="1").SerializeToString()
+            channel.unary_unary(grpc_path)(asked, timeout=10)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [(line["transport"], line["status"]) for line in lines] == [("http", 200), ("http", 404)]
-    assert lines[0]["model"] == "double"
+    assert [(line["transport"], line["status"]) for line in lines] == [
+        *(("http", status) for status in (200, 404, 200, 404)),
+        ("grpc", 3),
+    ]
+    assert [(line["path"], line["model"], line.get("version")) for line in lines] == [
+        ("/v2/models/double/infer", "double", None),
+        ("/v2/models/nobody/versions/7/infer", "nobody", "7"),
+        ("/v2/models/double/versions/1/ready", "double", "1"),
+        ("/no%20where", "", None),
+        (grpc_path, "double", "1"),
+    ]
+    assert lines[0]["method"] == "POST /v2/models/infer"
     assert lines[0]["duration_ms"] >= 0
 
 

@@ -262,10 +262,13 @@ class Call(Stream):
         """The call has its status, or nobody wants it."""
         log = self.connection.shell.access_log
         if log is not None:
+            version = {"version": self.version} if self.version else {}
             log.write(
                 transport="grpc",
                 method=self.head.path,
+                path=self.head.path,
                 model=self.model,
+                **version,
                 status=self.code,
                 peer=self.connection.peer,
                 duration_ms=(monotonic() - self.started) * 1e3,

@@ -228,10 +228,13 @@ class HttpConnection(asyncio.Protocol):
     def write_log(self, exchange: Exchange, status: int, size: int) -> None:
         """A line of the access log."""
         route = exchange.route
+        version = {"version": route.version} if route is not None and route.version else {}
         self.shell.access_log.write(
             transport="http",
             method=f"{exchange.method.decode()} {route.name if route else '?'}",
+            path=exchange.url.partition(b"?")[0].decode("utf-8", "replace"),
             model=route.model if route else "",
+            **version,
             status=status,
             peer=self._peer,
             duration_ms=round((perf_counter() - exchange.started) * 1e3, 3),
@@ -247,7 +250,7 @@ class HttpConnection(asyncio.Protocol):
         self.is_ending, self._held = True, b""
         exchange = self._reader.exchange if self._reader.phase == BODY else None
         if exchange is None:
-            exchange = Exchange(self, b"?", {}, True, False)
+            exchange = Exchange(self, b"?", self._reader.url, {}, True, False)
         if exchange not in self.pending:
             self.pending.append(exchange)
         exchange.close, exchange.wants_continue, exchange.body = True, False, b""

@@ -70,6 +70,7 @@ class Exchange:
 
     Attributes:
         method: Such as b"POST".
+        url: As it was asked.
         route: What the path means; None where it was refused before.
         headers: By name in lower case.
         body: Whole, and not compressed, when `routes.begin` gets it.
@@ -80,11 +81,14 @@ class Exchange:
 
     __slots__ = (
         "answer", "body", "charged", "close", "connection", "headers", "id", "is_complete", "method", "old", "refusal", "route",
-        "started", "ticket", "wanted", "wants_continue",
+        "started", "ticket", "url", "wanted", "wants_continue",
     )  # fmt: skip
 
-    def __init__(self, connection: HttpConnection, method: bytes, headers: dict[bytes, bytes], close: bool, old: bool):
-        self.connection, self.method, self.headers, self.close, self.old = connection, method, headers, close, old
+    def __init__(
+        self, connection: HttpConnection, method: bytes, url: bytes, headers: dict[bytes, bytes], close: bool, old: bool
+    ):
+        self.connection, self.method, self.url, self.headers = connection, method, url, headers
+        self.close, self.old = close, old
         self.route: Route | None = None
         self.body: bytes | bytearray = b""
         self.refusal: HttpError | ServingError | None = None

@@ -52,6 +52,11 @@ class RequestReader:
         self._headers: dict[bytes, bytes] = {}
         self._header_count = self._wire = self._chunks = 0
 
+    @property
+    def url(self) -> bytes:
+        """Of the head that is read, as far as it came."""
+        return self._url if self.phase == HEAD else b""
+
     def close(self) -> None:
         """Let go of everything: what holds a large body must not wait for the garbage collector."""
         self._parser = self._connection = self.exchange = self._refusal = cast("Any", None)
@@ -136,7 +141,7 @@ class RequestReader:
         version, method = parser.get_http_version(), parser.get_method()
         old = version != "1.1"
         close = method == b"CONNECT" or not parser.should_keep_alive()
-        exchange = self.exchange = Exchange(self._connection, method, headers, close, old)
+        exchange = self.exchange = Exchange(self._connection, method, self._url, headers, close, old)
         length = headers.get(b"content-length")
         if length is not None:
             self.body_left = int(length)
