@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 from contextlib import suppress
+from dataclasses import dataclass, fields
 from typing import Any
 
 import tyro
@@ -16,7 +17,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from hurtle import __version__
 from hurtle.errors import HurtleError
-from hurtle.serving.config import PREFIX, ServeConfig, defaults_from, describe, parse_pairs
+from hurtle.serving.config import PREFIX, MaybeFile, ServeConfig, defaults_from, describe, parse_pairs
 
 _EXAMPLES = """\
   hurtle serve policy.onnx
@@ -27,6 +28,14 @@ _HELP = (
     "Serve models over the Open Inference Protocol, gRPC and REST.\n\nOptions come from flags, then "
     f"{PREFIX}… variables such as {PREFIX}HTTP_PORT, then the TOML file of --config ({PREFIX}CONFIG).\n\nexamples:\n{_EXAMPLES}"
 )
+
+
+@dataclass(frozen=True)
+class _Flags(ServeConfig):
+    """What `hurtle serve --help` lists."""
+
+    config: MaybeFile = None
+    """TOML file with any of these options, and with those of single models under [model.NAME]."""
 
 
 def run_serve(arguments: list[str]) -> int:
@@ -50,16 +59,18 @@ def run_serve(arguments: list[str]) -> int:
 
 def parse(arguments: list[str], default: ServeConfig) -> ServeConfig:
     """Flags on top of what is known."""
+    names = [option.name for option in fields(ServeConfig)]
     try:
-        return tyro.cli(
-            ServeConfig,
+        found = tyro.cli(
+            _Flags,
             prog="hurtle serve",
             description=_HELP,
             args=arguments,
-            default=default,
+            default=_Flags(**{name: getattr(default, name) for name in names}),
             registry=_pairs(),
             config=(tyro.conf.OmitArgPrefixes,),
         )
+        return ServeConfig(**{name: getattr(found, name) for name in names})
     except ValueError as error:
         raise HurtleError(str(error)) from None
 

@@ -15,6 +15,10 @@ from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 
 PREFIX = "HURTLE_SERVE_"
 ExecutorName = Literal["inline", "worker", "batch"]
+MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT")]
+MaybeText = Annotated[str | None, tyro.conf.arg(metavar="STR")]
+MaybeFile = Annotated[str | None, tyro.conf.arg(metavar="FILE")]
+MaybePort = Annotated[int | None, tyro.conf.arg(metavar="INT|None")]
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class ModelOptions:
 
     executor: ExecutorName = "batch"
     """Who runs a request: inline (at once, on the event loop), worker (a lane each), batch (fused with others that wait)."""
-    lanes: int | None = None
+    lanes: MaybeInt = None
     """Threads that each own a copy of the model; 0: the event loop. By default worker has one per core; batch uses the event
     loop for models that answer a full batch within two milliseconds, else one thread."""
     batch_size: int = 64
@@ -32,9 +36,9 @@ class ModelOptions:
     """How long a batch that is not full may wait for more after a call has come back. A lane that is idle never waits."""
     max_queue: int = 1024
     """Requests that may wait for a model; more are refused (RESOURCE_EXHAUSTED, 429)."""
-    max_rows: int | None = None
+    max_rows: MaybeInt = None
     """Rows of one request at most."""
-    backend: str | None = None
+    backend: MaybeText = None
     """What runs the model: onnx, torch_export, torchscript, native_mlp, affine, dlrm, or your own package.module:Class. By
     default what the file's ending says."""
     parameters: dict[str, str] = field(default_factory=dict)
@@ -64,9 +68,9 @@ class ServeConfig(ModelOptions):
     name/version/model.onnx."""
     host: str = "127.0.0.1"
     """Address to listen at; 0.0.0.0 is all of them."""
-    http_port: int | None = 8000
+    http_port: MaybePort = 8000
     """Of REST, the page and the metrics; 0 takes a free one, None turns it off."""
-    grpc_port: int | None = 8001
+    grpc_port: MaybePort = 8001
     """Of gRPC; 0 takes a free one, None turns it off."""
     processes: int = 1
     """Processes that share the ports, for more cores than one event loop can use."""
@@ -78,19 +82,19 @@ class ServeConfig(ModelOptions):
     """Sequences whose state the server keeps at a time, per model."""
     sequence_idle: float = 60.0
     """Seconds after which a sequence that nobody continued is forgotten."""
-    tls_cert: str | None = None
+    tls_cert: MaybeFile = None
     """PEM file with the server's certificate chain: serve over TLS."""
-    tls_key: str | None = None
+    tls_key: MaybeFile = None
     """PEM file with its private key."""
-    tls_client_ca: str | None = None
+    tls_client_ca: MaybeFile = None
     """PEM file with the authorities of client certificates: only clients with one may connect (mTLS)."""
-    auth_token_file: str | None = None
+    auth_token_file: MaybeFile = None
     """File with a token; every request but health checks must then carry `authorization: Bearer TOKEN`."""
-    access_log: str | None = None
+    access_log: MaybeFile = None
     """File for one line of JSON per request; - is standard output."""
     drain: float = 30.0
     """Seconds that running requests get to finish after SIGTERM or Ctrl-C."""
-    otlp_endpoint: str | None = None
+    otlp_endpoint: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None
     """Where to send OpenTelemetry traces, such as http://collector:4318/v1/traces; needs hurtle[telemetry]."""
     overrides: Annotated[dict[str, dict[str, Any]], tyro.conf.Suppress] = field(default_factory=dict)
     """Options of single models, by name; [model.NAME] in the TOML file."""

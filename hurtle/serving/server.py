@@ -6,6 +6,7 @@ ports → connections (gRPC, HTTP) → Shell. Knows nothing of what they say.
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -103,9 +104,21 @@ def bound(host: str, port: int, shared: bool) -> socket.socket:
         except OSError:
             taken.close()
             raise
+    except UnicodeError:
+        raise HurtleError(f"Cannot listen at {host!r:.100}: that cannot be a host's name or address.") from None
     except OSError as error:
-        raise HurtleError(f"Cannot listen at {host}:{port}: {error.strerror}. Is another server there?") from None
+        raise HurtleError(f"Cannot listen at {host}:{port}: {_what_is_wrong(host, error)}") from None
     return taken
+
+
+def _what_is_wrong(host: str, error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
+        return f"the host {host!r} cannot be found ({error.strerror}). Say an address of this machine; 0.0.0.0 is all of them."
+    if error.errno == errno.EADDRINUSE:
+        return f"{error.strerror}. Is another server there?"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{host!r} is no address of this machine. Say one that is; 0.0.0.0 is all of them."
+    return f"{error.strerror}."
 
 
 def tls_context(config: ServeConfig) -> ssl.SSLContext | None:

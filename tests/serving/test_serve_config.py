@@ -36,6 +36,16 @@ def test_flags_beat_the_environment_which_beats_the_file(tmp_path):
     assert found.parameters == {"device": "cpu", "threads": "1"}
 
 
+def test_help_reads_well(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--help"], ServeConfig())
+    said = capsys.readouterr().out
+    assert "{None}" not in said
+    for option in ("--lanes INT", "--http-port INT|None", "--tls-cert FILE", "--config FILE", "--otlp-endpoint URL"):
+        assert option in said
+    assert parse(["--grpc-port", "None", "--lanes", "2"], ServeConfig()) == ServeConfig(grpc_port=None, lanes=2)
+
+
 def test_one_model_may_have_options_of_its_own(tmp_path):
     config = parse(["a.onnx", "b.onnx", "--lanes", "2", "--parameters", "device=cuda"], defaults_from(write(tmp_path, OWN), {}))
     a, b = config.for_model("a"), config.for_model("b")

@@ -191,8 +191,25 @@ def test_requests_that_were_sent_together_are_all_answered_while_it_stops(model)
 def test_a_port_that_is_taken_is_an_error_that_says_so(model):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(HurtleError, match=f"Cannot listen at 127.0.0.1:{port}: Address already in use"):
+        with pytest.raises(
+            HurtleError, match=f"Cannot listen at 127.0.0.1:{port}: Address already in use. Is another server there"
+        ):
             ServerThread(config(model, http_port=port)).__enter__()
+
+
+def test_a_host_that_is_not_ours_is_an_error_that_says_so(model, monkeypatch):
+    def unknown(*args, **options):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    with pytest.raises(HurtleError, match=r"'192.0.2.1' is no address of this machine") as caught:
+        ServerThread(config(model, host="192.0.2.1")).__enter__()
+    assert "another server" not in str(caught.value)
+    with pytest.raises(HurtleError, match="cannot be a host's name"):
+        ServerThread(config(model, host="a..b")).__enter__()
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(HurtleError, match=r"the host 'nowhere.invalid' cannot be found \(Name or service") as caught:
+        ServerThread(config(model, host="nowhere.invalid")).__enter__()
+    assert "another server" not in str(caught.value)
 
 
 def test_bad_certificates_and_bad_models_are_errors_before_anybody_comes_in(model, tmp_path):
@@ -216,8 +233,8 @@ def test_requests_are_written_to_the_access_log(model, tmp_path):
         ask(server.http_port, "POST", "/v2/models/nobody/versions/7/infer?a=b", body())
         ask(server.http_port, "GET", "/v2/models/double/versions/1/ready")
         ask(server.http_port, "GET", "/no%20where")
+        asked = ModelInferRequest(model_name="double", model_version="1").SerializeToString()
         with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel, pytest.raises(grpc.RpcError):
-            asked = ModelInferRequest(model_name="double", model_version="1").SerializeToString()
             channel.unary_unary(grpc_path)(asked, timeout=10)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["transport"], line["status"]) for line in lines] == [
