@@ -69,7 +69,7 @@ def export(
     run: Any,
     path: str | Path,
     *,
-    outputs: tuple[str, ...] = ("action",),
+    outputs: str | tuple[str, ...] = ("action",),
     stochastic: bool = False,
     masked: bool | None = None,
     policy: nn.Module | None = None,
@@ -84,8 +84,8 @@ def export(
     Args:
         run: A `Run`, a run folder, "latest", or a checkpoint file.
         path: Ends in .onnx, or in .pt2 for torch.export.
-        outputs: What to compute, of "action", "value" and what the distribution is made of: "logits", or "mean" and
-            "log_std", or "alpha" and "beta"; "heads" means these.
+        outputs: What to compute, one or several of "action", "value" and what the distribution is made of: "logits", or "mean"
+            and "log_std", or "alpha" and "beta"; "heads" means these.
         stochastic: Sample the action, with random numbers drawn inside; else it is the most likely one.
         masked: Take legal actions, `mask`, as an input; None: if the run's env gave some.
         policy: A module built like the one that the run was given, where it was given one as an object.
@@ -104,8 +104,9 @@ def export(
     folder, checkpoint = find_checkpoint(run)
     restored = restore(checkpoint, module=policy)
     masked = restored.has_masks if masked is None else masked
+    wanted = (outputs,) if isinstance(outputs, str) else tuple(outputs)
     draws = stochastic and path.suffix == ".pt2"  # an ONNX file is given its own random numbers once it is checked
-    graph = PolicyGraph(restored.policy, restored.layout, tuple(outputs), masked, stochastic, draws)
+    graph = PolicyGraph(restored.policy, restored.layout, wanted, masked, stochastic, draws)
     card = _card(restored, folder, graph, masked)
     with _ONE_AT_A_TIME:
         content = policy_bytes(restored, graph, card, path)

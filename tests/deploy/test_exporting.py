@@ -246,6 +246,15 @@ def test_a_normalized_mlp_runs_compiled(tmp_path):
     assert hurtle.load(tmp_path / "policy.onnx").runtime == "native"
 
 
+def test_one_output_may_be_named_alone(tmp_path, capsys):
+    run, _ = write_run(tmp_path / "runs", "cartpole")
+    assert [port.name for port in hurtle.export(run, tmp_path / "value.onnx", outputs="value").card.outputs] == ["value"]
+    with pytest.raises(UnknownNameError, match=r"No output 'values'. Did you mean value"):
+        hurtle.export(run, tmp_path / "value.onnx", outputs="values")
+    assert main(["export", str(run), str(tmp_path / "value.onnx"), "--outputs", "value"]) == 0
+    assert "obs → value" in capsys.readouterr().out
+
+
 # The command line.
 
 
