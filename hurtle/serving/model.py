@@ -164,7 +164,7 @@ class Model:
         batch = self.check_inputs(inputs)
         for name in self._required:
             if name not in inputs:
-                raise invalid(f"Model {self.name!r} needs the input {name!r}; got {', '.join(map(repr, inputs)) or 'none'}.")
+                raise invalid(self._missing(name, inputs))
         for name in request.outputs:
             if name not in self._outputs:
                 raise invalid(f"Model {self.name!r} has no output {name!r:.80}. {did_you_mean(name[:80], self._outputs)}")
@@ -172,6 +172,16 @@ class Model:
         if self.options.max_rows is not None and rows > self.options.max_rows:
             raise invalid(f"Model {self.name!r} takes at most {self.options.max_rows} rows in a request, got {rows}.")
         return rows
+
+    def _missing(self, name: str, inputs: dict[str, np.ndarray]) -> str:
+        text = f"Model {self.name!r} needs the input {name!r}; got {', '.join(map(repr, inputs)) or 'none'}."
+        states = dict(self.metadata.state)
+        if name not in states:
+            return text
+        return (
+            f"{text} It is the model's state: send zeros first, then what {states[name]!r} gave; or name a sequence_id, with "
+            "sequence_start in its first request, and the server keeps it."
+        )
 
     def _check_shape(self, spec: TensorSpec, shape: tuple[int, ...]) -> None:
         if len(shape) != len(spec.shape) or any(want not in (-1, got) for want, got in zip(spec.shape, shape, strict=True)):

@@ -4,7 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from serving_helpers import Answers, Doubler, make_model, request, run
+from serving_helpers import Answers, Counter, Doubler, make_model, request, run
 
 from hurtle.errors import HurtleError, ServingError
 from hurtle.serving.backends.base import Backend, Metadata, TensorSpec
@@ -36,6 +36,12 @@ def ints(*shape):
         (Doubler, {"x": np.ones((2, 4), np.float32)}, (), r"got \[2, 4\]"),
         (Doubler, {"x": ONE}, ("z",), "has no output 'z'.* Known: y"),
         (Two, {"left": ints(1, 1, 2)}, (), "needs the input 'right'; got 'left'"),
+        (
+            Counter,
+            {"x": ONE[:, :1]},
+            (),
+            "'state_in_0'; got 'x'.* what 'state_out_0' gave; or name a sequence_id, with sequence_start",
+        ),
         (Two, {"left": ints(1, 1, 2), "right": ints(2, 1, 2)}, (), "Input 'right'.*expected a batch of 1 .* got 2"),
         (Doubler, {"x": np.ones((9, 3), np.float32)}, (), "at most 8 rows in a request, got 9"),
     ],
