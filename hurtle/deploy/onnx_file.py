@@ -49,6 +49,28 @@ def read_onnx(content: bytes) -> tuple[Card, dict[str, np.ndarray]]:
         PolicyFileError: It is something else; says what.
     """
     onnx = import_export_package("onnx")
+    model, card = read_sealed(content)
+    _check_operations(model)
+    if any(tensor.data_location for tensor in _constants(model.graph)):
+        raise PolicyFileError("it keeps weights in other files")
+    try:
+        _check_sizes(model.graph, onnx.numpy_helper.to_array)
+        tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+        names = card.layer_tensors
+        if not names <= tensors.keys():
+            raise PolicyFileError(f"it lacks the tensors {sorted(names - tensors.keys())}")
+        return card, {name: onnx.numpy_helper.to_array(tensors[name]) for name in names}
+    except (ValueError, TypeError, KeyError) as error:
+        raise PolicyFileError(f"its tensors cannot be read ({error})") from None
+
+
+def read_sealed(content: bytes) -> tuple[Any, Card]:
+    """A file as protobuf, and its card, if both are as they were exported.
+
+    Raises:
+        PolicyFileError: It is something else; says what.
+    """
+    onnx = import_export_package("onnx")
     from google.protobuf.message import DecodeError
 
     model = onnx.ModelProto()
@@ -63,19 +85,8 @@ def read_onnx(content: bytes) -> tuple[Card, dict[str, np.ndarray]]:
         raise PolicyFileError(f"its metadata has no entry {KEY!r}: it was cut off, or is not an export of Hurtle's")
     card = Card.from_json(written[KEY])
     if card.sha256 != onnx_hash(model, card):
-        raise PolicyFileError("it is damaged, or was changed after its export (onnxruntime may still run it)")
-    _check_operations(model)
-    if any(tensor.data_location for tensor in _constants(model.graph)):
-        raise PolicyFileError("it keeps weights in other files")
-    try:
-        _check_sizes(model.graph, onnx.numpy_helper.to_array)
-        tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-        names = card.layer_tensors
-        if not names <= tensors.keys():
-            raise PolicyFileError(f"it lacks the tensors {sorted(names - tensors.keys())}")
-        return card, {name: onnx.numpy_helper.to_array(tensors[name]) for name in names}
-    except (ValueError, TypeError, KeyError) as error:
-        raise PolicyFileError(f"its tensors cannot be read ({error})") from None
+        raise PolicyFileError("it is damaged, or was changed after its export")
+    return model, card
 
 
 def onnx_hash(model: Any, card: Card) -> str:

@@ -14,7 +14,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from hurtle.errors import DeviceError, HurtleError, ServingError
+from hurtle.deploy.onnx_file import KEY, read_sealed
+from hurtle.errors import DeviceError, HurtleError, PolicyFileError, ServingError
 from hurtle.serving.backends.base import Backend, Metadata, TensorSpec
 from hurtle.serving.backends.external_data import check_external_data
 from hurtle.serving.backends.fusing import infer_fused
@@ -133,7 +134,8 @@ class OnnxBackend(Backend):
         takes = [*session.get_inputs(), *(defaults[name] for name in optional)]
         gives = session.get_outputs()
         inputs, outputs = (tuple(_spec(self.path, tensor) for tensor in tensors) for tensors in (takes, gives))
-        if "hurtle" in session.get_modelmeta().custom_metadata_map:
+        if KEY in session.get_modelmeta().custom_metadata_map:
+            _check_sealed(self.path)
             optional += tuple(spec.name for spec in inputs if is_mask(spec))
         batched = given.truth("batched", _is_batched(session.get_inputs(), gives) and not set(optional) - {"mask"})
         if batched and not all(spec.shape[:1] == (-1,) for spec in inputs + outputs):
@@ -172,6 +174,17 @@ def _open_session(path: Path, device: str, threads: int) -> Any:
     if device != "cpu" and "CUDAExecutionProvider" not in session.get_providers():
         raise DeviceError(f"device={device}: ONNX Runtime found no GPU that it can use.")
     return session
+
+
+def _check_sealed(path: Path) -> None:
+    """Refuse an export of Hurtle's that is not as it was exported, as `hurtle eval` does."""
+    try:
+        read_sealed(path.read_bytes())
+    except PolicyFileError as error:
+        raise HurtleError(
+            f"{path} is an export of Hurtle's, but {error}. Export it again; if it was changed on purpose, remove the entry "
+            f"{KEY!r} from its metadata."
+        ) from None
 
 
 def _spec(path: Path, tensor: Any) -> TensorSpec:

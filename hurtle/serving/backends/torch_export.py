@@ -6,6 +6,9 @@ Hurtle's own exports are checked before torch sees them. Others are loaded only 
 from __future__ import annotations
 
 import io
+import struct
+import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,8 @@ from hurtle.serving.messages import InferRequest, Outputs
 from hurtle.serving.status import invalid
 
 PLATFORM = "pytorch_export"
+_UNREADABLE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, RuntimeError, ValueError, NotImplementedError)
+"""What `zipfile` raises on archives that are none."""
 
 
 class TorchExportBackend(Backend):
@@ -87,6 +92,7 @@ def _load(path: Path, trusted: bool) -> tuple[Any, Card | None]:
     except PolicyFileError as error:
         if not path.is_file():
             raise
+        _check_whole(path)
         if not trusted:
             raise HurtleError(
                 f"{error} torch.export.load runs what a file names: if you trust who made it, say trusted=true."
@@ -95,6 +101,17 @@ def _load(path: Path, trusted: bool) -> tuple[Any, Card | None]:
         return torch.export.load(source), card
     except Exception as error:  # it raises many kinds
         raise HurtleError(f"torch cannot load {path}: {error!s:.300}") from None
+
+
+def _check_whole(path: Path) -> None:
+    """Tell a file that is damaged from one that is foreign."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except (*_UNREADABLE, OSError) as error:
+        raise HurtleError(f"{path} is damaged or cut off, or no torch.export archive: {error}.") from None
+    if damaged is not None:
+        raise HurtleError(f"{path} is damaged: {damaged[:80]!r} in it is not what was written.")
 
 
 def _metadata_of_card(card: Card) -> Metadata:

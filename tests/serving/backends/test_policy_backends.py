@@ -1,16 +1,21 @@
 """Hurtle's own exports on all backends that run them: ONNX Runtime, torch.export and compiled code agree."""
 
+import asyncio
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from backend_helpers import assert_fused_is_single, assert_only_fails, open_backend, request, run_as_server, unaligned
 
 import hurtle
 from hurtle.errors import HurtleError, ServingError
+from hurtle.serving.config import ServeConfig
+from hurtle.serving.repository import Repository
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "deploy"))
 from export_helpers import hand_made
@@ -115,6 +120,45 @@ def test_lanes_may_load_and_run_at_the_same_time(exports, name):
             np.testing.assert_array_equal(found, [expected] * 20)
 
 
+def with_other_weights(path, removed=None):
+    """The bytes of an export, one weight changed, and one entry of its metadata removed."""
+    model = onnx.load(path)
+    weights = next(tensor for tensor in model.graph.initializer if len(tensor.dims) == 2)
+    values = onnx.numpy_helper.to_array(weights) + 1
+    weights.CopyFrom(onnx.numpy_helper.from_array(values, weights.name))
+    kept = [entry for entry in model.metadata_props if entry.key != removed]
+    del model.metadata_props[:]
+    model.metadata_props.extend(kept)
+    return model.SerializeToString()
+
+
+def test_an_export_that_was_changed_is_refused(exports, tmp_path):
+    path = tmp_path / "changed.onnx"
+    path.write_bytes(with_other_weights(exports / "plain.onnx"))
+    for runtime in ("onnxruntime", "native"):
+        with pytest.raises(HurtleError, match=r"changed\.onnx .*damaged, or was changed after its export"):
+            open_backend(path, runtime=runtime)
+    path.write_bytes(with_other_weights(exports / "plain.onnx", removed="hurtle"))
+    assert "action" in open_backend(path).infer(request(obs=observations(1), mask=np.ones((1, 4), bool)))
+
+
+def test_the_old_version_serves_on_where_a_changed_export_comes(exports, tmp_path):
+    async def main():
+        folder = tmp_path / "policy" / "1"
+        folder.mkdir(parents=True)
+        shutil.copy(exports / "plain.onnx", folder / "model.onnx")
+        found = Repository(ServeConfig(models=(str(tmp_path),)))
+        await found.load("policy")
+        old = found.find("policy")
+        (folder / "model.onnx").write_bytes(with_other_weights(exports / "plain.onnx"))
+        with pytest.raises(ServingError, match="was changed after its export"):
+            await found.load("policy")
+        assert found.find("policy") is old
+        found.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
 class Net(torch.nn.Module):
     def forward(self, x, scale):
         return {"double": x * scale * 2, "total": x.sum(1)}
@@ -128,6 +172,19 @@ def foreign(tmp_path_factory):
     example = (torch.ones(2, 3), torch.ones(2, 3))
     torch.export.save(torch.export.export(Net(), example, dynamic_shapes=({0: batch}, {0: batch})), path)
     return path
+
+
+@pytest.mark.parametrize("trusted", ["false", "true"])
+def test_a_file_that_was_cut_off_is_not_said_to_need_trust(exports, foreign, tmp_path, trusted):
+    for source in (exports / "plain.pt2", foreign):
+        content = source.read_bytes()
+        weights = content.index(b"model.json") + 100
+        flipped = content[:weights] + bytes([content[weights] ^ 8]) + content[weights + 1 :]
+        for damaged in (content[: len(content) // 2], content[:-10], flipped):
+            (tmp_path / "cut.pt2").write_bytes(damaged)
+            with pytest.raises(HurtleError, match=r"cut\.pt2 is damaged") as caught:
+                open_backend(tmp_path / "cut.pt2", trusted=trusted)
+            assert "trusted" not in str(caught.value)
 
 
 def test_others_programs_are_loaded_only_if_they_are_trusted(foreign):
