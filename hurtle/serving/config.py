@@ -93,7 +93,7 @@ class ServeConfig(ModelOptions):
     access_log: MaybeFile = None
     """File for one line of JSON per request; - is standard output."""
     drain: float = 30.0
-    """Seconds that running requests get to finish after SIGTERM or Ctrl-C."""
+    """Seconds for all that clients have sent to be answered after SIGTERM or Ctrl-C."""
     otlp_endpoint: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None
     """Where to send OpenTelemetry traces, such as http://collector:4318/v1/traces; needs hurtle[telemetry]."""
     overrides: Annotated[dict[str, dict[str, Any]], tyro.conf.Suppress] = field(default_factory=dict)

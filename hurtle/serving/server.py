@@ -84,7 +84,9 @@ class Server:
         self.is_started = True
 
     async def stop(self) -> bool:
-        """Let nobody in, finish what runs, close; whether all was finished in time."""
+        """Let nobody in, answer what was sent, close; whether all was finished in time."""
+        self.shell.draining = True
+        await asyncio.sleep(0)  # the event loop lets in who has connected already: the kernel would reset them
         for listener in self._listeners:
             listener.close()
         return await self.shell.stop(self.config.drain)

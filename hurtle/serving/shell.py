@@ -38,7 +38,7 @@ class Connection(Protocol):
     """A client's connection, of either transport."""
 
     def drain(self) -> None:
-        """Take nothing new, finish what runs, then close."""
+        """Tell the client to go, answer what it has sent, then close."""
 
     def abort(self) -> None:
         """Close now."""
@@ -64,14 +64,15 @@ class Shell:
         config: What it was told.
 
     Attributes:
-        draining: Whether it is about to stop and takes nothing new.
+        draining: Whether it is about to stop: not ready any more, but what clients have sent is answered.
+        stopped: Whether it answers nothing any more.
         connections: Its clients.
         peers: The other processes, where there are several.
     """
 
     def __init__(self, config: ServeConfig):
         self.config = config
-        self.draining = False
+        self.draining = self.stopped = False
         self.connections: set[Connection] = set()
         self.peers: Peers | None = None
         self.access_log = AccessLog(config.access_log) if config.access_log is not None else None
@@ -139,13 +140,15 @@ class Shell:
             log.error("%s", error)  # an older version serves
 
     async def stop(self, seconds: float) -> bool:
-        """Finish what runs, then close; whether all was finished in time."""
+        """Answer what clients have sent, then close; whether all was finished in time."""
         self.draining = True
         end = time.monotonic() + seconds
         for connection in list(self.connections):
             connection.drain()
+        await asyncio.sleep(0.01)  # who was let in last is among the connections now
         while (self._active() or self.connections) and time.monotonic() < end:
             await asyncio.sleep(0.01)
+        self.stopped = True
         clean = not self._active()
         for connection in list(self.connections):
             connection.abort()
@@ -194,7 +197,7 @@ class Shell:
         if self.tracing is not None:
             reply = self.tracing.traced(request, reply)
         try:
-            if self.draining:
+            if self.stopped:
                 raise ServingError("unavailable", "The server is about to stop; ask another, or try later.")
             if request.parameters and request.parameters.get("sequence_id"):
                 return self._infer_in_sequence(request, reply)

@@ -43,9 +43,7 @@ class FakeShell:
     def infer(self, request, reply):
         self.asked += 1
         self.requests = [*self.requests[-3:], request]
-        if self.draining:
-            reply(ServingError("unavailable", "draining"))
-        elif request.model == "slow":
+        if request.model == "slow":
             self.running += 1
             self.most_running = max(self.most_running, self.running)
             seconds = request.parameters.get("seconds", 0.05)

@@ -65,7 +65,7 @@ OPEN_INFERENCE = (
 
 @pytest.fixture(scope="module")
 def ports(tmp_path_factory):
-    """Of a server for most, of one that begins to drain when its model `switch` is asked, and of a process to be ended."""
+    """Of a server for most, of one that stops when its model `switch` is asked, and of a process to be ended."""
     folder = tmp_path_factory.mktemp("models")
     draining_folder = tmp_path_factory.mktemp("draining")
     secure_folder = tmp_path_factory.mktemp("secure")
@@ -77,7 +77,7 @@ def ports(tmp_path_factory):
         ServerThread(make_conformance_config(secure_folder, auth_token_file=str(token), **tls)) as secure,
         ServerThread(make_conformance_config(draining_folder)) as draining,
     ):
-        Switch.flip = staticmethod(lambda: setattr(draining.server.shell, "draining", True))
+        Switch.flip = staticmethod(lambda: vars(draining.server.shell).update(draining=True, stopped=True))
         leaving, leaving_ports = start_process(folder / "model.test")
         try:
             yield {

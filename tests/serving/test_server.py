@@ -130,7 +130,7 @@ def test_a_token_is_needed_for_everything_but_health(model, tmp_path):
             assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=5) == b"\x08\x01"
 
 
-def test_stopping_finishes_what_runs_and_takes_nothing_new(model):
+def test_stopping_finishes_what_runs_and_lets_nobody_in(model):
     answers = []
     with ServerThread(config(model, parameters={"delay": "0.4"}, executor="worker", lanes=1)) as server:
         kept = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=10)
@@ -174,7 +174,7 @@ def test_stopping_does_not_wait_for_clients_that_only_keep_a_connection(model):
 
 
 def test_requests_that_were_sent_together_are_all_answered_while_it_stops(model):
-    with ServerThread(config(model, parameters={"delay": "0.1"}, executor="worker", lanes=1)) as server:
+    with ServerThread(config(model, parameters={"delay": "0.3"}, executor="worker", lanes=1)) as server:
         content = body(4.0).encode()
         head = b"POST /v2/models/double/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(content)
         client = socket.create_connection(("127.0.0.1", server.http_port), timeout=10)

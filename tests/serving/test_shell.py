@@ -10,7 +10,7 @@ from serving_helpers import Answers, run
 
 from hurtle.errors import HurtleError, ServingError
 from hurtle.serving.config import ServeConfig
-from hurtle.serving.messages import InferRequest
+from hurtle.serving.messages import InferRequest, InferResponse
 from hurtle.serving.shell import Shell
 
 
@@ -223,17 +223,19 @@ def test_sequence_zero_is_none(tmp_path):
     run(main())
 
 
-def test_a_server_that_stops_takes_nothing_new_and_finishes_what_runs(tmp_path):
+def test_a_server_that_drains_is_not_ready_and_answers_on_until_it_has_stopped(tmp_path):
     async def main():
         shell, answers = shell_of(tmp_path, executor="worker", lanes=1, parameters={"delay": "0.1"}), Answers()
         await shell.start()
         shell.infer(row(), answers.append)
         shell.draining = True
         shell.infer(row(), answers.append)
-        assert answers[0].reason == "unavailable"
+        assert not shell.is_ready()
         assert not shell.is_model_ready("m")
         assert await shell.stop(5)
-        assert len(answers) == 2
+        assert [type(answer) for answer in answers] == [InferResponse] * 2
+        shell.infer(row(), answers.append)
+        assert answers[2].reason == "unavailable"
 
     run(main())
 

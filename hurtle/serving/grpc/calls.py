@@ -211,12 +211,20 @@ class StreamInferCall(StreamingCall):
     def __init__(self, *args: Any):
         super().__init__(*args)
         self.slots: deque[Slot] = deque()
-        self.draining = False
+        self.draining = self.is_cut = False
+        """The server is going; and something that came after it said so was not taken."""
         self.limit()
 
     def is_full(self) -> bool:
         """Too much runs, or the client takes too little."""
-        return len(self.slots) >= MAX_PENDING or self.queued > MAX_UNSENT or self.draining
+        return len(self.slots) >= MAX_PENDING or self.queued > MAX_UNSENT
+
+    def on_data(self, data: bytes, start: int, stop: int, ended: bool) -> None:
+        """Requests came; while the server is going, only what is left of one that has begun to come is taken."""
+        if self.draining and not self.buffer:
+            self.is_cut = self.is_cut or start < stop
+            start = stop
+        super().on_data(data, start, stop, ended)
 
     def on_message(self, payload: bytes) -> None:
         """Run one."""
@@ -264,10 +272,10 @@ class StreamInferCall(StreamingCall):
     def _end_if_done(self) -> None:
         if self.slots or self.ended:
             return
-        if self.draining:
-            super().on_drain()
-        elif self._half_closed:
+        if self._half_closed and not self.is_cut:
             self.end()
+        elif self.draining and not self.buffer and (self._half_closed or not self.remote_closed):
+            super().on_drain()
 
     def on_half_close(self) -> None:
         """End when all is answered."""
@@ -278,7 +286,7 @@ class StreamInferCall(StreamingCall):
         self.take_messages()
 
     def on_drain(self) -> None:
-        """Answer what runs, then end."""
+        """Answer what has come, then end."""
         self.draining = True
         self._end_if_done()
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from hurtle.serving.grpc import http2_frames
@@ -37,7 +38,14 @@ from hurtle.serving.grpc.http2_stream import Stream
 
 log = logging.getLogger("hurtle.serving")
 PREFACE_TIMEOUT = 10.0
+DRAIN_GRACE = 0.2
+"""Seconds for a client that had connected, and said nothing yet, when the server began to stop."""
 CLOSE_TIMEOUT = 5.0
+"""Seconds for what was written to be sent."""
+LINGER = 1.0
+"""Seconds that a client which has been told to go may take; what it still sends would else make it lose our last answers."""
+PING_TIMEOUT = 1.0
+"""Seconds for a client to answer our PING while we drain."""
 
 
 class Http2Connection(asyncio.Protocol):
@@ -91,8 +99,9 @@ class Http2Connection(asyncio.Protocol):
         self._timer = self.loop.call_later(PREFACE_TIMEOUT, self.abort)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """The client is gone, or we closed."""
+        """The client is gone, or we closed and all is sent."""
         self._finish()
+        self.on_closed()
 
     def pause_writing(self) -> None:
         """The peer does not keep up."""
@@ -126,18 +135,24 @@ class Http2Connection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def drain(self) -> None:
-        """Let the client know that it should go; finish what runs, then close."""
+        """Let the client know that it should go; answer what it has sent, then close."""
         if self.draining or self._closed:
             return
-        if not self.settled:
-            self.abort()
-            return
         self.draining = True
-        # Two steps, so that no request that is on its way is lost: the second when the client has surely seen the first.
+        if self.settled:
+            self.say_goodbye()
+        else:  # its preface and its first request may be on their way
+            self._wait(DRAIN_GRACE, self.abort)
+
+    def say_goodbye(self) -> None:
+        """The first of two steps, so that no request that is on its way is lost: the second when the client has seen this."""
         self.output.write(FIRST_GOODBYE)
-        self._timer = self.loop.call_later(1.0, self.call_last)
-        for stream in list(self.streams.values()):
-            stream.on_drain()
+        self._wait(PING_TIMEOUT, self.call_last)
+
+    def _wait(self, seconds: float, then: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(seconds, then)
 
     def abort(self) -> None:
         """Close at once."""
@@ -161,8 +176,8 @@ class Http2Connection(asyncio.Protocol):
         else:
             self.ended_early.append(stream.id)
             self.output.write(http2_frames.reset(stream.id, ErrorCode.NO_ERROR))
-        if self._last_call and not self.streams:
-            self._close()
+        if self._last_call:
+            self._close_if_done()
 
     def reset_stream(self, stream: Stream, code: ErrorCode) -> None:
         """End a stream whose client broke the rules."""
@@ -177,21 +192,31 @@ class Http2Connection(asyncio.Protocol):
             self.output.forget(stream)
             self.guard.give_back(stream)
             stream.on_cancel()
-            if self._last_call and not self.streams:
-                self._close()
+            if self._last_call:
+                self._close_if_done()
 
     def call_last(self) -> None:
         """While draining: take no more streams, and close when the last has its answer."""
-        if not self._last_call and not self._closed:
-            self._last_call = True
-            self.output.write(http2_frames.goaway(self.last_id, ErrorCode.NO_ERROR, "draining"))
-            if not self.streams:
-                self._close()
+        if self._last_call or self._closed:
+            return
+        self._last_call = True
+        self.output.write(http2_frames.goaway(self.last_id, ErrorCode.NO_ERROR, "draining"))
+        for stream in list(self.streams.values()):  # also those that were opened since the first step
+            stream.on_drain()
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if self._last_call and not self.streams and not self._closed:
+            self._close()
 
     def _close(self) -> None:
         self.output.flush()
         self._finish()
-        self.transport.close()
+        if self._last_call and self.transport.can_write_eof():
+            self.transport.write_eof()
+            self.loop.call_later(LINGER, self.transport.close)
+        else:
+            self.transport.close()
         self.loop.call_later(CLOSE_TIMEOUT, self.transport.abort)
 
     def _finish(self) -> None:
@@ -203,10 +228,9 @@ class Http2Connection(asyncio.Protocol):
             self._timer.cancel()
         for stream in list(self.streams.values()):
             self.drop(stream)
-        self.on_closed()
 
     def on_closed(self) -> None:
-        """The connection serves nobody any more."""
+        """The connection is gone."""
 
     def _read_preface(self, data: bytes) -> bytes:
         if not data.startswith(http2_frames.PREFACE):
@@ -217,7 +241,7 @@ class Http2Connection(asyncio.Protocol):
                 self._close()
                 return b""
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "expected HTTP/2's connection preface")
-        if self._timer is not None:
+        if self._timer is not None and not self.draining:
             self._timer.cancel()
         self.output.write(OUR_SETTINGS)
         self._read = self._read_frames

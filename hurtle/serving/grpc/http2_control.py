@@ -55,8 +55,11 @@ def on_settings(connection: Http2Connection, flags: int, stream_id: int, payload
         return
     if len(payload) % 6:
         raise ConnectionFailed(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of no whole entries")
-    connection.settled = True
     connection.output.write(frame(SETTINGS, ACK, 0))
+    if not connection.settled:
+        connection.settled = True
+        if connection.draining:
+            connection.say_goodbye()
     window = connection.output.initial_window
     for key, value in struct.iter_unpack(">HI", payload):
         if key == INITIAL_WINDOW_SIZE:

@@ -35,6 +35,10 @@ WRITE_SECONDS = 60
 """That a client may read nothing of an answer."""
 LINGER_SECONDS = 5
 """That we read on, and forget it, after refusing a request: a client that still sends would else never see the answer."""
+DRAIN_GRACE = 0.2
+"""Seconds that an idle connection stays when the server stops: what was sent before the client could know is answered."""
+DRAIN_LINGER = 1.0
+"""Seconds for a client to close after its last answer while the server stops."""
 
 
 class HttpConnection(asyncio.Protocol):
@@ -45,7 +49,8 @@ class HttpConnection(asyncio.Protocol):
 
     Attributes:
         is_ending: No more requests are read; what comes is forgotten.
-        is_draining: The server is about to stop: the next answer is the last.
+        is_draining: The server is about to stop: the next answer is the last, or, where the client does not wait for answers
+            before it sends, the next after `DRAIN_GRACE`.
         pending: Requests in their order; the last may still be arriving.
     """
 
@@ -61,6 +66,8 @@ class HttpConnection(asyncio.Protocol):
         self._held = b""
         """What was read and must wait, because too much is pending."""
         self._is_paused = self._is_congested = False
+        self._is_pipelined = self._is_grace_over = False
+        """Whether more than one request came at once; whether it has waited long enough for what was on its way."""
         self._completed = self._unsent = 0
         self._since = self.watch.tick
         """When what we wait for began."""
@@ -118,7 +125,10 @@ class HttpConnection(asyncio.Protocol):
         return self._is_congested or len(self.pending) >= MAX_PENDING
 
     def _feed(self, data: bytes | memoryview) -> None:
+        completed = self._completed
         error = self._reader.feed(data)
+        if self._completed > completed + 1:
+            self._is_pipelined = True
         if error is not None and not self.is_ending:
             self._refuse(error)
 
@@ -159,6 +169,8 @@ class HttpConnection(asyncio.Protocol):
     def admitted(self, exchange: Exchange) -> None:
         """A request's head came, and its body may."""
         self.pending.append(exchange)
+        if len(self.pending) > 1:
+            self._is_pipelined = True
         if exchange.wants_continue and self.pending[0] is exchange:
             self._say_continue(exchange)
 
@@ -168,9 +180,19 @@ class HttpConnection(asyncio.Protocol):
         self._completed += 1
         if exchange.close:  # what may follow is none of ours
             self.is_ending = True
+        if self.is_draining:  # when all that came with it is known: only the last answer may say that it is
+            self.watch.loop.call_soon(self._begin, exchange)
+        elif exchange.refusal is not None or b"content-encoding" in exchange.headers:
+            self._begin(exchange)
+        else:
+            routes.begin(self.shell, exchange)
+
+    def _begin(self, exchange: Exchange) -> None:
+        if not exchange.is_waited_for():
+            return
         if exchange.refusal is not None:
             exchange.fail(exchange.refusal)
-        elif b"content-encoding" in exchange.headers and exchange.headers[b"content-encoding"].lower() != b"identity":
+        elif exchange.headers.get(b"content-encoding", b"identity").lower() != b"identity":
             self.spawn(exchange, self._begin_unpacked(exchange))
         else:
             routes.begin(self.shell, exchange)
@@ -219,6 +241,8 @@ class HttpConnection(asyncio.Protocol):
             self._say_continue(pending[0])
         if self._is_paused:
             self._resume_soon()
+        if self._is_grace_over and not pending:
+            self.watch.loop.call_later(DRAIN_GRACE, self._close_if_idle)
 
     def _say_continue(self, exchange: Exchange) -> None:
         exchange.wants_continue = False
@@ -260,9 +284,11 @@ class HttpConnection(asyncio.Protocol):
         """After the last answer."""
         self._forget_pending()
         self.is_ending, self._since = True, self.watch.tick
-        if last.is_complete:
+        if last.is_complete and not (self.is_draining and self._transport.can_write_eof()):
             self._close()
             return
+        if self.is_draining:
+            self.watch.loop.call_later(DRAIN_LINGER, self._close)
         if self._transport.can_write_eof():
             self._transport.write_eof()
         if self._is_paused:
@@ -277,16 +303,40 @@ class HttpConnection(asyncio.Protocol):
         self.pending.clear()
 
     def drain(self) -> None:
-        """Finish what runs, tell the client that this was the last answer, and close."""
-        self.is_draining = True
-        if not self.pending and self._reader.phase == IDLE:
+        """Answer what was sent, tell the client that this was the last answer, and close."""
+        if not self.is_draining:
+            self.is_draining = True
+            self.watch.loop.call_later(DRAIN_GRACE, self._end_grace, self._completed)
+
+    def is_last(self, exchange: Exchange) -> bool:
+        """While the server stops: whether this is the answer to close with. Those behind it, and what is held, run on."""
+        if self._is_pipelined and not self._is_grace_over:
+            return False
+        return bool(self.pending) and self.pending[-1] is exchange and not self._held and self._reader.phase == IDLE
+
+    def _end_grace(self, completed: int) -> None:
+        """Close, unless it was used meanwhile: then the next answer says so first, if there is one."""
+        self._is_grace_over = True
+        if self._completed == completed:
+            self._close_if_idle()
+        else:
+            self.watch.loop.call_later(DRAIN_GRACE, self._close_if_idle)
+
+    def _close_if_idle(self) -> None:
+        if not self.pending and self._reader.phase == IDLE and not self._held and not self.is_ending:
             self._close()
 
     def _close(self) -> None:
         """Once all is written. TLS waits for the client to say goodbye too: when the server stops, not for long."""
         self._transport.close()
         if self.is_draining:
-            self.watch.loop.call_later(1.0, self._transport.abort)
+            self.watch.loop.call_later(DRAIN_LINGER, self._abort_when_sent)
+
+    def _abort_when_sent(self) -> None:
+        if self._transport.get_write_buffer_size():
+            self.watch.loop.call_later(DRAIN_LINGER, self._abort_when_sent)
+        else:
+            self._transport.abort()
 
     def abort(self) -> None:
         """Close now."""
@@ -313,5 +363,5 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(HttpError(408, f"Expected a request's head within {HEAD_SECONDS} seconds."))
         elif phase == BODY and self._reader.received < (spent - BODY_SECONDS) * BODY_RATE:
             self._refuse(HttpError(408, f"Expected the body at {BODY_RATE:,} bytes a second or more."))
-        elif phase == IDLE and not self.pending and (spent > IDLE_SECONDS or self.is_draining):
+        elif phase == IDLE and not self.pending and spent > IDLE_SECONDS:
             self._transport.close()

@@ -152,7 +152,7 @@ class Exchange:
 
     def _send(self, status: int, parts: Sequence[bytes], size: int, content_type: bytes, extra: bytes) -> None:
         connection = self.connection
-        if connection.is_draining and connection.pending and connection.pending[-1] is self:  # those behind it run on
+        if connection.is_draining and connection.is_last(self):
             self.close = True
         if self.close:
             extra += b"Connection: close\r\n"
