@@ -48,7 +48,7 @@ class FakeShell:
             self.most_running = max(self.most_running, self.running)
             seconds = request.parameters.get("seconds", 0.05)
             return Ticket(self, asyncio.get_running_loop().call_later(seconds, self._later, request, reply))
-        elif request.model == "echo":
+        if request.model == "echo":
             reply(self._echo(request))
         elif request.model == "big":
             size = min(request.parameters["bytes"], 1 << 25)
