@@ -1,102 +1,32 @@
 """Who runs a model, and when: `Inline` at once, `Queued` on lanes (`worker`: one request each; `batch`: requests fused).
 
-job → queue → lane (the event loop itself, or a thread that owns a backend) → `Job.done` on the event loop. Knows no transport.
+job → queue → lane (the event loop itself, or a thread that owns a backend) → `Job.done` on the event loop. What is too large
+for the event loop goes to a thread in any case (`Aside`). Knows no transport.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import queue
-import threading
+import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import monotonic, perf_counter_ns
-from typing import Any
 
 from hurtle.errors import ServingError
 from hurtle.serving.backends.base import Backend
-from hurtle.serving.messages import InferRequest, Outputs
-
-log = logging.getLogger("hurtle.serving")
-MakeBackend = Callable[[], Backend]
-QUEUED, RUNNING, DONE = range(3)
-
-
-class Job:
-    """A request on its way through an executor.
-
-    Args:
-        request: What to run.
-        done: Called once, on the event loop, with this job when `result` is there; never after `Executor.cancel`.
-        rows: What it adds to a batch.
-    """
-
-    __slots__ = (
-        "arrived",
-        "batch",
-        "done",
-        "finished",
-        "leads",
-        "reply",
-        "request",
-        "result",
-        "rows",
-        "started",
-        "state",
-        "timer",
-    )
-
-    def __init__(self, request: InferRequest, done: Callable[[Job], None], rows: int = 1):
-        self.request, self.done, self.rows = request, done, rows
-        self.arrived = perf_counter_ns()
-        self.started = self.finished = self.arrived
-        self.batch = rows
-        """Rows of the call that it ran in."""
-        self.state = QUEUED
-        self.timer: asyncio.TimerHandle | None = None
-        self.result: Outputs | ServingError | None = None
-        self.leads = False
-        """Whether it is the first of its call, the one to count it by."""
-        self.reply: Any = None
-        """Whoever made the job may keep here what `done` needs."""
-
-
-def run_jobs(backend: Backend, jobs: Sequence[Job]) -> None:
-    """Run jobs in one call and give each its result. When the call fails, each runs alone: one bad request fails by itself."""
-    started = perf_counter_ns()
-    results: Sequence[Outputs | ServingError]
-    if len(jobs) == 1:
-        results = [_run_alone(backend, jobs[0].request)]
-    else:
-        try:
-            results = backend.infer_batch([job.request for job in jobs])
-            if len(results) != len(jobs):
-                raise ValueError(f"infer_batch gave {len(results)} results for {len(jobs)} requests")
-        except BaseException:
-            results = [_run_alone(backend, job.request) for job in jobs]
-    finished, rows = perf_counter_ns(), sum(job.rows for job in jobs)
-    jobs[0].leads = True
-    for job, result in zip(jobs, results, strict=True):
-        job.result, job.started, job.finished, job.batch = result, started, finished, rows
-
-
-def _run_alone(backend: Backend, request: InferRequest) -> Outputs | ServingError:
-    try:
-        return backend.infer(request)
-    except ServingError as error:
-        return error
-    except BaseException as error:  # panics of extensions and sys.exit of a backend are no reason to stop serving
-        log.exception("model %r failed on request %r", request.model, request.id)
-        return ServingError("internal", f"Model {request.model!r} failed: {type(error).__name__}: {str(error)[:500]}")
-
-
-def finish_job(job: Job) -> None:
-    """Hand over a result. What goes wrong there is this client's loss alone: others of the call wait for theirs."""
-    try:
-        job.done(job)
-    except Exception:
-        log.exception("the answer to request %r of model %r was lost", job.request.id, job.request.model)
+from hurtle.serving.lanes import (
+    DONE,
+    QUEUED,
+    RUNNING,
+    Job,
+    Lane,
+    LateLane,
+    LoopLane,
+    MakeBackend,
+    ThreadLane,
+    finish_job,
+    run_jobs,
+)
 
 
 class Executor:
@@ -130,30 +60,44 @@ class Executor:
 
 
 class Inline(Executor):
-    """Runs each request at once, on the event loop: nothing is faster for one client and a small model."""
+    """Runs each request at once, on the event loop: nothing is faster for one client and a small model.
+
+    Args:
+        make: Makes a backend.
+        large: Rows above which a request runs on a thread instead.
+        max_queue: Of such requests, how many may wait.
+    """
 
     lanes = 0
 
-    def __init__(self, make: MakeBackend):
+    def __init__(self, make: MakeBackend, large: int = sys.maxsize, max_queue: int = 1024):
         self.backend = make()
+        self._most = large
+        self._aside = Aside(make, max_queue)
 
     def submit(self, job: Job) -> None:
         """Run it."""
+        if job.rows > self._most:
+            self._aside.submit(job)
+            return
         job.state = RUNNING
         run_jobs(self.backend, (job,))
         job.state = DONE
         job.done(job)
 
     def cancel(self, job: Job) -> None:
-        """Too late: it has run."""
+        """Too late, unless it is a large one: others have run."""
+        if job.rows > self._most:
+            self._aside.cancel(job)
 
     @property
     def queued(self) -> int:
-        """Never any."""
-        return 0
+        """Large ones alone wait."""
+        return self._aside.queued
 
     def close(self) -> None:
         """Give the backend's memory back."""
+        self._aside.close()
         self.backend.close()
 
 
@@ -170,6 +114,7 @@ class Queued(Executor):
         batch_size: Rows of one call at most; a larger request is run alone. None: one request a call (`worker`).
         batch_timeout: Seconds.
         max_queue: Requests that may wait; more are refused.
+        large: Rows above which a request does not run on the event loop.
     """
 
     def __init__(
@@ -179,6 +124,7 @@ class Queued(Executor):
         batch_size: int | None = None,
         batch_timeout: float = 0.0,
         max_queue: int = 1024,
+        large: int = sys.maxsize,
     ):
         self.lanes, self.batch_size, self.batch_timeout, self.max_queue = lanes, batch_size, batch_timeout, max_queue
         self._jobs: deque[Job] = deque()
@@ -192,7 +138,9 @@ class Queued(Executor):
         """Whether this pass has given a lane its first job already."""
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._lanes: list[Lane] = [ThreadLane(make) for _ in range(lanes)] or [LoopLane(make)]
+        self._most = sys.maxsize if lanes else large
+        self._aside = Aside(make, max_queue)
+        self._lanes: list[Lane] = self._make_lanes(make, lanes)
         try:
             for lane in self._lanes:
                 lane.wait_until_made()
@@ -202,8 +150,14 @@ class Queued(Executor):
         self._idle = list(self._lanes)
         self.backend = self._lanes[0].backend
 
+    def _make_lanes(self, make: MakeBackend, lanes: int) -> list[Lane]:
+        return [ThreadLane(make) for _ in range(lanes)] or [LoopLane(make)]
+
     def submit(self, job: Job) -> None:
         """Queue it; the lanes are looked after when the loop has read what else is there."""
+        if job.rows > self._most:
+            self._aside.submit(job)
+            return
         if self._queued >= self.max_queue + len(self._idle):  # idle lanes take theirs in a moment
             raise ServingError(
                 "resource_exhausted", f"Model {job.request.model!r} is busy: {self.max_queue} requests wait already; try later."
@@ -224,15 +178,19 @@ class Queued(Executor):
 
     def cancel(self, job: Job) -> None:
         """Forget it."""
-        self._drop(job)
+        if job.rows > self._most:
+            self._aside.cancel(job)
+        else:
+            self._drop(job)
 
     @property
     def queued(self) -> int:
         """Jobs that wait."""
-        return self._queued
+        return self._queued + self._aside.queued
 
     def close(self) -> None:
         """Stop the lanes."""
+        self._aside.close()
         if self._timer is not None:
             self._timer.cancel()
         for lane in self._lanes:
@@ -351,77 +309,45 @@ class Queued(Executor):
         return True
 
 
-class Lane:
-    """Runs calls one after the other with a backend of its own."""
+class Late(Queued):
+    """One request a call, on a thread whose backend is made when the first comes."""
 
-    backend: Backend
+    def __init__(self, make: MakeBackend, max_queue: int):
+        super().__init__(make, max_queue=max_queue)
 
-    def wait_until_made(self) -> None:
-        """Until the backend is there; raises what its making raised."""
-
-    def run(self, jobs: list[Job], finish: Callable[[Lane, Sequence[Job]], None]) -> None:
-        """Run jobs, then call `finish` on the event loop."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Stop, and close the backend."""
-        raise NotImplementedError
+    def _make_lanes(self, make: MakeBackend, lanes: int) -> list[Lane]:
+        return [LateLane(make)]
 
 
-class LoopLane(Lane):
-    """The event loop itself: no hand-over to a thread, which costs more than a small model's call."""
+class Aside:
+    """Where an event loop's lane sends what is too large for it: nothing is there until the first such request.
 
-    def __init__(self, make: MakeBackend):
-        self.backend = make()
+    Args:
+        make: Makes a backend.
+        max_queue: Requests that may wait.
+    """
 
-    def run(self, jobs: list[Job], finish: Callable[[Lane, Sequence[Job]], None]) -> None:
-        """Run them now."""
-        run_jobs(self.backend, jobs)
-        finish(self, jobs)
+    def __init__(self, make: MakeBackend, max_queue: int):
+        self._make, self._max_queue = make, max_queue
+        self._executor: Late | None = None
 
-    def close(self) -> None:
-        """Close the backend."""
-        self.backend.close()
+    def submit(self, job: Job) -> None:
+        """As `Executor.submit`."""
+        if self._executor is None:
+            self._executor = Late(self._make, self._max_queue)
+        self._executor.submit(job)
 
+    def cancel(self, job: Job) -> None:
+        """As `Executor.cancel`."""
+        if self._executor is not None:
+            self._executor.cancel(job)
 
-class ThreadLane(Lane):
-    """A thread with a backend."""
-
-    def __init__(self, make: MakeBackend):
-        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._made = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, args=(make,), name="hurtle-lane", daemon=True)
-        self._thread.start()
-
-    def wait_until_made(self) -> None:
-        """Until the backend is there; raises what its making raised."""
-        self._made.wait()
-        if self._error is not None:
-            raise self._error
-
-    def run(self, jobs: list[Job], finish: Callable[[Lane, Sequence[Job]], None]) -> None:
-        """Hand them over."""
-        self._calls.put((jobs, finish, asyncio.get_running_loop()))
+    @property
+    def queued(self) -> int:
+        """Jobs that wait."""
+        return 0 if self._executor is None else self._executor.queued
 
     def close(self) -> None:
-        """Stop the thread when it has done what it was given."""
-        self._calls.put(None)
-        self._thread.join(timeout=30)
-
-    def _work(self, make: MakeBackend) -> None:
-        try:
-            self.backend = make()
-        except BaseException as error:
-            self._error = error
-            return
-        finally:
-            self._made.set()
-        while (call := self._calls.get()) is not None:
-            jobs, finish, loop = call
-            run_jobs(self.backend, jobs)
-            try:
-                loop.call_soon_threadsafe(finish, self, jobs)
-            except RuntimeError:  # the loop is closed: the server was stopped without waiting
-                break
-        self.backend.close()
+        """Stop the thread, if there is one."""
+        if self._executor is not None:
+            self._executor.close()

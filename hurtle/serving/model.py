@@ -6,6 +6,7 @@ InferRequest → check → Job → executor → InferResponse. Knows nothing of 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from time import perf_counter, perf_counter_ns
 from typing import Any
@@ -15,7 +16,8 @@ import numpy as np
 from hurtle.errors import HurtleError, ServingError, did_you_mean
 from hurtle.serving.backends.base import Backend, Metadata, TensorSpec
 from hurtle.serving.config import ModelOptions
-from hurtle.serving.executors import DONE, Executor, Inline, Job, MakeBackend, Queued
+from hurtle.serving.executors import Executor, Inline, Queued
+from hurtle.serving.lanes import DONE, Job, MakeBackend
 from hurtle.serving.messages import InferRequest, InferResponse, Reply
 from hurtle.serving.statistics import ModelStatistics
 from hurtle.serving.status import invalid
@@ -200,17 +202,30 @@ def _executor(make: MakeBackend, options: ModelOptions) -> Executor:
         return backend
 
     if options.executor == "inline":
-        return Inline(make_warm)
+        backend = make_warm()
+        return Inline(_handing_out(backend, make_warm), _large(backend, options), options.max_queue)
     lanes = options.lanes
     if options.executor == "worker":
         return Queued(make_warm, lanes or len(os.sched_getaffinity(0)), max_queue=options.max_queue)
-    if lanes is None:
+    large = sys.maxsize
+    if not lanes:
         backend = make_warm()
-        lanes = 0 if _time_of_a_batch(backend, options.batch_size) < QUICK else 1
-        first = [backend]
-        make_again = make_warm
-        make_warm = lambda: first.pop() if first else make_again()  # noqa: E731
-    return Queued(make_warm, lanes, options.batch_size, options.batch_timeout_ms / 1000, options.max_queue)
+        large = _large(backend, options)
+        if lanes is None:
+            lanes = 0 if _time_of_a_batch(backend, options.batch_size) < QUICK else 1
+        make_warm = _handing_out(backend, make_warm)
+    return Queued(make_warm, lanes, options.batch_size, options.batch_timeout_ms / 1000, options.max_queue, large)
+
+
+def _handing_out(backend: Backend, make: MakeBackend) -> MakeBackend:
+    """Gives a backend that is there already, then new ones."""
+    first = [backend]
+    return lambda: first.pop() if first else make()
+
+
+def _large(backend: Backend, options: ModelOptions) -> int:
+    """Rows above which a request is not one for the event loop: a full batch, or what the model takes at least."""
+    return max(options.batch_size, backend.rows(backend.warm_up_request()))
 
 
 def _time_of_a_batch(backend: Backend, rows: int) -> float:

@@ -1,6 +1,7 @@
 """A loaded model: what it refuses and how it says so, what it counts, where it runs."""
 
 import asyncio
+import threading
 
 import numpy as np
 import pytest
@@ -90,6 +91,28 @@ def test_batch_runs_quick_models_on_the_event_loop_and_slow_ones_on_a_thread():
     forced = make_model(lanes=2)
     assert forced.executor.lanes == 2
     forced.close()
+
+
+@pytest.mark.parametrize("options", [{"executor": "inline"}, {"executor": "batch"}, {"executor": "batch", "lanes": 0}])
+def test_what_is_larger_than_a_batch_never_runs_on_the_event_loop(options):
+    threads = {}
+
+    class Where(Doubler):
+        def infer(self, request):
+            threads[len(request.inputs["x"])] = threading.current_thread().name
+            return super().infer(request)
+
+    async def main():
+        model, answers = make_model(Where, batch_size=8, **options), Answers()
+        for rows in (9, 8):
+            model.infer(request(rows=rows), answers.append)
+        await answers.wait(2)
+        assert threads[9] == "hurtle-lane"
+        assert threads[8] == threading.current_thread().name
+        assert model.statistics.snapshot()["succeeded"] == 2
+        await asyncio.to_thread(model.close)
+
+    run(main())
 
 
 def test_what_it_did_is_counted():

@@ -1,0 +1,206 @@
+"""`Job` and the lanes that run it: `LoopLane` is the event loop itself, `ThreadLane` a thread that owns a backend.
+
+jobs of one call → lane → backend → results → `finish` on the event loop. Knows nothing of queues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns
+from typing import Any, cast
+
+from hurtle.errors import ServingError
+from hurtle.serving.backends.base import Backend
+from hurtle.serving.messages import InferRequest, Outputs
+
+log = logging.getLogger("hurtle.serving")
+MakeBackend = Callable[[], Backend]
+QUEUED, RUNNING, DONE = range(3)
+
+
+class Job:
+    """A request on its way through an executor.
+
+    Args:
+        request: What to run.
+        done: Called once, on the event loop, with this job when `result` is there; never after `Executor.cancel`.
+        rows: What it adds to a batch.
+    """
+
+    __slots__ = (
+        "arrived",
+        "batch",
+        "done",
+        "finished",
+        "leads",
+        "reply",
+        "request",
+        "result",
+        "rows",
+        "started",
+        "state",
+        "timer",
+    )
+
+    def __init__(self, request: InferRequest, done: Callable[[Job], None], rows: int = 1):
+        self.request, self.done, self.rows = request, done, rows
+        self.arrived = perf_counter_ns()
+        self.started = self.finished = self.arrived
+        self.batch = rows
+        """Rows of the call that it ran in."""
+        self.state = QUEUED
+        self.timer: asyncio.TimerHandle | None = None
+        self.result: Outputs | ServingError | None = None
+        self.leads = False
+        """Whether it is the first of its call, the one to count it by."""
+        self.reply: Any = None
+        """Whoever made the job may keep here what `done` needs."""
+
+
+def run_jobs(backend: Backend, jobs: Sequence[Job]) -> None:
+    """Run jobs in one call and give each its result. When the call fails, each runs alone: one bad request fails by itself."""
+    started = perf_counter_ns()
+    results: Sequence[Outputs | ServingError]
+    if len(jobs) == 1:
+        results = [_run_alone(backend, jobs[0].request)]
+    else:
+        try:
+            results = backend.infer_batch([job.request for job in jobs])
+            if len(results) != len(jobs):
+                raise ValueError(f"infer_batch gave {len(results)} results for {len(jobs)} requests")
+        except BaseException:
+            results = [_run_alone(backend, job.request) for job in jobs]
+    finished, rows = perf_counter_ns(), sum(job.rows for job in jobs)
+    jobs[0].leads = True
+    for job, result in zip(jobs, results, strict=True):
+        job.result, job.started, job.finished, job.batch = result, started, finished, rows
+
+
+def _run_alone(backend: Backend, request: InferRequest) -> Outputs | ServingError:
+    try:
+        return backend.infer(request)
+    except ServingError as error:
+        return error
+    except BaseException as error:  # panics of extensions and sys.exit of a backend are no reason to stop serving
+        log.exception("model %r failed on request %r", request.model, request.id)
+        return ServingError("internal", f"Model {request.model!r} failed: {type(error).__name__}: {str(error)[:500]}")
+
+
+def finish_job(job: Job) -> None:
+    """Hand over a result. What goes wrong there is this client's loss alone: others of the call wait for theirs."""
+    try:
+        job.done(job)
+    except Exception:
+        log.exception("the answer to request %r of model %r was lost", job.request.id, job.request.model)
+
+
+class Lane:
+    """Runs calls one after the other with a backend of its own."""
+
+    backend: Backend
+
+    def wait_until_made(self) -> None:
+        """Until the backend is there; raises what its making raised."""
+
+    def run(self, jobs: list[Job], finish: Callable[[Lane, Sequence[Job]], None]) -> None:
+        """Run jobs, then call `finish` on the event loop."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stop, and close the backend."""
+        raise NotImplementedError
+
+
+class LoopLane(Lane):
+    """The event loop itself: no hand-over to a thread, which costs more than a small model's call."""
+
+    def __init__(self, make: MakeBackend):
+        self.backend = make()
+
+    def run(self, jobs: list[Job], finish: Callable[[Lane, Sequence[Job]], None]) -> None:
+        """Run them now."""
+        run_jobs(self.backend, jobs)
+        finish(self, jobs)
+
+    def close(self) -> None:
+        """Close the backend."""
+        self.backend.close()
+
+
+class ThreadLane(Lane):
+    """A thread with a backend."""
+
+    def __init__(self, make: MakeBackend):
+        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._made = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, args=(make,), name="hurtle-lane", daemon=True)
+        self._thread.start()
+
+    def wait_until_made(self) -> None:
+        """Until the backend is there; raises what its making raised."""
+        self._made.wait()
+        if self._error is not None:
+            raise self._error
+
+    def run(self, jobs: list[Job], finish: Callable[[Lane, Sequence[Job]], None]) -> None:
+        """Hand them over."""
+        self._calls.put((jobs, finish, asyncio.get_running_loop()))
+
+    def close(self) -> None:
+        """Stop the thread when it has done what it was given."""
+        self._calls.put(None)
+        self._thread.join(timeout=30)
+
+    def _work(self, make: MakeBackend) -> None:
+        try:
+            self.backend = make()
+        except BaseException as error:
+            self._error = error
+            return
+        finally:
+            self._made.set()
+        while (call := self._calls.get()) is not None:
+            jobs, finish, loop = call
+            self._run(jobs)
+            try:
+                loop.call_soon_threadsafe(finish, self, jobs)
+            except RuntimeError:  # the loop is closed: the server was stopped without waiting
+                break
+        self._close_backend()
+
+    def _run(self, jobs: list[Job]) -> None:
+        run_jobs(self.backend, jobs)
+
+    def _close_backend(self) -> None:
+        self.backend.close()
+
+
+class LateLane(ThreadLane):
+    """A thread that makes its backend when it is needed, and tries again where that failed."""
+
+    def __init__(self, make: MakeBackend):
+        self.backend, self._make = cast("Backend", None), make
+        super().__init__(lambda: self.backend)
+
+    def _run(self, jobs: list[Job]) -> None:
+        try:
+            if self.backend is None:
+                self.backend = self._make()
+        except BaseException as error:
+            for job in jobs:
+                job.result = ServingError(
+                    "failed_precondition",
+                    f"A request of {job.rows} rows needs a copy of model {job.request.model!r} on a thread, which cannot be "
+                    f"made: {str(error)[:500]}",
+                )
+        else:
+            super()._run(jobs)
+
+    def _close_backend(self) -> None:
+        if self.backend is not None:
+            self.backend.close()
