@@ -31,7 +31,7 @@ class ModelOptions:
     """Threads that each own a copy of the model; 0: the event loop. By default worker has one per core; batch uses the event
     loop for models that answer a full batch within two milliseconds, else one thread."""
     batch_size: int = 64
-    """Rows that batch fuses at most."""
+    """Rows that batch fuses at most; with inline and batch a larger request runs on a thread, not on the event loop."""
     batch_timeout_ms: float = 0.0
     """How long a batch that is not full may wait for more after a call has come back. A lane that is idle never waits."""
     max_queue: int = 1024
@@ -80,6 +80,8 @@ class ServeConfig(ModelOptions):
     """The largest request."""
     max_sequences: int = 4096
     """Sequences whose state the server keeps at a time, per model."""
+    max_sequence_mib: float = 256.0
+    """Memory that the states of all sequences may take together; beyond it new ones are refused (RESOURCE_EXHAUSTED, 429)."""
     sequence_idle: float = 60.0
     """Seconds after which a sequence that nobody continued is forgotten."""
     tls_cert: MaybeFile = None
@@ -104,8 +106,9 @@ class ServeConfig(ModelOptions):
         for name, least in (("processes", 1), ("watch", 0), ("drain", 0), ("max_sequences", 0), ("sequence_idle", 0)):
             if not getattr(self, name) >= least:  # NaN is not either
                 raise HurtleError(f"{name} must be at least {least}, got {getattr(self, name)}.")
-        if not 0 < self.max_message_mib < 2**20:
-            raise HurtleError(f"max_message_mib must be more than 0 and less than 2²⁰, got {self.max_message_mib}.")
+        for name in ("max_message_mib", "max_sequence_mib"):
+            if not 0 < getattr(self, name) < 2**20:
+                raise HurtleError(f"{name} must be more than 0 and less than 2²⁰, got {getattr(self, name)}.")
         for name in ("http_port", "grpc_port"):
             port = getattr(self, name)
             if port is not None and not 0 <= port < 65536:
@@ -121,6 +124,11 @@ class ServeConfig(ModelOptions):
     def max_message_bytes(self) -> int:
         """The largest request."""
         return int(self.max_message_mib * 2**20)
+
+    @property
+    def max_sequence_bytes(self) -> int:
+        """Of all sequences' states."""
+        return int(self.max_sequence_mib * 2**20)
 
     @property
     def auth_token(self) -> str | None:

@@ -7,6 +7,7 @@ of a sequence runs at a time; those that come meanwhile wait in order.
 from __future__ import annotations
 
 import logging
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from time import monotonic
@@ -25,14 +26,15 @@ Key = tuple[str, Parameter]
 class Sequence:
     """One sequence of one model's version."""
 
-    __slots__ = ("begun", "busy", "model", "rows", "state", "used", "waiting")
+    __slots__ = ("begun", "busy", "is_gone", "model", "rows", "size", "state", "used", "waiting")
 
     def __init__(self, model: Model):
         self.model, self.used = model, monotonic()
         self.state: dict[str, np.ndarray] | None = None
         """By input; None: it begins with the next request."""
-        self.rows = 0
-        self.begun = self.busy = False
+        self.rows = self.size = 0
+        """Of its state: the batch, and the bytes that count against what all sequences may take."""
+        self.begun = self.busy = self.is_gone = False
         self.waiting: deque[SequenceTicket] = deque()
 
 
@@ -56,10 +58,19 @@ class Sequences:
         most: Sequences of a model at a time; more are refused.
         idle: Seconds after which a sequence that nobody continued is forgotten.
         on_end: Called with the model when one of its sequences is gone.
+        max_bytes: That the states of all of them may take together.
     """
 
-    def __init__(self, most: int, idle: float, on_end: Callable[[Model], None] = lambda model: None):
-        self.most, self.idle, self._on_end = most, idle, on_end
+    def __init__(
+        self,
+        most: int,
+        idle: float,
+        on_end: Callable[[Model], None] = lambda model: None,
+        max_bytes: float = math.inf,
+    ):
+        self.most, self.idle, self.max_bytes, self._on_end = most, idle, max_bytes, on_end
+        self.held = 0
+        """Bytes of their states."""
         self._all: OrderedDict[Key, Sequence] = OrderedDict()
         """The one that was used longest ago comes first."""
         self._counts: dict[str, int] = {}
@@ -141,6 +152,8 @@ class Sequences:
     def _end(self, key: Key) -> None:
         sequence = self._all.pop(key)
         self._counts[sequence.model.name] -= 1
+        self._set_state(sequence, None)
+        sequence.is_gone = True
         self._on_end(sequence.model)
 
     def _run(self, key: Key, sequence: Sequence, ticket: SequenceTicket) -> None:
@@ -190,7 +203,8 @@ class Sequences:
             raise invalid(f"Input {given[0]!r} is the state, which the server keeps for a sequence: send one of both.")
         model.check_inputs(request.inputs)  # before the state is made as large as they are
         if request.parameters.get("sequence_start") is True:
-            sequence.state, sequence.begun = None, False
+            self._set_state(sequence, None)
+            sequence.begun = False
         elif not sequence.begun:  # what came before it in the queue ended the sequence, or failed to begin it
             raise self._unknown(key)
         rows = next((int(array.shape[0]) for array in request.inputs.values() if array.ndim), 1)
@@ -203,22 +217,36 @@ class Sequences:
                         f"The server keeps state of shape [-1, …] alone; {name!r} of model {model.name!r} has "
                         f"{list(specs[name].shape)}: send it as a tensor.",
                     )
-            sequence.state = {name: np.zeros((rows, *specs[name].shape[1:]), specs[name].dtype) for name in names}
+            size = sum(rows * math.prod(specs[name].shape[1:]) * specs[name].dtype.itemsize for name in names)
+            if self.held + size > self.max_bytes:
+                raise ServingError(
+                    "resource_exhausted",
+                    f"The states of all sequences take {self.held:,} bytes of at most {self.max_bytes:,}, and this one would "
+                    f"take {size:,}; try later.",
+                )
+            self._set_state(sequence, {name: np.zeros((rows, *specs[name].shape[1:]), specs[name].dtype) for name in names})
             sequence.rows = rows
         elif rows != sequence.rows:
             raise invalid(f"The sequence has a batch of {sequence.rows}, got {rows}.")
-        request.inputs.update(sequence.state)
+        request.inputs.update(sequence.state or {})
         if request.outputs:
             request.outputs = (*request.outputs, *(name for _, name in model.metadata.state if name not in request.outputs))
 
     def _keep(self, sequence: Sequence, request: InferRequest, wanted: tuple[str, ...], answer: InferResponse) -> InferResponse:
         states = {output: name for name, output in sequence.model.metadata.state}
-        sequence.state = {name: np.array(answer.outputs[output]) for output, name in states.items()}
+        self._set_state(sequence, {name: np.array(answer.outputs[output]) for output, name in states.items()})
         sequence.used, sequence.begun = monotonic(), True
         answer.outputs = {
             name: array for name, array in answer.outputs.items() if (name in wanted if wanted else name not in states)
         }
         answer.parameters = {name: request.parameters[name] for name in ("sequence_id",)}
         if request.parameters.get("sequence_end") is True:
-            sequence.state, sequence.begun = None, False
+            self._set_state(sequence, None)
+            sequence.begun = False
         return answer
+
+    def _set_state(self, sequence: Sequence, state: dict[str, np.ndarray] | None) -> None:
+        """Keep a state in place of the last one, and count its bytes, unless the sequence is forgotten."""
+        size = 0 if sequence.is_gone or state is None else sum(array.nbytes for array in state.values())
+        self.held += size - sequence.size
+        sequence.state, sequence.size = state, size

@@ -78,7 +78,9 @@ class Shell:
         self.access_log = AccessLog(config.access_log) if config.access_log is not None else None
         self.tracing = Tracing(config.otlp_endpoint) if config.otlp_endpoint is not None else None
         self.repository = Repository(config, lambda model: self.sequences.uses(model))
-        self.sequences = Sequences(config.max_sequences, config.sequence_idle, self.repository.settle)
+        self.sequences = Sequences(
+            config.max_sequences, config.sequence_idle, self.repository.settle, config.max_sequence_bytes
+        )
         self._token = config.auth_token
         self._refused: dict[str, int] = {}
         """By reason: requests that got an error before it was known which of our models they were for."""

@@ -229,6 +229,43 @@ def test_state_that_the_server_cannot_make_is_refused():
     run(main())
 
 
+def test_states_have_a_bound_in_bytes_together():
+    async def main():
+        model, sequences, answers = make_model(Counter, executor="inline"), Sequences(100, 60, max_bytes=40), Answers()
+        for n, rows in enumerate((4, 5)):  # of four bytes each
+            sequences.infer(model, step(1, f"s{n}", start=True, rows=rows), answers.append)
+        assert sequences.held == 36
+        sequences.infer(model, step(1, "new", start=True, rows=2), answers.append)
+        assert answers[2].reason == "resource_exhausted"
+        assert "36 bytes of at most 40" in str(answers[2])
+        assert len(sequences) == 2
+        sequences.infer(model, step(1, "s0", rows=4), answers.append)  # what is there goes on
+        sequences.infer(model, step(1, "s1", start=True, rows=6), answers.append)  # and may begin anew
+        assert totals(answers[3:]) == [2, 1]
+        assert sequences.held == 40
+        sequences.infer(model, step(1, "s0", end=True, rows=4), answers.append)
+        assert sequences.held == 24
+        sequences.infer(model, step(2000, "s1", start=True), answers.append)  # a start that fails leaves nothing
+        assert sequences.held == 0
+        sequences.infer(model, step(1, "new", start=True, rows=10), answers.append)
+        sequences.forget(model)
+        assert (len(sequences), sequences.held) == (0, 0)
+
+    run(main())
+
+
+def test_the_state_of_a_sequence_that_is_forgotten_while_it_runs_does_not_count():
+    async def main():
+        model, sequences, answers = make_model(Counter, executor="worker", lanes=1), Sequences(100, 60), Answers()
+        sequences.infer(model, step(1, start=True), answers.append)
+        sequences.forget(model)
+        await answers.wait(1)
+        assert (totals(answers), sequences.held) == ([1], 0)
+        model.close()
+
+    run(main())
+
+
 def test_models_without_memory_have_no_sequences():
     async def main():
         with pytest.raises(ServingError, match="keeps no state"):
