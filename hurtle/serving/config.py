@@ -78,6 +78,9 @@ class ServeConfig(ModelOptions):
     """Seconds between looks for new, changed and removed versions in the folders; 0: only when a client asks."""
     max_message_mib: float = 64.0
     """The largest request."""
+    max_buffered_mib: float | None = None
+    """Memory of one process that requests which are not whole or not answered, and answers which clients do not take, may use
+    together; beyond it new requests are refused (RESOURCE_EXHAUSTED, 503). By default 1024, or four of the largest requests."""
     max_sequences: int = 4096
     """Sequences whose state the server keeps at a time, per model."""
     max_sequence_mib: float = 256.0
@@ -109,6 +112,11 @@ class ServeConfig(ModelOptions):
         for name in ("max_message_mib", "max_sequence_mib"):
             if not 0 < getattr(self, name) < 2**20:
                 raise HurtleError(f"{name} must be more than 0 and less than 2²⁰, got {getattr(self, name)}.")
+        if self.max_buffered_mib is not None and not self.max_message_mib <= self.max_buffered_mib < 2**20:
+            raise HurtleError(
+                f"max_buffered_mib must be at least max_message_mib, {self.max_message_mib}, and less than 2²⁰, got "
+                f"{self.max_buffered_mib}."
+            )
         for name in ("http_port", "grpc_port"):
             port = getattr(self, name)
             if port is not None and not 0 <= port < 65536:
@@ -124,6 +132,13 @@ class ServeConfig(ModelOptions):
     def max_message_bytes(self) -> int:
         """The largest request."""
         return int(self.max_message_mib * 2**20)
+
+    @property
+    def max_buffered_bytes(self) -> int:
+        """Of unfinished requests and answers."""
+        if self.max_buffered_mib is None:
+            return max(2**30, 4 * self.max_message_bytes)
+        return int(self.max_buffered_mib * 2**20)
 
     @property
     def max_sequence_bytes(self) -> int:

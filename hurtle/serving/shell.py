@@ -17,6 +17,7 @@ from hurtle.errors import HurtleError, ServingError, did_you_mean
 from hurtle.serving.access_log import AccessLog
 from hurtle.serving.config import ServeConfig
 from hurtle.serving.layout import NAME
+from hurtle.serving.memory import Memory
 from hurtle.serving.messages import InferRequest, Reply
 from hurtle.serving.repository import Repository
 from hurtle.serving.sequences import Sequences
@@ -67,6 +68,7 @@ class Shell:
         draining: Whether it is about to stop: not ready any more, but what clients have sent is answered.
         stopped: Whether it answers nothing any more.
         connections: Its clients.
+        memory: What they make it hold.
         peers: The other processes, where there are several.
     """
 
@@ -74,6 +76,7 @@ class Shell:
         self.config = config
         self.draining = self.stopped = False
         self.connections: set[Connection] = set()
+        self.memory = Memory(config.max_buffered_bytes)
         self.peers: Peers | None = None
         self.access_log = AccessLog(config.access_log) if config.access_log is not None else None
         self.tracing = Tracing(config.otlp_endpoint) if config.otlp_endpoint is not None else None
@@ -367,6 +370,7 @@ class Shell:
             "refused": dict(self._refused),
             "connections": len(self.connections),
             "sequences": len(self.sequences),
+            "buffered": self.memory.used,
             "processes": 1,
         }
 
@@ -393,6 +397,7 @@ class Shell:
         found = await self._snapshot()
         others = {
             "connections": ("gauge", "Clients that are connected.", found["connections"]),
+            "buffered_bytes": ("gauge", "Bytes of unfinished requests and answers.", found["buffered"]),
             "sequences": ("gauge", "Sequences whose state is kept.", found["sequences"]),
             "processes": ("gauge", "Processes that share the ports.", found["processes"]),
         }

@@ -11,6 +11,7 @@ import uvloop
 
 from hurtle.errors import ServingError
 from hurtle.serving.grpc.connection import GrpcConnection
+from hurtle.serving.memory import Memory
 from hurtle.serving.messages import InferResponse
 from hurtle.serving.protos import POOL, message_class
 
@@ -30,8 +31,9 @@ class FakeShell:
     """Models: `echo` gives each input back as `<name>_out`; `slow` does so after the parameter `seconds`; `big` gives `bytes`
     zeros; `broken` raises what a shell never should."""
 
-    def __init__(self, max_message_bytes=1 << 26, token=None):
+    def __init__(self, max_message_bytes=1 << 26, token=None, max_buffered_bytes=1 << 30):
         self.config = SimpleNamespace(max_message_bytes=max_message_bytes, auth_token=token)
+        self.memory = Memory(max(max_buffered_bytes, 4 * max_message_bytes))
         self.connections, self.access_log, self.draining = set(), None, False
         self.ready, self.token = True, token
         self.cancelled = self.asked = self.running = self.most_running = 0

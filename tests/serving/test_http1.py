@@ -14,7 +14,6 @@ import pytest
 from rest_server import FakeShell, HttpServer, infer_binary, infer_json, read_answer, request
 
 from hurtle.serving.rest import connection as http1
-from hurtle.serving.rest import watch as http1_watch
 
 INFER = "/v2/models/echo/infer"
 
@@ -244,7 +243,7 @@ def test_compressed_requests_that_are_wrong_are_refused(server):
         (answer,) = server.ask(request("POST", INFER, body, Content_Encoding=coding))
         found, message = error_of(answer)
         assert (found, says in message) == (status, True), message
-    wait_until(lambda: server.call(lambda: http1_watch.Watch.of(server.shell).buffered) == 0)
+    wait_until(lambda: server.shell.memory.used == 0)
 
 
 @pytest.mark.parametrize(("rows", "is_large"), [(1, False), (800, True), (20_000, True)])
@@ -312,7 +311,7 @@ def test_clients_that_take_too_long_are_ended(server, monkeypatch):
 
 
 def test_requests_that_are_held_have_a_bound_together(server, monkeypatch):
-    monkeypatch.setattr(http1_watch, "BUFFERED", 0)  # so that it is four of the largest bodies
+    monkeypatch.setattr(server.shell.memory, "limit", 4 << 20)
     clients = [server.connect() for _ in range(8)]
     for client in clients:
         client.sendall(POST + b"Content-Length: 1000000\r\n\r\n")
@@ -321,11 +320,11 @@ def test_requests_that_are_held_have_a_bound_together(server, monkeypatch):
     refused, _, _ = select.select(clients, [], [], 10)
     assert 1 <= len(refused) <= 5
     for client in refused:
-        assert read_answer(client.makefile("rb"))[0] == 429
-    assert 1 << 20 < server.call(lambda: http1_watch.Watch.of(server.shell).buffered) <= 4 << 20
+        assert read_answer(client.makefile("rb"))[0] == 503
+    assert 1 << 20 < server.shell.memory.used <= 4 << 20
     for client in clients:
         client.close()
-    wait_until(lambda: server.call(lambda: http1_watch.Watch.of(server.shell).buffered) == 0)
+    wait_until(lambda: server.shell.memory.used == 0)
 
 
 def test_a_failure_of_our_own_is_logged_and_not_shown(server, caplog):

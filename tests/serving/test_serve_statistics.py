@@ -4,7 +4,7 @@ import re
 
 from serving_helpers import request
 
-from hurtle.serving.executors import Job
+from hurtle.serving.lanes import Job
 from hurtle.serving.statistics import ModelStatistics, add, as_prometheus, as_triton
 
 

@@ -24,6 +24,7 @@ from hurtle.serving.grpc.http2_frames import (
 )
 from hurtle.serving.grpc.http2_limits import STREAM_WINDOW
 from hurtle.serving.grpc.http2_stream import Stream
+from hurtle.serving.memory import FULL
 from hurtle.serving.status import CODES, invalid
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ class Call(Stream):
     started = 0.0
     deadline: float | None = None
     code = 0
-    received = sent = 0
+    received = sent = held = 0
+    """Bytes; `held` are those that count against what all connections may hold."""
     model = version = request_id = ""
     _half_closed = _taking = False
 
@@ -60,7 +62,7 @@ class Call(Stream):
 
     def on_open(self) -> None:
         """Refuse at once what needs no message for that."""
-        head, shell, connection = self.head, self.connection.shell, self.connection
+        head, shell, connection, memory = self.head, self.connection.shell, self.connection, self.connection.memory
         if shell.access_log is not None:
             self.started = monotonic()
         if head.http_status != 200:
@@ -71,6 +73,24 @@ class Call(Stream):
             self.fail(error)
         elif connection.output.queued > connection.guard.budget:
             self.fail(ServingError("resource_exhausted", "Too many answers wait for this connection to take them."))
+        elif memory.used > memory.limit and not head.method.public:  # type: ignore[union-attr]
+            self.fail(ServingError("resource_exhausted", FULL))
+
+    def hold(self, size: int) -> None:
+        """Count bytes that are kept for the call until `release`, or until it ends.
+
+        Raises:
+            ServingError: All connections together hold too much.
+        """
+        self.held += size
+        if not self.connection.memory.hold(size):
+            raise ServingError("resource_exhausted", FULL)
+
+    def release(self, size: int) -> None:
+        """Such bytes are kept no more."""
+        if not self.ended:
+            self.held -= size
+            self.connection.memory.used -= size
 
     def on_message(self, payload: bytes) -> None:
         """A message came."""
@@ -108,6 +128,10 @@ class Call(Stream):
             self.buffer = bytearray()
         if not self.ended:
             self.buffer += memoryview(data)[start:stop]
+            try:
+                self.hold(stop - start)
+            except ServingError as error:
+                self.fail(error)
             self.take_messages()
 
     def take_messages(self) -> None:
@@ -152,6 +176,7 @@ class Call(Stream):
         with memoryview(buffer) as view:
             payload = bytes(view[5 : size + 5])
         del buffer[: size + 5]
+        self.release(size + 5)
         self.connection.guard.give_back(self)
         return self._decompress(compressed, payload) if compressed else payload
 
@@ -196,13 +221,17 @@ class Call(Stream):
         """Send one of several messages."""
         if self.ended:
             return
-        output = self.connection.output
+        output, memory = self.connection.output, self.connection.memory
+        fits = output.fits(self, len(message) + 5)
+        if not fits and memory.used + len(message) > memory.limit:
+            self.fail(ServingError("resource_exhausted", FULL))
+            return
         if not self.headers_sent:
             self.headers_sent = True
             output.write(self._headers_frame(_HEAD, END_HEADERS))
         data = b"".join((b"\0", len(message).to_bytes(4, "big"), message))
         self.sent += len(data)
-        if output.fits(self, len(data)):
+        if fits:
             output.window -= len(data)
             self.send_window -= len(data)
             self.connection.guard.worked += 1
@@ -260,6 +289,9 @@ class Call(Stream):
 
     def on_finish(self) -> None:
         """The call has its status, or nobody wants it."""
+        if self.held:
+            self.connection.memory.used -= self.held
+            self.held = 0
         log = self.connection.shell.access_log
         if log is not None:
             version = {"version": self.version} if self.version else {}

@@ -67,6 +67,7 @@ class UnaryCall(Call):
         """Keep it: the client may still break the rule that it is the only one."""
         if self.payload is not None:
             raise ServingError("unimplemented", f"{self.head.path} takes one message, got more.")
+        self.hold(len(payload))
         self.payload = payload
 
     def on_half_close(self) -> None:
@@ -197,9 +198,11 @@ class StreamingCall(Call):
 class Slot:
     """The place of an answer in a stream."""
 
-    __slots__ = ("message", "request", "ticket")
+    __slots__ = ("held", "message", "request", "ticket")
 
-    def __init__(self) -> None:
+    def __init__(self, held: int) -> None:
+        self.held = held
+        """Bytes of its request, then of its answer."""
         self.request: InferRequest | None = None
         self.message: bytes | None = None
         self.ticket: Any = None
@@ -228,9 +231,10 @@ class StreamInferCall(StreamingCall):
 
     def on_message(self, payload: bytes) -> None:
         """Run one."""
-        slot = Slot()
+        slot = Slot(len(payload))
         self.slots.append(slot)
         try:
+            self.hold(slot.held)
             slot.request = request = decode_request(payload)
             request.deadline, request.trace_parent = self.deadline, self.head.trace_parent
             self.model, self.version, self.request_id = request.model, request.version, request.id
@@ -244,10 +248,18 @@ class StreamInferCall(StreamingCall):
 
     def _on_reply(self, slot: Slot, response: InferResponse | ServingError) -> None:
         slot.ticket = None
+        if self.ended:
+            return
         slot.message = self._encode(slot, response)
+        self.release(slot.held)
+        slot.held = len(slot.message)
+        self.held += slot.held
+        self.connection.memory.used += slot.held
         slots = self.slots
         while slots and slots[0].message is not None:
-            self.send(slots.popleft().message)  # type: ignore[arg-type]
+            first = slots.popleft()
+            self.release(first.held)
+            self.send(first.message)  # type: ignore[arg-type]
         self.take_messages()
         self._end_if_done()
 

@@ -27,7 +27,7 @@ class GrpcConnection(Http2Connection):
     def __init__(self, shell: Any):
         self.max_message: int = shell.config.max_message_bytes
         self._heads = Heads(METHODS)
-        super().__init__(budget=max(MIN_BUDGET, 2 * self.max_message))
+        super().__init__(max(MIN_BUDGET, 2 * self.max_message), shell.memory)
         self.shell = shell
 
     def connection_made(self, transport: Any) -> None:

@@ -35,6 +35,7 @@ from hurtle.serving.grpc.http2_headers import Fields, HeaderDecoder
 from hurtle.serving.grpc.http2_limits import CONNECTION_WINDOW, HTTP1_ANSWER, HTTP1_VERBS, MAX_STREAMS, MAX_UNSENT, OUR_SETTINGS
 from hurtle.serving.grpc.http2_output import Output
 from hurtle.serving.grpc.http2_stream import Stream
+from hurtle.serving.memory import Memory
 
 log = logging.getLogger("hurtle.serving")
 PREFACE_TIMEOUT = 10.0
@@ -53,12 +54,14 @@ class Http2Connection(asyncio.Protocol):
 
     Args:
         budget: Bytes that unfinished messages may hold together.
+        memory: Where they, and what was not sent, are counted with those of all other connections.
     """
 
     output: Output
     transport: asyncio.Transport
 
-    def __init__(self, budget: int):
+    def __init__(self, budget: int, memory: Memory):
+        self.memory = memory
         self.streams: dict[int, Stream] = {}
         self.loop = asyncio.get_running_loop()
         self.guard = Guard(budget)
@@ -77,6 +80,8 @@ class Http2Connection(asyncio.Protocol):
         """The client's first SETTINGS came."""
         self.draining = self._last_call = False
         self._reading_paused = False
+        self._unsent = 0
+        """Bytes that the transport held when it was full."""
         self._timer: asyncio.TimerHandle | None = None
 
     def make_head(self, fields: Fields) -> Any:
@@ -90,7 +95,7 @@ class Http2Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client is there; its preface must follow soon."""
         self.transport = transport  # type: ignore[assignment]
-        self.output = Output(self.transport, self.loop, self.guard)
+        self.output = Output(self.transport, self.loop, self.guard, self.memory)
         peer = transport.get_extra_info("peername")
         self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
         sock = transport.get_extra_info("socket")
@@ -101,18 +106,25 @@ class Http2Connection(asyncio.Protocol):
     def connection_lost(self, exc: BaseException | None) -> None:
         """The client is gone, or we closed and all is sent."""
         self._finish()
+        self._count_unsent(0)
         self.on_closed()
 
     def pause_writing(self) -> None:
         """The peer does not keep up."""
+        self._count_unsent(self.transport.get_write_buffer_size())
         self.output.pause()
 
     def resume_writing(self) -> None:
         """It does again."""
+        self._count_unsent(0)
         if self._reading_paused:
             self._reading_paused = False
             self.transport.resume_reading()
         self.output.resume()
+
+    def _count_unsent(self, size: int) -> None:
+        self.memory.used += size - self._unsent
+        self._unsent = size
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""

@@ -14,6 +14,7 @@ from hurtle.serving.grpc.http2_frames import DATA, DEFAULT_WINDOW, FRAME_SIZE, f
 if TYPE_CHECKING:
     from hurtle.serving.grpc.http2_guard import Guard
     from hurtle.serving.grpc.http2_stream import Stream
+    from hurtle.serving.memory import Memory
 
 LARGEST_FRAME = 1 << 16
 """Of data, where the peer takes more: streams take turns by frames."""
@@ -25,8 +26,8 @@ HIGH_WATER = 1 << 18
 class Output:
     """The sending side of a connection."""
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, guard: Guard):
-        self.transport, self._loop, self._guard = transport, loop, guard
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, guard: Guard, memory: Memory):
+        self.transport, self._loop, self._guard, self._memory = transport, loop, guard, memory
         self.window = self.initial_window = DEFAULT_WINDOW
         """What the peer takes, on the connection and on a new stream."""
         self.frame_size = FRAME_SIZE
@@ -80,6 +81,7 @@ class Output:
         stream.queue.append(memoryview(data))
         stream.queued += len(data)
         self.queued += len(data)
+        self._memory.used += len(data)
         self.wake(stream)
 
     def end(self, stream: Stream, tail: bytes) -> None:
@@ -102,6 +104,7 @@ class Output:
         """Nothing more of this stream is to be sent."""
         if stream.queue:
             self.queued -= stream.queued
+            self._memory.used -= stream.queued
             stream.queued = 0
             stream.queue.clear()
         stream.tail = None
@@ -136,6 +139,7 @@ class Output:
             stream.send_window -= size
             stream.queued -= size
             self.queued -= size
+            self._memory.used -= size
             if stream.queue:
                 stream.in_ready = True
                 ready.append(stream)

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from hurtle.errors import ServingError
 from hurtle.serving.rest import routes
-from hurtle.serving.rest.exchange import Exchange, HttpError, inflate
+from hurtle.serving.rest.exchange import Exchange, HttpError, inflate, memory_error
 from hurtle.serving.rest.reader import BODY, HEAD, IDLE, RequestReader
 from hurtle.serving.rest.watch import Watch
 
@@ -68,7 +68,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_paused = self._is_congested = False
         self._is_pipelined = self._is_grace_over = False
         """Whether more than one request came at once; whether it has waited long enough for what was on its way."""
-        self._completed = self._unsent = 0
+        self._completed = self._unsent = self._counted = 0
         self._since = self.watch.tick
         """When what we wait for began."""
 
@@ -86,7 +86,8 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It went."""
-        self.is_ending, self._held = True, b""
+        self.is_ending, self._held, self._is_congested = True, b"", False
+        self._count_held()
         self._reader.close()
         self.watch.discard(self)
         self.shell.connections.discard(self)
@@ -102,11 +103,19 @@ class HttpConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """It does not read its answers: nor do we read its requests."""
         self._is_congested, self._unsent, self._since = True, 0, self.watch.tick
+        self._count_held()
 
     def resume_writing(self) -> None:
         """It does again."""
         self._is_congested, self._since = False, self.watch.tick
+        self._count_held()
         self._resume_soon()
+
+    def _count_held(self) -> None:
+        """Count what waits here: answers that the client does not read, and requests that came too many at once."""
+        held = len(self._held) + (self._transport.get_write_buffer_size() if self._is_congested else 0)
+        self.shell.memory.used += held - self._counted
+        self._counted = held
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
@@ -137,6 +146,7 @@ class HttpConnection(asyncio.Protocol):
         while at < len(view) and not self.is_ending:
             if self._is_blocked() or self._completed >= burst:
                 self._held = bytes(view[at:])
+                self._count_held()
                 if not self._is_paused:
                     self._is_paused = True
                     self._transport.pause_reading()
@@ -155,6 +165,8 @@ class HttpConnection(asyncio.Protocol):
             return
         held, self._held = self._held, b""
         self._feed_in_slices(held)
+        if not self._held:
+            self._count_held()
         if not self._held and not self.is_ending:
             self._is_paused = False
             self._since = self.watch.tick
@@ -203,7 +215,7 @@ class HttpConnection(asyncio.Protocol):
         if not exchange.is_waited_for():
             return
         if not exchange.charge(len(exchange.body)):
-            raise HttpError(429, "The server holds as many unanswered requests as it can; try later.")
+            raise memory_error()
         routes.begin(self.shell, exchange)
 
     # Answering.
@@ -227,7 +239,7 @@ class HttpConnection(asyncio.Protocol):
         while pending and (answer := pending[0].answer) is not None:
             exchange = pending.popleft()
             if exchange.charged:
-                self.watch.buffered -= exchange.charged
+                self.shell.memory.used -= exchange.charged
             if isinstance(answer, bytes):
                 self._transport.write(answer)
             else:
@@ -235,6 +247,8 @@ class HttpConnection(asyncio.Protocol):
             if exchange.close:
                 self._end(exchange)
                 return
+        if self._is_congested:
+            self._count_held()
         if self._reader.phase == IDLE:
             self._since = self.watch.tick
         if pending and pending[0].wants_continue:
@@ -297,7 +311,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _forget_pending(self) -> None:
         for exchange in self.pending:
-            self.watch.buffered -= exchange.charged
+            self.shell.memory.used -= exchange.charged
             if exchange.ticket is not None:
                 exchange.ticket.cancel()
         self.pending.clear()

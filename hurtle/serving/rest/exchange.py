@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import orjson
 
 from hurtle.errors import ServingError
+from hurtle.serving.memory import FULL
 from hurtle.serving.status import CODES
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ class HttpError(Exception):
 def status_of(error: ServingError | HttpError) -> int:
     """HTTP's code for an error."""
     return CODES[error.reason].http if isinstance(error, ServingError) else error.status
+
+
+def memory_error() -> HttpError:
+    """All connections together hold too much."""
+    return HttpError(503, FULL, b"Retry-After: 1\r\n")
 
 
 class Cancellable(Protocol):
@@ -138,7 +144,7 @@ class Exchange:
     def charge(self, size: int) -> bool:
         """Count bytes of its body as held; whether those of all connections together are few enough."""
         self.charged += size
-        return self.connection.watch.charge(size, self.connection.max_body)
+        return self.connection.shell.memory.hold(size)
 
     def is_waited_for(self) -> bool:
         """Whether the client is still there."""

@@ -12,7 +12,7 @@ import httptools
 
 from hurtle.errors import ServingError
 from hurtle.serving.rest import routes
-from hurtle.serving.rest.exchange import Exchange, HttpError
+from hurtle.serving.rest.exchange import Exchange, HttpError, memory_error
 
 if TYPE_CHECKING:
     from hurtle.serving.rest.connection import HttpConnection
@@ -185,12 +185,14 @@ class RequestReader:
             return
         if not exchange.body:
             exchange.body = data
-            return
-        if isinstance(exchange.body, bytes):
-            exchange.body = bytearray(exchange.body)
-        exchange.body += data
+            if not self.body_left:  # as most do it came in one piece
+                return
+        else:
+            if isinstance(exchange.body, bytes):
+                exchange.body = bytearray(exchange.body)
+            exchange.body += data
         if not exchange.charge(len(data)):
-            raise self._stop(HttpError(429, "The server holds as many unanswered requests as it can; try later."))
+            raise self._stop(memory_error())
 
     def on_message_complete(self) -> None:
         """A request is whole."""

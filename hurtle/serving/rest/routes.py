@@ -18,7 +18,7 @@ from hurtle.errors import ServingError
 from hurtle.serving.messages import InferRequest, InferResponse
 from hurtle.serving.rest import page
 from hurtle.serving.rest.codec import decode, encode, parse_json
-from hurtle.serving.rest.exchange import Exchange, HttpError
+from hurtle.serving.rest.exchange import Exchange, HttpError, memory_error
 from hurtle.serving.status import invalid
 
 log = logging.getLogger("hurtle.serving")
@@ -134,11 +134,14 @@ def admit(shell: Any, route: Route, exchange: Exchange) -> None:
 
     Raises:
         ServingError: The token is missing or wrong, or a foreign web page asks.
+        HttpError: The server holds too much already.
     """
     if not route.is_free:
         error = shell.authorize(exchange.headers.get(b"authorization"))
         if error is not None:
             raise error
+        if shell.memory.used > shell.memory.limit:
+            raise memory_error()
     # A page elsewhere can make a browser that reaches us send a POST, though not read the answer: it must not unload models.
     site = exchange.headers.get(b"sec-fetch-site")
     if site is not None and site not in _ours and route.methods is _WRITE:

@@ -1,4 +1,4 @@
-"""`Watch`: what the HTTP connections of one server share: a clock that ticks each second, a bound on memory, a thread."""
+"""`Watch`: what the HTTP connections of one server share: a clock that ticks each second, and a thread."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
-BUFFERED = 1 << 30
-"""Bytes of large bodies that a server may hold, or four of the largest where that is more."""
 
 
 class Watched(Protocol):
@@ -27,7 +25,6 @@ class Watch:
     Attributes:
         tick: Seconds, about; cheaper to ask for than the time.
         date: For the header of that name.
-        buffered: Bytes of large bodies that are held.
     """
 
     _of_shells: ClassVar[WeakKeyDictionary[Any, Watch]] = WeakKeyDictionary()
@@ -44,7 +41,6 @@ class Watch:
         self.loop = asyncio.get_running_loop()
         self.tick = 0
         self.date = b""
-        self.buffered = 0
         self._connections: set[Watched] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_ticking = False
@@ -72,11 +68,6 @@ class Watch:
             self.loop.call_later(1.0, self._beat)
         else:
             self._is_ticking = False
-
-    def charge(self, size: int, max_body: int) -> bool:
-        """Count bytes that are held; whether all of them together are few enough."""
-        self.buffered += size
-        return self.buffered <= max(BUFFERED, 4 * max_body)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine, which looks after its own errors."""

@@ -4,7 +4,7 @@ import numpy as np
 
 from hurtle.errors import ServingError
 from hurtle.serving.backends.registry import backend_for
-from hurtle.serving.executors import Job, run_jobs
+from hurtle.serving.lanes import Job, run_jobs
 from hurtle.serving.messages import InferRequest
 
 

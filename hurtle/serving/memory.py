@@ -1,0 +1,34 @@
+"""`Memory`: what clients make one process hold, and its bound: requests that are not whole or not answered, answers not taken.
+
+Transports count what they keep, over all connections. What comes and goes in one piece, as most requests do, is not counted.
+"""
+
+from __future__ import annotations
+
+FULL = "The server holds as much of unfinished requests and answers as it may; try later."
+
+
+class Memory:
+    """Counts bytes; used on the event loop's thread only.
+
+    Args:
+        limit: Beyond it new requests are refused.
+
+    Attributes:
+        used: Bytes that are held now.
+
+    Example:
+        >>> memory = Memory(10)
+        >>> memory.hold(8), memory.hold(8)
+        (True, False)
+    """
+
+    __slots__ = ("limit", "used")
+
+    def __init__(self, limit: int):
+        self.limit, self.used = limit, 0
+
+    def hold(self, size: int) -> bool:
+        """Count bytes, to be taken off `used` again; whether all together are few enough."""
+        self.used += size
+        return self.used <= self.limit
