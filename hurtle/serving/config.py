@@ -31,7 +31,7 @@ class ModelOptions:
     """Threads that each own a copy of the model; 0: the event loop. By default worker has one per core; batch uses the event
     loop for models that answer a full batch within two milliseconds, else one thread."""
     batch_size: int = 64
-    """Rows that batch fuses at most; with inline and batch a larger request runs on a thread, not on the event loop."""
+    """Rows that batch fuses at most; a larger request runs alone, and never on the event loop."""
     batch_timeout_ms: float = 0.0
     """How long a batch that is not full may wait for more after a call has come back. A lane that is idle never waits."""
     max_queue: int = 1024

@@ -1,7 +1,6 @@
 """Who runs a model, and when: `Inline` at once, `Queued` on lanes (`worker`: one request each; `batch`: requests fused).
 
-job → queue → lane (the event loop itself, or a thread that owns a backend) → `Job.done` on the event loop. What is too large
-for the event loop goes to a thread in any case (`Aside`). Knows no transport.
+job → queue → lane (the event loop itself, or a thread that owns a backend) → `Job.done` on the event loop. Knows no transport.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from hurtle.serving.lanes import (
     RUNNING,
     Job,
     Lane,
-    LateLane,
     LoopLane,
     MakeBackend,
     ThreadLane,
@@ -60,44 +58,30 @@ class Executor:
 
 
 class Inline(Executor):
-    """Runs each request at once, on the event loop: nothing is faster for one client and a small model.
-
-    Args:
-        make: Makes a backend.
-        large: Rows above which a request runs on a thread instead.
-        max_queue: Of such requests, how many may wait.
-    """
+    """Runs each request at once, on the event loop: nothing is faster for one client and a small model."""
 
     lanes = 0
 
-    def __init__(self, make: MakeBackend, large: int = sys.maxsize, max_queue: int = 1024):
+    def __init__(self, make: MakeBackend):
         self.backend = make()
-        self._most = large
-        self._aside = Aside(make, max_queue)
 
     def submit(self, job: Job) -> None:
         """Run it."""
-        if job.rows > self._most:
-            self._aside.submit(job)
-            return
         job.state = RUNNING
         run_jobs(self.backend, (job,))
         job.state = DONE
         job.done(job)
 
     def cancel(self, job: Job) -> None:
-        """Too late, unless it is a large one: others have run."""
-        if job.rows > self._most:
-            self._aside.cancel(job)
+        """Too late: it has run."""
 
     @property
     def queued(self) -> int:
-        """Large ones alone wait."""
-        return self._aside.queued
+        """Never any."""
+        return 0
 
     def close(self) -> None:
         """Give the backend's memory back."""
-        self._aside.close()
         self.backend.close()
 
 
@@ -138,9 +122,7 @@ class Queued(Executor):
         """Whether this pass has given a lane its first job already."""
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._most = sys.maxsize if lanes else large
-        self._aside = Aside(make, max_queue)
-        self._lanes: list[Lane] = self._make_lanes(make, lanes)
+        self._lanes: list[Lane] = [ThreadLane(make) for _ in range(lanes)] or [LoopLane(make, large)]
         try:
             for lane in self._lanes:
                 lane.wait_until_made()
@@ -150,14 +132,8 @@ class Queued(Executor):
         self._idle = list(self._lanes)
         self.backend = self._lanes[0].backend
 
-    def _make_lanes(self, make: MakeBackend, lanes: int) -> list[Lane]:
-        return [ThreadLane(make) for _ in range(lanes)] or [LoopLane(make)]
-
     def submit(self, job: Job) -> None:
         """Queue it; the lanes are looked after when the loop has read what else is there."""
-        if job.rows > self._most:
-            self._aside.submit(job)
-            return
         if self._queued >= self.max_queue + len(self._idle):  # idle lanes take theirs in a moment
             raise ServingError(
                 "resource_exhausted", f"Model {job.request.model!r} is busy: {self.max_queue} requests wait already; try later."
@@ -173,24 +149,20 @@ class Queued(Executor):
         self._rows += job.rows
         if self._idle and not self._planned and (self._timer is None or self._is_full()):
             self._plan()
-        if self.lanes and job.request.deadline is not None:
+        if (self.lanes or not self._idle) and job.request.deadline is not None:
             job.timer = self._loop.call_later(job.request.deadline - monotonic(), self._expire, job)
 
     def cancel(self, job: Job) -> None:
         """Forget it."""
-        if job.rows > self._most:
-            self._aside.cancel(job)
-        else:
-            self._drop(job)
+        self._drop(job)
 
     @property
     def queued(self) -> int:
         """Jobs that wait."""
-        return self._queued + self._aside.queued
+        return self._queued
 
     def close(self) -> None:
         """Stop the lanes."""
-        self._aside.close()
         if self._timer is not None:
             self._timer.cancel()
         for lane in self._lanes:
@@ -307,47 +279,3 @@ class Queued(Executor):
             return False
         self._timer = self._loop.call_later(left, self._dispatch)  # type: ignore[union-attr]
         return True
-
-
-class Late(Queued):
-    """One request a call, on a thread whose backend is made when the first comes."""
-
-    def __init__(self, make: MakeBackend, max_queue: int):
-        super().__init__(make, max_queue=max_queue)
-
-    def _make_lanes(self, make: MakeBackend, lanes: int) -> list[Lane]:
-        return [LateLane(make)]
-
-
-class Aside:
-    """Where an event loop's lane sends what is too large for it: nothing is there until the first such request.
-
-    Args:
-        make: Makes a backend.
-        max_queue: Requests that may wait.
-    """
-
-    def __init__(self, make: MakeBackend, max_queue: int):
-        self._make, self._max_queue = make, max_queue
-        self._executor: Late | None = None
-
-    def submit(self, job: Job) -> None:
-        """As `Executor.submit`."""
-        if self._executor is None:
-            self._executor = Late(self._make, self._max_queue)
-        self._executor.submit(job)
-
-    def cancel(self, job: Job) -> None:
-        """As `Executor.cancel`."""
-        if self._executor is not None:
-            self._executor.cancel(job)
-
-    @property
-    def queued(self) -> int:
-        """Jobs that wait."""
-        return 0 if self._executor is None else self._executor.queued
-
-    def close(self) -> None:
-        """Stop the thread, if there is one."""
-        if self._executor is not None:
-            self._executor.close()

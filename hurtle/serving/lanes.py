@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
-from typing import Any, cast
+from typing import Any
 
 from hurtle.errors import ServingError
 from hurtle.serving.backends.base import Backend
@@ -116,15 +117,25 @@ class Lane:
 
 
 class LoopLane(Lane):
-    """The event loop itself: no hand-over to a thread, which costs more than a small model's call."""
+    """The event loop itself: no hand-over to a thread, which costs more than a small model's call.
 
-    def __init__(self, make: MakeBackend):
-        self.backend = make()
+    Args:
+        make: Makes the backend.
+        large: Rows above which a call runs on a thread after all, for others should not wait that long.
+    """
+
+    def __init__(self, make: MakeBackend, large: int = sys.maxsize):
+        self.backend, self._large = make(), large
 
     def run(self, jobs: list[Job], finish: Callable[[Lane, Sequence[Job]], None]) -> None:
-        """Run them now."""
-        run_jobs(self.backend, jobs)
-        finish(self, jobs)
+        """Run them, now if they are not large."""
+        if len(jobs) == 1 and jobs[0].rows > self._large:
+            loop = asyncio.get_running_loop()
+            running = loop.run_in_executor(None, run_jobs, self.backend, jobs)
+            running.add_done_callback(lambda _: finish(self, jobs))
+        else:
+            run_jobs(self.backend, jobs)
+            finish(self, jobs)
 
     def close(self) -> None:
         """Close the backend."""
@@ -166,41 +177,9 @@ class ThreadLane(Lane):
             self._made.set()
         while (call := self._calls.get()) is not None:
             jobs, finish, loop = call
-            self._run(jobs)
+            run_jobs(self.backend, jobs)
             try:
                 loop.call_soon_threadsafe(finish, self, jobs)
             except RuntimeError:  # the loop is closed: the server was stopped without waiting
                 break
-        self._close_backend()
-
-    def _run(self, jobs: list[Job]) -> None:
-        run_jobs(self.backend, jobs)
-
-    def _close_backend(self) -> None:
         self.backend.close()
-
-
-class LateLane(ThreadLane):
-    """A thread that makes its backend when it is needed, and tries again where that failed."""
-
-    def __init__(self, make: MakeBackend):
-        self.backend, self._make = cast("Backend", None), make
-        super().__init__(lambda: self.backend)
-
-    def _run(self, jobs: list[Job]) -> None:
-        try:
-            if self.backend is None:
-                self.backend = self._make()
-        except BaseException as error:
-            for job in jobs:
-                job.result = ServingError(
-                    "failed_precondition",
-                    f"A request of {job.rows} rows needs a copy of model {job.request.model!r} on a thread, which cannot be "
-                    f"made: {str(error)[:500]}",
-                )
-        else:
-            super()._run(jobs)
-
-    def _close_backend(self) -> None:
-        if self.backend is not None:
-            self.backend.close()

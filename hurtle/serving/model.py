@@ -202,8 +202,7 @@ def _executor(make: MakeBackend, options: ModelOptions) -> Executor:
         return backend
 
     if options.executor == "inline":
-        backend = make_warm()
-        return Inline(_handing_out(backend, make_warm), _large(backend, options), options.max_queue)
+        return Inline(make_warm)
     lanes = options.lanes
     if options.executor == "worker":
         return Queued(make_warm, lanes or len(os.sched_getaffinity(0)), max_queue=options.max_queue)

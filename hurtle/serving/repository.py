@@ -11,11 +11,11 @@ import gc
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hurtle.errors import HurtleError, ServingError, did_you_mean
-from hurtle.serving.backends.base import Backend
 from hurtle.serving.backends.registry import backend_for
 from hurtle.serving.config import ModelOptions, ServeConfig
 from hurtle.serving.layout import (
@@ -214,7 +214,7 @@ class Repository:
             entry.states[version] = ("LOADING", "")
         try:
             options = self._config.for_model(name)
-            model = await asyncio.to_thread(_load, name, version, source, options)
+            model = await asyncio.to_thread(_load, name, version, source.path, options)
         except Exception as error:  # of any backend
             problem = str(error) if isinstance(error, HurtleError) else f"{type(error).__name__}: {error}"
             if version in entry.ready:
@@ -351,25 +351,13 @@ def _fingerprints(sources: dict[str, Source]) -> dict[str, Fingerprint]:
     return {version: source.fingerprint for version, source in sources.items()}
 
 
-def _load(name: str, version: str, source: Source, options: ModelOptions) -> Model:
-    path = source.path
+def _load(name: str, version: str, path: Path, options: ModelOptions) -> Model:
     parameters: dict[str, Any] = dict(options.parameters)
     if options.backend is not None:
         parameters["backend"] = options.backend
     if options.load_library:
         parameters["load_library"] = list(options.load_library)
-    make = backend_for(path, parameters)
-    is_loaded = False
-
-    def make_same() -> Backend:
-        """A copy that is needed later must be one of the same version."""
-        if is_loaded and source_of(path, [path.parent / name for name, _, _ in source.fingerprint]) != source:
-            raise HurtleError("its files have changed since it was loaded: load it again.")
-        return make(path, parameters)
-
-    model = Model(name, version, make_same, options)
-    is_loaded = True
-    return model
+    return Model(name, version, partial(backend_for(path, parameters), path, parameters), options)
 
 
 def describe(model: Model) -> str:

@@ -228,28 +228,6 @@ def test_what_is_unloaded_is_gone_until_it_is_loaded_again(tmp_path):
     run(main())
 
 
-def test_a_copy_for_large_requests_is_of_the_version_that_was_loaded(tmp_path):
-    async def main():
-        affine(tmp_path, "m", "1", 2.0)
-        found, answers = repository(tmp_path, backend="affine", executor="inline", batch_size=4), Answers()
-        await found.load("m")
-        ask = lambda rows: InferRequest("m", {"x": np.ones((rows, 3), np.float32)})  # noqa: E731
-        affine(tmp_path, "m", "1", 30.0)
-        found.find("m").infer(ask(4), answers.append)
-        assert float(answers[0].outputs["y"][0, 0]) == 2
-        found.find("m").infer(ask(5), answers.append)
-        await answers.wait(2)
-        assert answers[1].reason == "failed_precondition"
-        assert "have changed" in str(answers[1])
-        await found.load("m")
-        found.find("m").infer(ask(5), answers.append)
-        await answers.wait(3)
-        assert float(answers[2].outputs["y"][4, 0]) == 30
-        await asyncio.to_thread(found.close)
-
-    run(main())
-
-
 def test_watching_finds_new_changed_and_removed_versions(tmp_path):
     async def main():
         affine(tmp_path, "a", "1", 1.0)
