@@ -13,6 +13,19 @@ REPO = Path(__file__).parent.parent
 if not Path("/dev/nvidia0").exists():  # before any test file imports triton: without a GPU, its kernels are interpreted
     os.environ["TRITON_INTERPRET"] = "1"
 _numbers = itertools.count()
+TOGETHER = {
+    "every env": ("native/test_engine.py", "envs/test_zoo.py", "envs/test_ocean.py", "vector/test_native_state.py"),
+    "the native gear": ("collect/test_native_collector.py", "algorithms/test_native_update.py", "deploy/test_compiled.py"),
+}
+"""Files that compile the same code: one process compiles it once."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """With several processes, tests of one file, and those of files above, run in the same one."""
+    groups = {str(REPO / "tests" / file): group for group, files in TOGETHER.items() for file in files}
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(groups.get(str(item.path), item.path.name)))
 
 
 @pytest.fixture

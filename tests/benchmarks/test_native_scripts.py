@@ -15,7 +15,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
     [
         ("gemm.py", "| 1 × 64 "),
         ("gpu.py --device cpu --parts rates solve", "| breakout, minGRU, bf16 "),
-        ("inference.py", "| 64×64, batch 1 "),
+        pytest.param("inference.py", "| 64×64, batch 1 ", marks=pytest.mark.slow),
         pytest.param("where.py", "| learn: backward", marks=pytest.mark.slow),
         pytest.param("gears.py", "native / general", marks=pytest.mark.slow),
     ],

@@ -211,7 +211,7 @@ CASES = {
 BOTH_ENDS = {"cartpole", "masked", "comings"}
 
 
-SLOW = {"squared", "asterix", "memory", "thrust"}  # what they show, others show too; each is a module to compile
+SLOW = {"squared", "asterix", "memory", "thrust", "snake"}  # what they show, others show too; each is a module to compile
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow) if case in SLOW else case for case in CASES])

@@ -209,7 +209,7 @@ def careful_policy(env, obs, rng, carelessness=0.02):
 @pytest.mark.parametrize("parameters", [*PARAMETERS, {"respawn": False}])
 def test_play_agrees_with_the_plain_rules(parameters):
     env = Snake(**parameters)
-    num_envs, steps = 16, 100
+    num_envs, steps = 8 if env.respawn else 16, 100
     vec = hurtle.make_vec("snake", num_envs=num_envs, **parameters)
     rng = np.random.default_rng(0)
     obs, infos = vec.reset(seed=0)
