@@ -6,6 +6,8 @@ Verbs import what they need when they run: `hurtle --help` and `hurtle envs` loa
 from __future__ import annotations
 
 import inspect
+import os
+import select
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -424,4 +426,18 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        if not _output_is_closed():
+            raise
+        return 141
     return code or 0
+
+
+def _output_is_closed() -> bool:
+    """Whether whoever read the output, such as head, has gone; nothing is written to it any more then."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    if not poll.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True

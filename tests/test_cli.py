@@ -252,6 +252,14 @@ def test_training_goes_on_when_the_reader_of_its_output_is_gone(tmp_path):
     assert json.loads(next(tmp_path.glob("*/summary.json")).read_text())["steps"] >= 2000
 
 
+@pytest.mark.parametrize("words", [["serve", "--help"], ["bench", "serve", "--help"]])
+def test_help_may_be_cut_short_by_its_reader(words):
+    with subprocess.Popen([sys.executable, "-m", "hurtle", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141
+
+
 def test_eval_watch_and_sanity_pass_their_words_on(monkeypatch, capsys, tmp_path):
     def module(name, **functions):
         monkeypatch.setitem(sys.modules, f"hurtle.runners.{name}", types.SimpleNamespace(**functions))
