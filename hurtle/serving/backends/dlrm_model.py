@@ -18,6 +18,7 @@ import torch
 from torch.nn.functional import embedding_bag, linear
 
 from hurtle.errors import HurtleError
+from hurtle.serving.backends.pair_products import pair_products
 
 NUM_DENSE, NUM_SPARSE = 13, 26
 NUM_PAIRS = (NUM_SPARSE + 1) * NUM_SPARSE // 2
@@ -56,6 +57,7 @@ class DLRM:
             ]
             for part in ("bottom", "top")
         )
+        self._in_pairs = device.type == "cpu" and dtype == torch.float32
         self._from_dense, self._from_products = self._first_top_layer()
         self._chunk = CHUNK if device.type == "cpu" else 2**31
         if device.type == "cuda":
@@ -89,34 +91,44 @@ class DLRM:
         """
         rows = len(numbers)
         sums = embedding_bag(ids, self._table, offsets, mode="sum").view(NUM_SPARSE, rows, -1)  # (26, B, D)
-        parts = [
-            self._combine(numbers[start : start + self._chunk], sums[:, start : start + self._chunk])
-            for start in range(0, rows, self._chunk)
-        ]
+        parts = [self._combine(numbers[start : start + self._chunk], sums, start) for start in range(0, rows, self._chunk)]
         return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else numbers.new_empty(0)
 
-    def _combine(self, numbers: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
-        """Of some rows: float32 [b, 13] and [26, b, D] → probabilities [b]."""
+    def _combine(self, numbers: torch.Tensor, sums: torch.Tensor, start: int) -> torch.Tensor:
+        """Of b rows: float32 [b, 13] and, from `start` on, [26, B, D] → probabilities [b]."""
         dense = numbers.to(self._dtype)
         for weight, bias in self._bottom:
             dense = torch.relu(linear(dense, weight, bias))  # (b, D) at last
-        features = torch.cat([dense[None], sums]).transpose(0, 1)  # (b, 27, D)
-        products = torch.bmm(features, features.transpose(1, 2)).view(len(dense), -1)  # (b, 27·27)
+        products = (self._pairs if self._in_pairs else self._squares)(dense, sums, start)
         x = torch.addmm(linear(dense, self._from_dense, self._top[0][1]), products, self._from_products)
         for weight, bias in self._top[1:]:
             x = linear(torch.relu(x), weight, bias)
         return torch.sigmoid(x).view(-1)
 
-    def _first_top_layer(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Its weights for the dense numbers, [outputs, D], and for all products, [27·27, outputs].
+    def _pairs(self, dense: torch.Tensor, sums: torch.Tensor, start: int) -> torch.Tensor:
+        """The products of each pair of features, [b, 351]."""
+        found = torch.empty(len(dense), NUM_PAIRS)
+        pair_products(dense.numpy(), sums.numpy(), start, found.numpy())
+        return found
 
-        The model takes each pair of features once. Zeros for the other half cost less than picking the pairs out.
+    def _squares(self, dense: torch.Tensor, sums: torch.Tensor, start: int) -> torch.Tensor:
+        """All products of features, each pair twice, [b, 27·27]."""
+        features = torch.cat([dense[None], sums[:, start : start + len(dense)]]).transpose(0, 1)  # (b, 27, D)
+        return torch.bmm(features, features.transpose(1, 2)).view(len(dense), -1)
+
+    def _first_top_layer(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Its weights for the dense numbers, [outputs, D], and for the products, [351 or 27·27, outputs].
+
+        The model takes each pair of features once. On a GPU, zeros for the other half cost less than picking the pairs out.
         """
         weight = self._top[0][0]  # (outputs, D + pairs)
         width = weight.shape[1] - NUM_PAIRS
+        of_pairs = weight[:, width:].T
+        if self._in_pairs:
+            return weight[:, :width].contiguous(), of_pairs.contiguous()
         upper = torch.triu_indices(NUM_SPARSE + 1, NUM_SPARSE + 1, 1)
         whole = weight.new_zeros((NUM_SPARSE + 1) ** 2, len(weight))
-        whole[(upper[0] * (NUM_SPARSE + 1) + upper[1]).to(weight.device)] = weight[:, width:].T
+        whole[(upper[0] * (NUM_SPARSE + 1) + upper[1]).to(weight.device)] = of_pairs
         return weight[:, :width].contiguous(), whole
 
     def _placed(self, weight: np.ndarray) -> torch.Tensor:

@@ -8,6 +8,7 @@ from hurtle.errors import DeviceError, HurtleError
 from hurtle.serving.backends.dlrm import DENSE, LENGTHS, OUTPUT, VALUES
 from hurtle.serving.backends.dlrm_model import NUM_SPARSE, make_model
 from hurtle.serving.backends.feature_lists import BAD_ID, FINE, NEGATIVE_LENGTH, WRONG_SUM, join, join_reference
+from hurtle.serving.backends.pair_products import pair_products
 from hurtle.serving.messages import InferRequest
 
 ROWS = 50
@@ -135,6 +136,17 @@ def test_only_the_request_with_bad_lists_fails(path, spoil, words):
         np.testing.assert_allclose(results[n][OUTPUT], backend.infer(requests[n])[OUTPUT], rtol=1e-6)
     with pytest.raises(type(results[1]), match="id_list_features"):
         backend.infer(requests[1])
+
+
+@pytest.mark.parametrize(("rows", "width", "start"), [(1, 1, 0), (5, 4, 0), (5, 4, 7), (33, 16, 2), (0, 8, 12)])
+def test_pair_products_are_those_of_plain_numpy(rows, width, start):
+    rng = np.random.default_rng(rows)
+    dense, sums = (rng.standard_normal(shape).astype(np.float32) for shape in ((rows, width), (26, start + rows + 1, width)))
+    out = np.full((rows, 351), np.nan, np.float32)
+    pair_products(dense, sums, start, out)
+    features = np.concatenate([dense[None], sums[:, start : start + rows]]).astype(np.float64)  # (27, b, D)
+    upper = np.triu_indices(27, 1)
+    np.testing.assert_allclose(out, (features[upper[0]] * features[upper[1]]).sum(-1).T, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(20))
