@@ -32,7 +32,7 @@ JOINED = 64 << 10
 """Answers longer than this are written in parts, and not copied once more."""
 _REASON_OF = {
     404: "not_found", 405: "unimplemented", 408: "deadline_exceeded", 413: "resource_exhausted", 429: "resource_exhausted",
-    500: "internal", 501: "unimplemented",
+    500: "internal", 501: "unimplemented", 503: "resource_exhausted",
 }  # fmt: skip
 """What an `HttpError` is counted as; others are invalid_argument."""
 _STARTS = {code: b"HTTP/1.1 %d %b\r\n" % (code, text) for code, text in _REASONS.items()}
