@@ -72,3 +72,29 @@ def test_when_memory_is_full_inference_is_refused_and_counted_as_such(server):
     ((status, headers, _),) = server.ask(request("POST", "/v2/models/echo/infer", BINARY))
     assert (status, headers["retry-after"]) == (503, "1")
     assert server.shell.failures == ["resource_exhausted"]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        request("GET", "/metrics"),
+        request("GET", "/v2/models/stats"),
+        request("GET", "/v2/models/echo"),
+        request("POST", "/v2/repository/index", b"{}"),
+        request("POST", "/v2/repository/models/echo/unload"),
+        request("POST", "/v2/repository/models/echo/load", Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b"")
+        + b"1\r\n{\r\n1\r\n}\r\n0\r\n\r\n",
+    ],
+)
+def test_who_looks_after_the_server_is_heard_when_memory_is_full(server, asked):
+    fill(server)
+    ((status, _, _),) = server.ask(asked)
+    assert status == 200
+
+
+def test_a_large_body_is_refused_when_memory_is_full_whatever_it_asks_for(server):
+    fill(server)
+    with server.connect() as client, client.makefile("rb") as stream:
+        client.sendall(request("POST", "/v2/repository/models/echo/load", bytes(MIB - 1))[: 200 << 10])
+        assert read_answer(stream)[0] == 503
+    assert server.shell.calls == []

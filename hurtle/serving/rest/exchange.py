@@ -35,6 +35,8 @@ _REASON_OF = {
     500: "internal", 501: "unimplemented", 503: "resource_exhausted",
 }  # fmt: skip
 """What an `HttpError` is counted as; others are invalid_argument."""
+_FREE = 64 << 10
+"""Bytes of a body that all but inference may always send."""
 _STARTS = {code: b"HTTP/1.1 %d %b\r\n" % (code, text) for code, text in _REASONS.items()}
 
 
@@ -142,9 +144,13 @@ class Exchange:
         self._send(status, parts := [orjson.dumps({"error": str(error)})], len(parts[0]), b"application/json", extra)
 
     def charge(self, size: int) -> bool:
-        """Count bytes of its body as held; whether those of all connections together are few enough."""
+        """Count bytes of its body as held; whether those of all connections together are few enough for it."""
         self.charged += size
-        return self.connection.shell.memory.hold(size)
+        return self.connection.shell.memory.hold(size) or (not self.is_inference() and self.charged <= _FREE)
+
+    def is_inference(self) -> bool:
+        """Which is refused when the server holds too much; what looks after the server is not."""
+        return self.route is None or self.route.handle is None
 
     def is_waited_for(self) -> bool:
         """Whether the client is still there."""
