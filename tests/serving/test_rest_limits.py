@@ -98,3 +98,40 @@ def test_a_large_body_is_refused_when_memory_is_full_whatever_it_asks_for(server
         client.sendall(request("POST", "/v2/repository/models/echo/load", bytes(MIB - 1))[: 200 << 10])
         assert read_answer(stream)[0] == 503
     assert server.shell.calls == []
+
+
+# Stopping.
+
+
+def test_what_comes_behind_a_finished_answer_that_waits_is_answered_while_the_server_stops(server):
+    """Which answer says that it is the last is decided when it is written, not when it is made."""
+    with server.connect() as client, client.makefile("rb") as stream:
+        client.sendall(infer("held"))
+        wait_until(lambda: server.shell.asked == 1)
+        drain(server)
+        wait_until(lambda: only_connection(server)._is_grace_over)
+        for asked in (2, 3):  # each is answered at once, and waits for the first
+            client.sendall(infer())
+            wait_until(lambda asked=asked: server.shell.asked == asked)
+        server.call(server.shell.let_go)
+        answers = [read_answer(stream) for _ in range(3)]
+        assert [(status, headers.get("connection")) for status, headers, _ in answers] == [(200, None)] * 2 + [(200, "close")]
+        assert len({body[-8:] for _, _, body in answers}) == 1
+        assert stream.read() == b""
+
+
+@pytest.mark.parametrize("size", [10, MIB])
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_the_last_answer_says_so_once(server, size, version):
+    server.shell.outputs = {"x": np.arange(size, dtype=np.uint8)}
+    asked = infer("held").replace(b"HTTP/1.1\r\n", b"HTTP/%b\r\nConnection: keep-alive\r\n" % version)
+    with server.connect() as client, client.makefile("rb") as stream:
+        client.sendall(asked)
+        wait_until(lambda: server.shell.asked == 1)
+        drain(server)
+        server.call(server.shell.let_go)
+        head, _, body = stream.read().partition(b"\r\n\r\n")
+    assert head.lower().count(b"connection:") == 1
+    assert b"\r\nConnection: close" in head
+    assert b"Content-Length: %d\r\n" % len(body) in head
+    assert body[-size:] == np.arange(size, dtype=np.uint8).tobytes()

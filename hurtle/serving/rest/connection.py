@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from hurtle.errors import ServingError
 from hurtle.serving.rest import routes
-from hurtle.serving.rest.exchange import Exchange, HttpError, inflate, memory_error
+from hurtle.serving.rest.exchange import Exchange, HttpError, inflate, memory_error, with_close
 from hurtle.serving.rest.reader import BODY, HEAD, IDLE, RequestReader
 from hurtle.serving.rest.watch import Watch
 
@@ -240,6 +240,8 @@ class HttpConnection(asyncio.Protocol):
             exchange = pending.popleft()
             if exchange.charged:
                 self.shell.memory.used -= exchange.charged
+            if self.is_draining and not exchange.close and self._is_all():
+                exchange.close, answer = True, with_close(answer)
             if isinstance(answer, bytes):
                 self._transport.write(answer)
             else:
@@ -322,11 +324,11 @@ class HttpConnection(asyncio.Protocol):
             self.is_draining = True
             self.watch.loop.call_later(DRAIN_GRACE, self._end_grace, self._completed)
 
-    def is_last(self, exchange: Exchange) -> bool:
-        """While the server stops: whether this is the answer to close with. Those behind it, and what is held, run on."""
+    def _is_all(self) -> bool:
+        """While the server stops: whether nothing is behind the answer that is next, so that it is the one to close with."""
         if self._is_pipelined and not self._is_grace_over:
             return False
-        return bool(self.pending) and self.pending[-1] is exchange and not self._held and self._reader.phase == IDLE
+        return not self.pending and not self._held and self._reader.phase == IDLE
 
     def _end_grace(self, completed: int) -> None:
         """Close, unless it was used meanwhile: then the next answer says so first, if there is one."""

@@ -164,8 +164,6 @@ class Exchange:
 
     def _send(self, status: int, parts: Sequence[bytes], size: int, content_type: bytes, extra: bytes) -> None:
         connection = self.connection
-        if connection.is_draining and connection.is_last(self):
-            self.close = True
         if self.close:
             extra += b"Connection: close\r\n"
         elif self.old:
@@ -181,6 +179,15 @@ class Exchange:
         if connection.shell.access_log is not None:
             connection.write_log(self, status, size)
         connection.flush()
+
+
+def with_close(answer: bytes | tuple[bytes, ...]) -> bytes | tuple[bytes, ...]:
+    """An answer that was made to keep the connection, as the last one."""
+    head = answer if isinstance(answer, bytes) else answer[0]
+    start, _, rest = head.partition(b"\r\n\r\n")
+    start = start.removesuffix(b"\r\nConnection: keep-alive")
+    head = b"%b\r\nConnection: close\r\n\r\n%b" % (start, rest)
+    return head if isinstance(answer, bytes) else (head, *answer[1:])
 
 
 def _coding(accepted: bytes | None) -> bytes | None:
