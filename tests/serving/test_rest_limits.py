@@ -7,6 +7,7 @@ import pytest
 from rest_server import FakeShell, HttpServer, infer_json, read_answer, request
 
 from hurtle.serving.messages import InferResponse
+from hurtle.serving.rest import connection as http
 
 MIB = 1 << 20
 SECONDS = 20
@@ -27,8 +28,8 @@ class Shell(FakeShell):
         self.replies.append((reply, InferResponse(request.model, "1", request.id, self.outputs or request.inputs)))
         return None
 
-    def let_go(self):
-        replies, self.replies = self.replies, []
+    def let_go(self, count=None):
+        replies, self.replies = self.replies[:count], self.replies[count:] if count else []
         for reply, response in replies:
             reply(response)
 
@@ -135,3 +136,56 @@ def test_the_last_answer_says_so_once(server, size, version):
     assert b"\r\nConnection: close" in head
     assert b"Content-Length: %d\r\n" % len(body) in head
     assert body[-size:] == np.arange(size, dtype=np.uint8).tobytes()
+
+
+@pytest.mark.parametrize("ahead", [0, 20], ids=["whole", "in the middle of a request"])
+def test_a_client_that_never_waits_for_its_answers_does_not_hold_the_stop(server, ahead):
+    """What is run is answered, the last answer says so, and what comes after it is not run."""
+    shell, asked, sent, answered, is_last = server.shell, infer("held"), 4, 0, False
+    with server.connect() as client, client.makefile("rb") as stream:
+        client.sendall(asked * sent + asked[:ahead])
+        wait_until(lambda: shell.asked == sent)
+        drain(server)
+        begun, connection = time.monotonic(), only_connection(server)
+        while not is_last:
+            server.call(lambda: shell.let_go(1))
+            status, headers, _ = read_answer(stream)
+            assert status == 200
+            answered += 1
+            is_last = headers.get("connection") == "close"
+            client.sendall(asked[ahead:] + asked[:ahead])
+            sent += 1
+            wait_until(lambda: connection.is_ending or shell.asked == sent)
+            assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun > http.DRAIN_GRACE + http.DRAIN_CUT
+        assert stream.read() == b""
+    assert shell.asked == answered
+    wait_until(lambda: not shell.connections)
+
+
+def test_all_that_was_read_before_a_client_is_cut_off_is_answered(server, monkeypatch):
+    monkeypatch.setattr(http, "DRAIN_GRACE", 0.02)
+    monkeypatch.setattr(http, "DRAIN_CUT", 0.0)
+    with server.connect() as client, client.makefile("rb") as stream:
+        client.sendall(infer("slow") * 200)  # of which only some may wait for their answers at a time
+        wait_until(lambda: server.shell.asked >= http.MAX_PENDING)
+        drain(server)
+        answers = [read_answer(stream) for _ in range(200)]
+        assert [(status, headers.get("connection")) for status, headers, _ in answers] == [(200, None)] * 199 + [(200, "close")]
+        assert stream.read() == b""
+    assert server.shell.asked == 200
+
+
+def test_the_last_request_of_a_client_that_is_cut_off_may_take_its_time_to_arrive(server, monkeypatch):
+    monkeypatch.setattr(http, "DRAIN_GRACE", 0.02)
+    monkeypatch.setattr(http, "DRAIN_CUT", 0.0)
+    with server.connect() as client, client.makefile("rb") as stream:
+        client.sendall(infer("slow") * 2 + infer()[:-10])
+        wait_until(lambda: server.shell.asked == 2)
+        drain(server)
+        assert [read_answer(stream)[0] for _ in range(2)] == [200, 200]
+        client.sendall(infer()[-10:] + infer())  # the second came too late
+        status, headers, _ = read_answer(stream)
+        assert (status, headers["connection"]) == (200, "close")
+        assert stream.read() == b""
+    assert server.shell.asked == 3

@@ -37,6 +37,9 @@ LINGER_SECONDS = 5
 """That we read on, and forget it, after refusing a request: a client that still sends would else never see the answer."""
 DRAIN_GRACE = 0.2
 """Seconds that an idle connection stays when the server stops: what was sent before the client could know is answered."""
+DRAIN_CUT = 1.0
+"""Seconds after the grace in which a client that never waits for its answers may come to an end. Then what has been read is
+the last that is served; requests that come after it are not run."""
 DRAIN_LINGER = 1.0
 """Seconds for a client to close after its last answer while the server stops."""
 
@@ -68,6 +71,8 @@ class HttpConnection(asyncio.Protocol):
         self._is_paused = self._is_congested = False
         self._is_pipelined = self._is_grace_over = False
         """Whether more than one request came at once; whether it has waited long enough for what was on its way."""
+        self._is_cut, self._cut_at = False, 0.0
+        """Whether, and since when on the loop's clock, no request may begin but those that have been read."""
         self._completed = self._unsent = self._counted = 0
         self._since = self.watch.tick
         """When what we wait for began."""
@@ -167,6 +172,8 @@ class HttpConnection(asyncio.Protocol):
         self._feed_in_slices(held)
         if not self._held:
             self._count_held()
+            if self._is_cut:
+                self._end_when_whole()
         if not self._held and not self.is_ending:
             self._is_paused = False
             self._since = self.watch.tick
@@ -190,7 +197,7 @@ class HttpConnection(asyncio.Protocol):
         """A request is whole."""
         self._since = self.watch.tick
         self._completed += 1
-        if exchange.close:  # what may follow is none of ours
+        if exchange.close or (self._is_cut and not self._is_paused):  # what may follow is none of ours
             self.is_ending = True
         if self.is_draining:  # when all that came with it is known: only the last answer may say that it is
             self.watch.loop.call_soon(self._begin, exchange)
@@ -257,8 +264,8 @@ class HttpConnection(asyncio.Protocol):
             self._say_continue(pending[0])
         if self._is_paused:
             self._resume_soon()
-        if self._is_grace_over and not pending:
-            self.watch.loop.call_later(DRAIN_GRACE, self._close_if_idle)
+        if self._is_grace_over:
+            self._drain_on()
 
     def _say_continue(self, exchange: Exchange) -> None:
         exchange.wants_continue = False
@@ -321,7 +328,7 @@ class HttpConnection(asyncio.Protocol):
     def drain(self) -> None:
         """Answer what was sent, tell the client that this was the last answer, and close."""
         if not self.is_draining:
-            self.is_draining = True
+            self.is_draining, self._cut_at = True, self.watch.loop.time() + DRAIN_GRACE + DRAIN_CUT
             self.watch.loop.call_later(DRAIN_GRACE, self._end_grace, self._completed)
 
     def _is_all(self) -> bool:
@@ -337,6 +344,22 @@ class HttpConnection(asyncio.Protocol):
             self._close_if_idle()
         else:
             self.watch.loop.call_later(DRAIN_GRACE, self._close_if_idle)
+
+    def _drain_on(self) -> None:
+        """After an answer that was not the last, since more has come."""
+        if not self.pending:
+            self.watch.loop.call_later(DRAIN_GRACE, self._close_if_idle)
+        if not self._is_cut and not self.is_ending and self.watch.loop.time() >= self._cut_at:
+            self._is_cut = True
+            self._end_when_whole()
+
+    def _end_when_whole(self) -> None:
+        """Read no more, unless what has been read is still to be fed or ends within a request, which then is the last."""
+        if self._held or self._reader.phase != IDLE or self.is_ending:
+            return
+        self.is_ending = True
+        if not self.pending:
+            self._close()
 
     def _close_if_idle(self) -> None:
         if not self.pending and self._reader.phase == IDLE and not self._held and not self.is_ending:

@@ -107,6 +107,8 @@ class RequestReader:
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
+        if self._connection.is_ending:  # by a request before it in the same bytes
+            raise self._stop(HttpError(503, "The server is about to stop."))
         self.phase = HEAD
         self._connection.began()
         self._url, self._headers = b"", {}
