@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from rest_server import FakeShell, HttpServer, infer_json, read_answer, request
+from rest_server import FakeShell, HttpServer, Ticket, infer_json, read_answer, request
 
 from hurtle.serving.messages import InferResponse
 from hurtle.serving.rest import connection as http
@@ -26,7 +26,7 @@ class Shell(FakeShell):
         if request.model != "held":
             return super().infer(request, reply)
         self.replies.append((reply, InferResponse(request.model, "1", request.id, self.outputs or request.inputs)))
-        return None
+        return Ticket(self)
 
     def let_go(self, count=None):
         replies, self.replies = self.replies[:count], self.replies[count:] if count else []
@@ -39,6 +39,7 @@ def server():
     server = HttpServer(Shell())
     yield server
     server.close()
+    server.shell.replies.clear()
 
 
 def wait_until(is_true):
@@ -99,6 +100,76 @@ def test_a_large_body_is_refused_when_memory_is_full_whatever_it_asks_for(server
         client.sendall(request("POST", "/v2/repository/models/echo/load", bytes(MIB - 1))[: 200 << 10])
         assert read_answer(stream)[0] == 503
     assert server.shell.calls == []
+
+
+def read_statuses(client, count):
+    """Of that many answers, each of which is there whole or says when to ask again."""
+    statuses = []
+    with client.makefile("rb") as stream:
+        for _ in range(count):
+            status, headers, body = read_answer(stream)
+            assert len(body) > 4 * MIB if status == 200 else headers["retry-after"] == "1"
+            statuses.append(status)
+    return statuses
+
+
+def test_answers_that_wait_for_a_slow_one_before_them_are_bounded(server):
+    memory = server.shell.memory
+    server.shell.outputs = {"x": np.zeros(4 * MIB, np.uint8)}
+    with server.connect() as client:
+        client.sendall(infer("held") + infer() * 20 + request("GET", "/metrics", close=False))
+        wait_until(lambda: server.shell.asked == 21)
+        assert 12 * MIB < memory.used <= 16 * MIB
+        assert server.shell.failures == ["resource_exhausted"] * 17
+        server.call(server.shell.let_go)
+        assert read_statuses(client, 21) == [200] * 4 + [503] * 17
+    wait_until(lambda: memory.used == 0)
+
+
+def test_answers_that_wait_for_a_slow_one_are_forgotten_when_the_client_goes(server):
+    server.shell.outputs = {"x": np.zeros(4 * MIB, np.uint8)}
+    with server.connect() as client:
+        client.sendall(infer("held") + infer() * 2)
+        wait_until(lambda: server.shell.memory.used > 8 * MIB)
+    wait_until(lambda: server.shell.memory.used == 0)
+
+
+def test_an_answer_that_waits_keeps_nothing_of_what_it_was_made_of(server):
+    with server.connect() as client, client.makefile("rb") as stream:
+        client.sendall(infer("held") + infer("slow"))
+        wait_until(lambda: server.shell.asked == 2)
+        _, waiting = only_connection(server).pending
+        wait_until(lambda: waiting.answer is not None)
+        assert server.call(lambda: (waiting.ticket, waiting.body)) == (None, b"")
+        server.call(server.shell.let_go)
+        assert [read_answer(stream)[0] for _ in range(2)] == [200, 200]
+
+
+def test_answers_to_one_client_that_does_not_read_are_bounded(server):
+    memory = server.shell.memory
+    server.shell.outputs = {"x": np.zeros(5 * MIB, np.uint8)}
+    with server.connect() as client:
+        client.sendall(infer() * 20)
+        wait_until(lambda: server.shell.asked == 20)
+        assert server.call(lambda: memory.used) <= 16 * MIB
+        statuses = read_statuses(client, 20)
+        assert statuses.count(200) >= 3
+        assert 503 in statuses
+    wait_until(lambda: memory.used == 0)
+
+
+def test_answers_to_many_clients_that_do_not_read_are_bounded(server):
+    server.shell.outputs = {"x": np.zeros(32 * MIB, np.uint8)}
+    clients = [server.connect() for _ in range(8)]
+    for client in clients:
+        client.sendall(infer("held"))
+    wait_until(lambda: server.shell.asked == 8)
+    for _ in clients:
+        server.call(lambda: server.shell.let_go(1))
+    assert server.shell.failures == ["resource_exhausted"] * 7
+    for client in clients:
+        client.close()
+    wait_until(lambda: server.shell.memory.used == 0)
 
 
 # Stopping.

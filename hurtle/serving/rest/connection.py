@@ -54,13 +54,14 @@ class HttpConnection(asyncio.Protocol):
         is_ending: No more requests are read; what comes is forgotten.
         is_draining: The server is about to stop: the next answer is the last, or, where the client does not wait for answers
             before it sends, the next after `DRAIN_GRACE`.
+        is_congested: The client does not read its answers.
         pending: Requests in their order; the last may still be arriving.
     """
 
     def __init__(self, shell: Any):
         self.shell = shell
         self.watch: Watch = Watch.of(shell)
-        self.is_ending = self.is_draining = False
+        self.is_ending = self.is_draining = self.is_congested = False
         self.pending: deque[Exchange] = deque()
         self.max_body: int = shell.config.max_message_bytes
         self._reader = RequestReader(self, self.max_body)
@@ -68,7 +69,7 @@ class HttpConnection(asyncio.Protocol):
         self._peer = ""
         self._held = b""
         """What was read and must wait, because too much is pending."""
-        self._is_paused = self._is_congested = False
+        self._is_paused = False
         self._is_pipelined = self._is_grace_over = False
         """Whether more than one request came at once; whether it has waited long enough for what was on its way."""
         self._is_cut, self._cut_at = False, 0.0
@@ -91,7 +92,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It went."""
-        self.is_ending, self._held, self._is_congested = True, b"", False
+        self.is_ending, self._held, self.is_congested = True, b"", False
         self._count_held()
         self._reader.close()
         self.watch.discard(self)
@@ -107,18 +108,18 @@ class HttpConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """It does not read its answers: nor do we read its requests."""
-        self._is_congested, self._unsent, self._since = True, 0, self.watch.tick
+        self.is_congested, self._unsent, self._since = True, 0, self.watch.tick
         self._count_held()
 
     def resume_writing(self) -> None:
         """It does again."""
-        self._is_congested, self._since = False, self.watch.tick
+        self.is_congested, self._since = False, self.watch.tick
         self._count_held()
         self._resume_soon()
 
     def _count_held(self) -> None:
         """Count what waits here: answers that the client does not read, and requests that came too many at once."""
-        held = len(self._held) + (self._transport.get_write_buffer_size() if self._is_congested else 0)
+        held = len(self._held) + (self._transport.get_write_buffer_size() if self.is_congested else 0)
         self.shell.memory.used += held - self._counted
         self._counted = held
 
@@ -136,7 +137,7 @@ class HttpConnection(asyncio.Protocol):
     # Reading.
 
     def _is_blocked(self) -> bool:
-        return self._is_congested or len(self.pending) >= MAX_PENDING
+        return self.is_congested or len(self.pending) >= MAX_PENDING
 
     def _feed(self, data: bytes | memoryview) -> None:
         completed = self._completed
@@ -256,7 +257,7 @@ class HttpConnection(asyncio.Protocol):
             if exchange.close:
                 self._end(exchange)
                 return
-        if self._is_congested:
+        if self.is_congested:
             self._count_held()
         if self._reader.phase == IDLE:
             self._since = self.watch.tick
@@ -387,7 +388,7 @@ class HttpConnection(asyncio.Protocol):
         if self._transport.is_closing():
             if spent > WRITE_SECONDS:
                 self._transport.abort()
-        elif self._is_congested:
+        elif self.is_congested:
             unsent = self._transport.get_write_buffer_size()
             if unsent != self._unsent:
                 self._unsent, self._since = unsent, tick

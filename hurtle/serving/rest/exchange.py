@@ -35,6 +35,8 @@ _REASON_OF = {
     500: "internal", 501: "unimplemented", 503: "resource_exhausted",
 }  # fmt: skip
 """What an `HttpError` is counted as; others are invalid_argument."""
+_SMALL = 1 << 10
+"""Answers of at most so many bytes are not counted while they wait: to refuse them would save nothing."""
 _FREE = 64 << 10
 """Bytes of a body that all but inference may always send."""
 _STARTS = {code: b"HTTP/1.1 %d %b\r\n" % (code, text) for code, text in _REASONS.items()}
@@ -83,7 +85,7 @@ class Exchange:
         headers: By name in lower case.
         body: Whole, and not compressed, when `routes.begin` gets it.
         wanted: For `rest` to keep what the answer's encoding needs.
-        ticket: Of the inference that runs.
+        ticket: Of the inference that runs; it keeps what goes in and what comes out.
         answer: When it is there, until it is written.
     """
 
@@ -106,7 +108,7 @@ class Exchange:
         self.wanted: Any = False
         self.id = ""
         self.charged = 0
-        """Bytes of its body that count against what all connections may hold."""
+        """Bytes of its body, and of an answer that waits, which count against what all connections may hold."""
         self.is_complete = self.wants_continue = False
         self.started = 0.0 if connection.shell.access_log is None else perf_counter()
 
@@ -164,6 +166,9 @@ class Exchange:
 
     def _send(self, status: int, parts: Sequence[bytes], size: int, content_type: bytes, extra: bytes) -> None:
         connection = self.connection
+        if size > _SMALL and self.answer is None and not self._may_keep(size) and status == 200:
+            self.fail(memory_error())
+            return
         if self.close:
             extra += b"Connection: close\r\n"
         elif self.old:
@@ -179,6 +184,20 @@ class Exchange:
         if connection.shell.access_log is not None:
             connection.write_log(self, status, size)
         connection.flush()
+        if connection.pending:  # where it has to wait, then without all that it was made of
+            self.ticket, self.body = None, b""
+
+    def _may_keep(self, size: int) -> bool:
+        """Whether all connections hold little enough for this answer too; one that waits for others before it is counted."""
+        connection, memory = self.connection, self.connection.shell.memory
+        waits = bool(connection.pending) and connection.pending[0] is not self
+        if not waits and not connection.is_congested:
+            return memory.used - self.charged <= memory.limit or not self.is_inference()
+        if memory.used + size > memory.limit:
+            return False
+        if waits:
+            self.charge(size)
+        return True
 
 
 def with_close(answer: bytes | tuple[bytes, ...]) -> bytes | tuple[bytes, ...]:
