@@ -172,6 +172,31 @@ def test_answers_to_many_clients_that_do_not_read_are_bounded(server):
     wait_until(lambda: server.shell.memory.used == 0)
 
 
+def test_what_a_slow_client_has_read_is_no_longer_counted(server):
+    memory = server.shell.memory
+    server.shell.outputs = {"x": np.zeros(32 * MIB, np.uint8)}
+    with server.connect() as client, client.makefile("rb") as stream:
+        client.sendall(infer())
+        wait_until(lambda: memory.used > 16 * MIB)
+        before = memory.used
+        stream.read(16 * MIB)
+        wait_until(lambda: memory.used < before - 8 * MIB)
+        assert only_connection(server).is_congested
+    wait_until(lambda: memory.used == 0)
+
+
+def test_a_slow_client_gets_all_of_the_last_answer_while_it_reads(server, monkeypatch):
+    monkeypatch.setattr(http, "WRITE_SECONDS", 1)
+    server.shell.outputs = {"x": np.zeros(32 * MIB, np.uint8)}
+    with server.connect() as client, client.makefile("rb") as stream:
+        client.sendall(request("POST", "/v2/models/echo/infer", BINARY))
+        size = 0
+        while data := stream.read(2 * MIB):
+            size += len(data)
+            time.sleep(0.3)
+    assert size > 32 * MIB
+
+
 # Stopping.
 
 

@@ -385,13 +385,11 @@ class HttpConnection(asyncio.Protocol):
     def check(self, tick: int) -> None:
         """Called each second: end it if the client takes too long."""
         spent, phase = tick - self._since, self._reader.phase
-        if self._transport.is_closing():
-            if spent > WRITE_SECONDS:
-                self._transport.abort()
-        elif self.is_congested:
+        if self.is_congested or self._transport.is_closing():
             unsent = self._transport.get_write_buffer_size()
             if unsent != self._unsent:
                 self._unsent, self._since = unsent, tick
+                self._count_held()
             elif spent > WRITE_SECONDS:
                 self._transport.abort()
         elif self.is_ending:
