@@ -251,7 +251,7 @@ def test_a_client_that_never_waits_for_its_answers_does_not_hold_the_stop(server
             is_last = headers.get("connection") == "close"
             client.sendall(asked[ahead:] + asked[:ahead])
             sent += 1
-            wait_until(lambda: connection.is_ending or shell.asked == sent)
+            wait_until(lambda sent=sent: connection.is_ending or shell.asked == sent)
             assert time.monotonic() - begun < 5
         assert time.monotonic() - begun > http.DRAIN_GRACE + http.DRAIN_CUT
         assert stream.read() == b""
