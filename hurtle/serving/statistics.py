@@ -97,7 +97,7 @@ def add(one: Any, other: Any, key: str = "") -> Any:
 def past_counts(found: dict[str, Any]) -> dict[str, Any]:
     """Of a process that is gone: what `Shell.snapshot_here` said, without what only a living one has."""
     models = {key: {**values, "queued": 0} for key, values in found["models"].items()}
-    return {**found, "models": models, "connections": 0, "sequences": 0, "processes": 0}
+    return {"models": models, "refused": found["refused"]}
 
 
 def as_triton(name: str, version: str, found: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import re
 from serving_helpers import request
 
 from hurtle.serving.lanes import Job
-from hurtle.serving.statistics import ModelStatistics, add, as_prometheus, as_triton
+from hurtle.serving.statistics import ModelStatistics, add, as_prometheus, as_triton, past_counts
 
 
 def job(rows=2, queue=5_000_000, compute=20_000_000, batch=6, leads=True):
@@ -48,6 +48,23 @@ def test_processes_are_added_up():
     assert both["batches"] == {"6": [2, 40_000_000]}
     assert sum(both["histograms"]["request_seconds"]["counts"]) == 5
     assert found["models"]["n"]["succeeded"] == 1
+
+
+def test_of_a_process_that_is_gone_only_what_it_has_done_is_kept():
+    gone = {
+        "models": {"m": {**filled(3).snapshot(), "queued": 4}},
+        "refused": {"not_found": 2},
+        "connections": 5,
+        "sequences": 6,
+        "buffered": 7_000_000,
+        "processes": 1,
+    }
+    lives = {**gone, "models": {}, "refused": {}, "connections": 1, "sequences": 2, "buffered": 3}
+    found = add(add(lives, past_counts(gone)), past_counts(gone))
+    assert found["models"]["m"]["succeeded"] == 6
+    assert found["models"]["m"]["queued"] == 0
+    assert found["refused"] == {"not_found": 4}
+    assert [found[name] for name in ("connections", "sequences", "buffered", "processes")] == [1, 2, 3, 1]
 
 
 def test_prometheus_text_is_well_formed_and_histograms_are_cumulative():
