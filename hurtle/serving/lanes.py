@@ -21,6 +21,8 @@ from hurtle.serving.messages import InferRequest, Outputs
 log = logging.getLogger("hurtle.serving")
 MakeBackend = Callable[[], Backend]
 QUEUED, RUNNING, DONE = range(3)
+CLOSE_SECONDS = 30.0
+"""That closing a lane waits for its thread; a call that takes longer closes the backend when it ends."""
 
 
 class Job:
@@ -112,8 +114,20 @@ class Lane:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Stop, and close the backend."""
+        """Stop, and close the backend; call it off the event loop, for it waits for what runs."""
         raise NotImplementedError
+
+
+def run_calls(lane: Lane, calls: queue.SimpleQueue[Any]) -> None:
+    """What a lane's thread does: run the calls it is given until one is None, then close the backend."""
+    while (call := calls.get()) is not None:
+        jobs, finish, loop = call
+        run_jobs(lane.backend, jobs)
+        try:
+            loop.call_soon_threadsafe(finish, lane, jobs)
+        except RuntimeError:  # the loop is closed: the server was stopped without waiting
+            break
+    lane.backend.close()
 
 
 class LoopLane(Lane):
@@ -126,20 +140,28 @@ class LoopLane(Lane):
 
     def __init__(self, make: MakeBackend, large: int = sys.maxsize):
         self.backend, self._large = make(), large
+        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        """Made for the first large call. Its own, and a daemon: nobody's exit and no other work waits for such a call."""
 
     def run(self, jobs: list[Job], finish: Callable[[Lane, Sequence[Job]], None]) -> None:
         """Run them, now if they are not large."""
         if len(jobs) == 1 and jobs[0].rows > self._large:
-            loop = asyncio.get_running_loop()
-            running = loop.run_in_executor(None, run_jobs, self.backend, jobs)
-            running.add_done_callback(lambda _: finish(self, jobs))
+            if self._thread is None:
+                self._thread = threading.Thread(target=run_calls, args=(self, self._calls), name="hurtle-large", daemon=True)
+                self._thread.start()
+            self._calls.put((jobs, finish, asyncio.get_running_loop()))
         else:
             run_jobs(self.backend, jobs)
             finish(self, jobs)
 
     def close(self) -> None:
-        """Close the backend."""
-        self.backend.close()
+        """Close the backend, not before a large call that still runs has ended, though nobody may wait for its answer."""
+        if self._thread is None:
+            self.backend.close()
+        else:
+            self._calls.put(None)
+            self._thread.join(timeout=CLOSE_SECONDS)
 
 
 class ThreadLane(Lane):
@@ -165,7 +187,7 @@ class ThreadLane(Lane):
     def close(self) -> None:
         """Stop the thread when it has done what it was given."""
         self._calls.put(None)
-        self._thread.join(timeout=30)
+        self._thread.join(timeout=CLOSE_SECONDS)
 
     def _work(self, make: MakeBackend) -> None:
         try:
@@ -175,11 +197,4 @@ class ThreadLane(Lane):
             return
         finally:
             self._made.set()
-        while (call := self._calls.get()) is not None:
-            jobs, finish, loop = call
-            run_jobs(self.backend, jobs)
-            try:
-                loop.call_soon_threadsafe(finish, self, jobs)
-            except RuntimeError:  # the loop is closed: the server was stopped without waiting
-                break
-        self.backend.close()
+        run_calls(self, self._calls)

@@ -1,7 +1,9 @@
 """Executors: what runs when, in which batches, on which thread; cancelled, late and failing requests."""
 
 import asyncio
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from serving_helpers import Answers, Doubler, request, run
@@ -86,6 +88,61 @@ def test_a_large_request_does_not_hold_up_the_event_loop():
         assert float(answers[1][1]["y"][4, 2]) == 2
         assert executor.backend.calls == [5, 2]
         executor.close()
+
+    run(main())
+
+
+class Gated(Doubler):
+    """Large calls wait until the gate opens."""
+
+    def __init__(self, path=None, parameters=None):
+        super().__init__(path, parameters)
+        self.entered, self.gate = threading.Event(), threading.Event()
+        self.was_closed = False
+
+    def _run(self, inputs):
+        if len(inputs["x"]) > 4:
+            self.entered.set()
+            assert self.gate.wait(10)
+            self.was_closed = self.closed
+        return super()._run(inputs)
+
+
+def test_a_large_request_takes_no_thread_that_others_need_and_none_that_the_exit_waits_for():
+    async def main():
+        executors, answers = [Queued(Gated, 0, batch_size=4, large=4) for _ in range(3)], Answers()
+        loop, pool = asyncio.get_running_loop(), ThreadPoolExecutor(1)
+        loop.set_default_executor(pool)
+        before = set(threading.enumerate())
+        for executor in executors:
+            submit(executor, answers, rows=5)
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: 7), 5) == 7
+        made = set(threading.enumerate()) - before - pool._threads
+        assert [thread.daemon for thread in made] == [True] * 3
+        for executor in executors:
+            executor.backend.gate.set()
+        await answers.wait(3)
+        for executor in executors:
+            executor.close()
+            assert executor.backend.closed
+
+    run(main())
+
+
+def test_a_backend_is_not_closed_while_a_large_request_runs_that_nobody_waits_for():
+    async def main():
+        executor, answers = Queued(Gated, 0, batch_size=4, large=4), Answers()
+        backend = executor.backend
+        job = submit(executor, answers, rows=5)
+        assert await asyncio.to_thread(backend.entered.wait, 5)
+        executor.cancel(job)
+        closing = asyncio.create_task(asyncio.to_thread(executor.close))
+        done, _ = await asyncio.wait([closing], timeout=0.1)
+        assert not done
+        assert not backend.closed
+        backend.gate.set()
+        await asyncio.wait_for(closing, 5)
+        assert (backend.closed, backend.was_closed, answers) == (True, False, [])
 
     run(main())
 
