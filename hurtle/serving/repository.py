@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -278,7 +279,8 @@ class Repository:
         """Close a version that was taken out of service once nothing needs it."""
         if model in self._retiring and not model.active and not self._is_used(model):
             self._retiring.discard(model)
-            asyncio.get_running_loop().run_in_executor(None, _close, model)
+            # No thread of a pool: closing waits for a call that still runs, and neither loads nor our exit should wait with it.
+            threading.Thread(target=_close, args=(model,), name="hurtle-close", daemon=True).start()
 
     def close(self) -> None:
         """Close all models; they must be idle."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import threading
 import time
 from collections.abc import Collection
 from typing import Any, Protocol
@@ -25,6 +26,8 @@ from hurtle.serving.statistics import add, as_prometheus, as_triton
 from hurtle.serving.tracing import Tracing
 
 log = logging.getLogger("hurtle.serving")
+CLOSE_SECONDS = 1.0
+"""For models to be closed, at least, when all requests are answered."""
 EXTENSIONS = ("sequence", "model_repository", "model_configuration", "statistics", "binary_tensor_data", "health", "reflection")
 
 
@@ -154,18 +157,26 @@ class Shell:
         while (self._active() or self.connections) and time.monotonic() < end:
             await asyncio.sleep(0.01)
         self.stopped = True
-        clean = not self._active()
+        is_idle = not self._active()
+        clean = is_idle and not self.connections
         for connection in list(self.connections):
             connection.abort()
         for chore in self._chores:
             chore.cancel()
-        if clean:
-            await asyncio.to_thread(self.repository.close)
+        if is_idle:
+            await self._close_models(max(end, time.monotonic() + CLOSE_SECONDS))
         if self.access_log is not None:
             self.access_log.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
         return clean
+
+    async def _close_models(self, end: float) -> None:
+        """Until then: a call whose client went away may run on, and is not waited for."""
+        closing = threading.Thread(target=self.repository.close, name="hurtle-close", daemon=True)
+        closing.start()
+        while closing.is_alive() and time.monotonic() < end:
+            await asyncio.sleep(0.01)
 
     def _active(self) -> int:
         return sum(model.active for model in [*self.repository.models(), *self.repository.retiring()])

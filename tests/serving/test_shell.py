@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -261,6 +262,47 @@ def test_stopping_does_not_wait_for_ever(tmp_path):
         await shell.start()
         shell.infer(row(), answers.append)
         assert not await shell.stop(0.05)
+
+    run(main())
+
+
+@pytest.mark.parametrize("unload", [False, True])
+@pytest.mark.parametrize("options", [{"executor": "worker", "lanes": 1}, {"lanes": 0, "batch_size": 1}])
+def test_a_call_whose_client_has_gone_does_not_keep_the_server_from_stopping(tmp_path, monkeypatch, options, unload):
+    monkeypatch.setattr("hurtle.serving.shell.CLOSE_SECONDS", 0.05)
+    begun = []
+
+    async def main():
+        shell = shell_of(tmp_path, parameters={"delay": "0.8"}, **options)
+        await shell.start()
+        ticket = shell.infer(InferRequest("m", {"x": np.ones((2, 3), np.float32)}), lambda answer: None)
+        begun.append(time.monotonic())
+        await asyncio.sleep(0.02)
+        ticket.cancel()
+        if unload:
+            await shell.unload("m")
+        assert await shell.stop(0.05)
+
+    run(main())
+    assert time.monotonic() - begun[0] < 0.6
+
+
+def test_a_client_that_has_not_gone_by_the_end_makes_it_no_clean_one(tmp_path):
+    class Stays:
+        aborted = False
+
+        def drain(self):
+            pass
+
+        def abort(self):
+            self.aborted = True
+
+    async def main():
+        shell, client = shell_of(tmp_path), Stays()
+        await shell.start()
+        shell.connections.add(client)
+        assert not await shell.stop(0.05)
+        assert client.aborted
 
     run(main())
 
