@@ -16,6 +16,7 @@ from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 PREFIX = "HURTLE_SERVE_"
 ExecutorName = Literal["inline", "worker", "batch"]
 MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT")]
+MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
 MaybeText = Annotated[str | None, tyro.conf.arg(metavar="STR")]
 MaybeFile = Annotated[str | None, tyro.conf.arg(metavar="FILE")]
 MaybePort = Annotated[int | None, tyro.conf.arg(metavar="INT|None")]
@@ -78,9 +79,10 @@ class ServeConfig(ModelOptions):
     """Seconds between looks for new, changed and removed versions in the folders; 0: only when a client asks."""
     max_message_mib: float = 64.0
     """The largest request."""
-    max_buffered_mib: float | None = None
+    max_buffered_mib: MaybeFloat = None
     """Memory of one process that requests which are not whole or not answered, and answers which clients do not take, may use
-    together; beyond it new requests are refused (RESOURCE_EXHAUSTED, 503). By default 1024, or four of the largest requests."""
+    together; beyond it new requests are refused (RESOURCE_EXHAUSTED, 503). By default 1024, or four of the largest requests;
+    at least two of them."""
     max_sequences: int = 4096
     """Sequences whose state the server keeps at a time, per model."""
     max_sequence_mib: float = 256.0
@@ -112,9 +114,9 @@ class ServeConfig(ModelOptions):
         for name in ("max_message_mib", "max_sequence_mib"):
             if not 0 < getattr(self, name) < 2**20:
                 raise HurtleError(f"{name} must be more than 0 and less than 2²⁰, got {getattr(self, name)}.")
-        if self.max_buffered_mib is not None and not self.max_message_mib <= self.max_buffered_mib < 2**20:
+        if self.max_buffered_mib is not None and not 2 * self.max_message_mib <= self.max_buffered_mib < 2**20:
             raise HurtleError(
-                f"max_buffered_mib must be at least max_message_mib, {self.max_message_mib}, and less than 2²⁰, got "
+                f"max_buffered_mib must be at least twice max_message_mib, {2 * self.max_message_mib}, and less than 2²⁰, got "
                 f"{self.max_buffered_mib}."
             )
         for name in ("http_port", "grpc_port"):

@@ -137,6 +137,6 @@ def test_answers_that_nobody_reads_are_bounded_over_all_connections_of_http():
 def test_the_bound_is_set_by_flag_file_or_variable_and_grows_with_the_largest_message(tmp_path):
     assert ServeConfig().max_buffered_bytes == 1 << 30
     assert ServeConfig(max_message_mib=1024).max_buffered_bytes == 4 << 30
-    (tmp_path / "serve.toml").write_text("max_buffered_mib = 100\n")
-    assert defaults_from(tmp_path / "serve.toml", {}).max_buffered_bytes == 100 * MIB
+    (tmp_path / "serve.toml").write_text("max_buffered_mib = 128\n")
+    assert defaults_from(tmp_path / "serve.toml", {}).max_buffered_bytes == 128 * MIB
     assert defaults_from(None, {"HURTLE_SERVE_MAX_BUFFERED_MIB": "200"}).max_buffered_bytes == 200 * MIB

@@ -89,7 +89,7 @@ def test_variables_of_every_kind(tmp_path):
         ("tls_cert = 'a.pem'", "both --tls-cert and --tls-key"),
         ("watch = -1", "watch must be at least 0, got -1"),
         ("drain = nan", "drain must be at least 0, got nan"),
-        ("max_buffered_mib = 63", "max_buffered_mib must be at least max_message_mib, 64.0"),
+        ("max_buffered_mib = 127", "max_buffered_mib must be at least twice max_message_mib, 128.0"),
         ("max_buffered_mib = inf", "max_buffered_mib must be at least"),
         ("max_sequence_mib = inf", "max_sequence_mib must be more than 0 and less than"),
         ("max_message_mib = 0", "max_message_mib must be more than 0"),
