@@ -195,6 +195,15 @@ class StreamingCall(Call):
         super().on_finish()
 
 
+def _missing(buffer: bytes | bytearray, more: bytes) -> int:
+    """Bytes that the last message in a buffer still lacks; `more`: what comes next, for a message's head may be cut in two."""
+    at, size = 0, len(buffer)
+    while at < size:
+        head = (buffer[at : at + 5] + more)[:5]
+        at += 5 + int.from_bytes(head[1:], "big") if len(head) == 5 else 5
+    return at - size
+
+
 class Slot:
     """The place of an answer in a stream."""
 
@@ -224,9 +233,10 @@ class StreamInferCall(StreamingCall):
 
     def on_data(self, data: bytes, start: int, stop: int, ended: bool) -> None:
         """Requests came; while the server is going, only what is left of one that has begun to come is taken."""
-        if self.draining and not self.buffer:
-            self.is_cut = self.is_cut or start < stop
-            start = stop
+        if self.draining:
+            end = min(stop, start + _missing(self.buffer or b"", data[start : min(stop, start + 5)]))
+            self.is_cut = self.is_cut or end < stop
+            stop = end
         super().on_data(data, start, stop, ended)
 
     def on_message(self, payload: bytes) -> None:
