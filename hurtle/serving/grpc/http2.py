@@ -42,7 +42,7 @@ PREFACE_TIMEOUT = 10.0
 DRAIN_GRACE = 0.2
 """Seconds for a client that had connected, and said nothing yet, when the server began to stop."""
 CLOSE_TIMEOUT = 5.0
-"""Seconds for what was written to be sent."""
+"""Seconds for some of what was written to be sent, once the connection is to close."""
 LINGER = 1.0
 """Seconds that a client which has been told to go may take; what it still sends would else make it lose our last answers."""
 PING_TIMEOUT = 1.0
@@ -229,7 +229,15 @@ class Http2Connection(asyncio.Protocol):
             self.loop.call_later(LINGER, self.transport.close)
         else:
             self.transport.close()
-        self.loop.call_later(CLOSE_TIMEOUT, self.transport.abort)
+        self.loop.call_later(CLOSE_TIMEOUT, self._abort_when_sent, self.transport.get_write_buffer_size())
+
+    def _abort_when_sent(self, unsent: int) -> None:
+        """Or when the peer takes nothing of it any more."""
+        left = self.transport.get_write_buffer_size()
+        if 0 < left < unsent:
+            self.loop.call_later(CLOSE_TIMEOUT, self._abort_when_sent, left)
+        else:
+            self.transport.abort()
 
     def _finish(self) -> None:
         if self._closed:
