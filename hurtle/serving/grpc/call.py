@@ -281,6 +281,24 @@ class Call(Stream):
             block, output.table_update = output.table_update + block, b""
         return frame(HEADERS, flags, self.id, block)
 
+    def is_running(self) -> bool:
+        """Whether an answer is on its way, though more messages may come."""
+        return False
+
+    def moved(self) -> int | None:
+        """Bytes that have come and gone, where answers wait to be taken, or a message for its rest or the call for its end."""
+        is_lent = self.loan is None or self.loan.granted
+        if self.queued or (self.held and is_lent and not self.remote_closed and not self.is_running()):
+            return self.received + self.sent - self.queued
+        return None
+
+    def on_stall(self) -> None:
+        """Say so, unless that would have to wait behind what is not taken."""
+        if self.queued:
+            super().on_stall()
+        else:
+            self.fail(ServingError("deadline_exceeded", "The rest of the request took too long to come."))
+
     def on_cancel(self) -> None:
         """The client is gone."""
         if not self.ended:

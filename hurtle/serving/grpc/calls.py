@@ -231,6 +231,10 @@ class StreamInferCall(StreamingCall):
         """Too much runs, or the client takes too little."""
         return len(self.slots) >= MAX_PENDING or self.queued > MAX_UNSENT
 
+    def is_running(self) -> bool:
+        """Requests are."""
+        return bool(self.slots)
+
     def on_data(self, data: bytes, start: int, stop: int, ended: bool) -> None:
         """Requests came; while the server is going, only what is left of one that has begun to come is taken."""
         if self.draining:

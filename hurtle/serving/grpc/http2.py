@@ -34,6 +34,7 @@ from hurtle.serving.grpc.http2_guard import Guard
 from hurtle.serving.grpc.http2_headers import Fields, HeaderDecoder
 from hurtle.serving.grpc.http2_limits import CONNECTION_WINDOW, HTTP1_ANSWER, HTTP1_VERBS, MAX_STREAMS, MAX_UNSENT, OUR_SETTINGS
 from hurtle.serving.grpc.http2_output import Output
+from hurtle.serving.grpc.http2_stalls import Stalls
 from hurtle.serving.grpc.http2_stream import Stream
 from hurtle.serving.memory import Memory
 
@@ -59,6 +60,7 @@ class Http2Connection(asyncio.Protocol):
 
     output: Output
     transport: asyncio.Transport
+    _stalls: Stalls | None = None
 
     def __init__(self, budget: int, memory: Memory):
         self.memory = memory
@@ -102,27 +104,34 @@ class Http2Connection(asyncio.Protocol):
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._timer = self.loop.call_later(PREFACE_TIMEOUT, self.abort)
+        self._stalls = Stalls(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """The client is gone, or we closed and all is sent."""
         self._finish()
-        self._count_unsent(0)
+        self._set_unsent(0)
         self.on_closed()
 
     def pause_writing(self) -> None:
         """The peer does not keep up."""
-        self._count_unsent(self.transport.get_write_buffer_size())
         self.output.pause()
+        self.count_unsent()
 
     def resume_writing(self) -> None:
         """It does again."""
-        self._count_unsent(0)
+        self._set_unsent(0)
         if self._reading_paused:
             self._reading_paused = False
             self.transport.resume_reading()
         self.output.resume()
 
-    def _count_unsent(self, size: int) -> None:
+    def count_unsent(self) -> int:
+        """Bytes in the transport that the peer does not take; 0 where it keeps up."""
+        if self.output.paused:
+            self._set_unsent(self.transport.get_write_buffer_size())
+        return self._unsent
+
+    def _set_unsent(self, size: int) -> None:
         self.memory.used += size - self._unsent
         self._unsent = size
 
@@ -246,6 +255,8 @@ class Http2Connection(asyncio.Protocol):
         self._rest = b""
         if self._timer is not None:
             self._timer.cancel()
+        if self._stalls is not None:
+            self._stalls.stop()
         for stream in list(self.streams.values()):
             self.drop(stream)
 

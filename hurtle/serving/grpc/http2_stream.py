@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from hurtle.serving.grpc.http2_frames import ErrorCode
 from hurtle.serving.grpc.http2_guard import Loan
 from hurtle.serving.grpc.http2_limits import STREAM_WINDOW
 
@@ -49,6 +50,14 @@ class Stream:
 
     def on_drain(self) -> None:
         """The server is going: a stream without an end should find one."""
+
+    def moved(self) -> int | None:
+        """Bytes that have come and gone, where some are kept and it is the client's turn; else None."""
+        return None
+
+    def on_stall(self) -> None:
+        """The client does not go on."""
+        self.connection.reset_stream(self, ErrorCode.ENHANCE_YOUR_CALM)
 
     def on_sent(self) -> None:
         """The last frame is on its way."""
