@@ -244,11 +244,22 @@ class Call(Stream):
         if not error.is_counted:
             self.connection.shell.count_failure(error.reason, model, version)
 
+    def count_end(self, error: ServingError) -> None:
+        """Count the error that the call ends with; only inference is a model's business."""
+        self.count(error)
+
+    def lose(self, error: ServingError) -> None:
+        """End the call with an error of our own in place of an answer: its model did its part, and has counted that."""
+        if not self.ended:
+            self.count(error)
+            error.is_counted = True
+            self.fail(error)
+
     def fail(self, error: ServingError) -> None:
         """End the call with an error."""
         if self.ended:
             return
-        self.count(error, self.model, self.version)
+        self.count_end(error)
         extra = ((b"grpc-accept-encoding", b"identity,deflate,gzip"),) if error is self.head.error else ()
         self.end(CODES[error.reason].grpc, str(error), extra)
 

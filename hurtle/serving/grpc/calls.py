@@ -153,11 +153,15 @@ class InferCall(UnaryCall):
             try:
                 self.answer(encode_response(response))
             except ServingError as error:
-                self.fail(error)
+                self.lose(error)
             except Exception as error:
-                self.fail(internal_error(self, error))
+                self.lose(internal_error(self, error))
         else:
             self.fail(response)
+
+    def count_end(self, error: ServingError) -> None:
+        """With the model."""
+        self.count(error, self.model, self.version)
 
     def on_cancel(self) -> None:
         """Nobody waits."""

@@ -6,7 +6,7 @@ Knows HTTP's methods, headers and statuses, and nothing of connections.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
@@ -153,7 +153,7 @@ def begin(shell: Any, exchange: Exchange) -> None:
     route = exchange.route
     assert route is not None
     if route.handle is not None:
-        exchange.connection.spawn(exchange, route.handle(shell, exchange, route))
+        exchange.connection.spawn(exchange, _without_model(shell, route.handle(shell, exchange, route)))
         return
     try:
         length = _json_length(exchange)
@@ -167,6 +167,22 @@ def begin(shell: Any, exchange: Exchange) -> None:
         exchange.fail(error)
     except Exception:
         _fail_unexpectedly(exchange)
+
+
+async def _without_model(shell: Any, work: Coroutine[Any, Any, None]) -> None:
+    """Do what is no inference: its errors are not among the model's failures."""
+    try:
+        await work
+    except ServingError as error:
+        _count(shell, error)
+        raise
+
+
+def _count(shell: Any, error: ServingError) -> None:
+    """Count an error without a model, and nowhere else."""
+    if not error.is_counted:
+        shell.count_failure(error.reason)
+        error.is_counted = True
 
 
 def _json_length(exchange: Exchange) -> int | None:
@@ -202,6 +218,7 @@ def _reply(exchange: Exchange, result: InferResponse | ServingError) -> None:
     try:
         parts, length = encode(result, exchange.wanted)
     except ServingError as error:
+        _count(exchange.connection.shell, error)  # the model has counted an answer
         exchange.fail(error)
         return
     except Exception:
@@ -216,7 +233,9 @@ def _reply(exchange: Exchange, result: InferResponse | ServingError) -> None:
 def _fail_unexpectedly(exchange: Exchange) -> None:
     log.exception("serving %s failed", exchange.route)
     if exchange.answer is None:
-        exchange.fail(ServingError("internal", "The server failed; its log says why."))
+        error = ServingError("internal", "The server failed; its log says why.")
+        _count(exchange.connection.shell, error)
+        exchange.fail(error)
 
 
 # All else.
