@@ -36,11 +36,16 @@ _HEAD_START = frame_head(len(_HEAD), HEADERS, END_HEADERS, 0)[:5]
 _TAIL_START = frame_head(len(_OK), HEADERS, END_HEADERS | END_STREAM, 0)[:5]
 _UNPRINTABLE = re.compile(rb"[^ -$&-~]")
 MAX_MESSAGE_TEXT = 1000
+SMALL = 4096
+"""Bytes of a call that is no inference, and of its answer, which are kept though memory is full: whoever looks after the server
+must be heard just then."""
 
 
 class Call(Stream):
     """One call. Subclasses take messages by `on_message`, or `on_only_message` where it came whole and alone."""
 
+    is_inference = False
+    """Such calls are refused when memory is full."""
     connection: GrpcConnection
     head: CallHead
     buffer: bytearray | None = None
@@ -73,7 +78,7 @@ class Call(Stream):
             self.fail(error)
         elif connection.output.queued > connection.guard.budget:
             self.fail(ServingError("resource_exhausted", "Too many answers wait for this connection to take them."))
-        elif memory.used > memory.limit and not head.method.public:  # type: ignore[union-attr]
+        elif memory.used > memory.limit and self.is_inference:
             self.fail(ServingError("resource_exhausted", FULL))
 
     def hold(self, size: int) -> None:
@@ -82,8 +87,10 @@ class Call(Stream):
         Raises:
             ServingError: All connections together hold too much.
         """
+        if not size:
+            return
         self.held += size
-        if not self.connection.memory.hold(size):
+        if not self.connection.memory.hold(size) and (self.is_inference or self.held > SMALL):
             raise ServingError("resource_exhausted", FULL)
 
     def release(self, size: int) -> None:
@@ -214,6 +221,7 @@ class Call(Stream):
             self.connection.close_stream(self)
             self.on_finish()
         else:
+            self.release(self.held)  # the request has served its purpose, and its answer may need the room
             self.send(message)
             self.end()
 
@@ -221,10 +229,10 @@ class Call(Stream):
         """Send one of several messages."""
         if self.ended:
             return
-        output, memory = self.connection.output, self.connection.memory
+        output = self.connection.output
         fits = output.fits(self, len(message) + 5)
-        if not fits and memory.used + len(message) > memory.limit:
-            self.fail(ServingError("resource_exhausted", FULL))
+        if not fits and not self.may_keep(message):
+            self.lose(ServingError("resource_exhausted", FULL))
             return
         if not self.headers_sent:
             self.headers_sent = True
@@ -238,6 +246,11 @@ class Call(Stream):
             output.write(frame(DATA, 0, self.id, data))
         else:
             output.send(self, data)
+
+    def may_keep(self, answer: bytes) -> bool:
+        """Whether there is room for an answer that cannot go at once."""
+        memory = self.connection.memory
+        return memory.used + len(answer) <= memory.limit or not (self.is_inference or len(answer) > SMALL)
 
     def count(self, error: ServingError, model: str = "", version: str = "") -> None:
         """Count an error that the client gets, unless a model did."""

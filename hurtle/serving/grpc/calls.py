@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from hurtle.errors import ServingError
 from hurtle.serving.grpc.call import Call
 from hurtle.serving.grpc.codec import decode_request, encode_response, varint
+from hurtle.serving.memory import FULL
 from hurtle.serving.messages import InferRequest, InferResponse
 from hurtle.serving.protos import ModelStreamInferResponse
 from hurtle.serving.status import invalid
@@ -124,6 +125,7 @@ class UnaryCall(Call):
 class InferCall(UnaryCall):
     """ModelInfer: no task, no future, no timer."""
 
+    is_inference = True
     ticket: Any = None
 
     def on_only_message(self, payload: bytes) -> None:
@@ -224,6 +226,8 @@ class Slot:
 class StreamInferCall(StreamingCall):
     """ModelStreamInfer: requests run together, are answered in their order, and fail each by itself."""
 
+    is_inference = True
+
     def __init__(self, *args: Any):
         super().__init__(*args)
         self.slots: deque[Slot] = deque()
@@ -268,9 +272,9 @@ class StreamInferCall(StreamingCall):
         slot.ticket = None
         if self.ended:
             return
-        slot.message = self._encode(slot, response)
         self.release(slot.held)
-        slot.held = len(slot.message)
+        slot.message = self._encode(slot, response)
+        slot.request, slot.held = None, len(slot.message)
         self.held += slot.held
         self.connection.memory.used += slot.held
         slots = self.slots
@@ -286,16 +290,23 @@ class StreamInferCall(StreamingCall):
             try:
                 response.parameters = {**response.parameters, "triton_final_response": True}
                 body = encode_response(response)
+                if slot is not self.slots[0] and not self.may_keep(body):  # it would have to wait for those before it
+                    raise ServingError("resource_exhausted", FULL)
                 return b"".join((b"\x12", varint(len(body)), body))  # as the field infer_response
             except ServingError as error:
-                response = error
+                return self._encode_error(slot, error)
             except Exception as error:
-                response = internal_error(self, error)
-        message = ModelStreamInferResponse(error_message=str(response) or response.reason)
-        if slot.request is None:
-            self.count(response)
-        else:
+                return self._encode_error(slot, internal_error(self, error))
+        if slot.request is not None:
             self.count(response, slot.request.model, slot.request.version)
+            response.is_counted = True
+        return self._encode_error(slot, response)
+
+    def _encode_error(self, slot: Slot, error: ServingError) -> bytes:
+        """And count it; without a model, where that has counted an answer."""
+        self.count(error)
+        message = ModelStreamInferResponse(error_message=str(error) or error.reason)
+        if slot.request is not None:
             message.infer_response.id, message.infer_response.model_name = slot.request.id, slot.request.model
         return message.SerializeToString()
 
