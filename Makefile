@@ -39,7 +39,7 @@ demo: setup  ## See it work: train CartPole until it is solved
 	@$(BIN)/python examples/demo.py
 
 test: setup clients  ## Run the tests (under 12 minutes on two cores)
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not gpu"
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu"
 
 test-slow: setup clients  ## Run the long tests too
 	@$(BIN)/python -m pytest -m "not gpu"

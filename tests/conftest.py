@@ -13,19 +13,26 @@ REPO = Path(__file__).parent.parent
 if not Path("/dev/nvidia0").exists():  # before any test file imports triton: without a GPU, its kernels are interpreted
     os.environ["TRITON_INTERPRET"] = "1"
 _numbers = itertools.count()
-TOGETHER = {
-    "every env": ("native/test_engine.py", "envs/test_zoo.py", "envs/test_ocean.py", "vector/test_native_state.py"),
-    "the native gear": ("collect/test_native_collector.py", "algorithms/test_native_update.py", "deploy/test_compiled.py"),
-}
+TOGETHER = (
+    ("tests/native/test_engine.py", "tests/envs/test_zoo.py", "tests/envs/test_ocean.py", "tests/vector/test_native_state.py"),
+    ("tests/collect/test_native_collector.py", "tests/algorithms/test_native_update.py", "tests/deploy/test_compiled.py"),
+)
 """Files that compile the same code: one process compiles it once."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """With several processes, tests of one file, and those of files above, run in the same one."""
-    groups = {str(REPO / "tests" / file): group for group, files in TOGETHER.items() for file in files}
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(groups.get(str(item.path), item.path.name)))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With several processes, those files go to the same one, as the tests of each file do."""
+    from xdist.scheduler import LoadFileScheduling
+
+    first = {file: files[0] for files in TOGETHER for file in files}
+
+    class Together(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return first.get(file, file)
+
+    return Together(config, log)
 
 
 @pytest.fixture

@@ -52,6 +52,9 @@ def both(inputs):
     return {"sum": inputs["a"] + inputs.get("b", np.float32(0))}
 
 
+both.calls = 0
+
+
 def test_other_inputs_and_other_sizes_are_fused_in_groups():
     requests = [
         request(a=rows(2), b=rows(2)),
