@@ -26,6 +26,10 @@ from hurtle.serving.lanes import (
     run_jobs,
 )
 
+LONE_PASSES = 8
+"""After so many passes of the event loop in turn with one request each, only every ninth is followed by a look at whether it
+came alone: looking takes a pass of its own, which one client alone would notice."""
+
 
 class Executor:
     """What the shell asks of either kind."""
@@ -120,6 +124,8 @@ class Queued(Executor):
         """Whether the last pass of the event loop brought more than one job: then the next is worth waiting for."""
         self._taken_at_once = False
         """Whether this pass has given a lane its first job already."""
+        self._lone_passes = self._not_looked_at = 0
+        """How many passes in turn had one request; and how many requests since were taken without looking for others."""
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lanes: list[Lane] = [ThreadLane(make) for _ in range(lanes)] or [LoopLane(make, large)]
@@ -210,6 +216,10 @@ class Queued(Executor):
             return True
         if self._is_crowded or self._planned:
             return False
+        if self._lone_passes >= LONE_PASSES and self._not_looked_at < LONE_PASSES:
+            self._not_looked_at += 1
+            return True
+        self._not_looked_at = 0
         self._taken_at_once = True
         self._plan()  # after this pass, to see whether it came alone
         return True
@@ -225,6 +235,7 @@ class Queued(Executor):
             self._timer.cancel()
             self._timer = None
         self._is_crowded = self._queued + self._taken_at_once > 1
+        self._lone_passes = 0 if self._is_crowded else self._lone_passes + 1
         self._taken_at_once = False
         for _ in range(len(self._idle)):
             jobs = self._take()

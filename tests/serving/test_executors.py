@@ -58,6 +58,29 @@ def test_requests_of_one_loop_pass_are_one_call_but_the_first_when_it_may_be_alo
     run(main())
 
 
+def test_one_client_alone_is_not_looked_at_each_time_and_a_crowd_is_noticed_soon():
+    async def main():
+        executor, answers = Queued(Doubler, 0, batch_size=64), Answers()
+
+        async def burst(size):
+            before, looks = len(executor.backend.calls), 0
+            for _ in range(size):
+                submit(executor, answers, 1.0)
+                looks += executor._planned
+            for _ in range(3):
+                await asyncio.sleep(0)
+            return executor.backend.calls[before:], looks
+
+        looks = [(await burst(1))[1] for _ in range(26)]
+        assert looks == [1] * 8 + ([0] * 8 + [1]) * 2
+        assert (await burst(30))[0] == [1] * 9 + [21]  # the ninth is looked after: the rest of the pass waits, and is fused
+        assert (await burst(30))[0] == [30]
+        assert await burst(1) == ([1], 1)
+        executor.close()
+
+    run(main())
+
+
 def test_a_call_has_at_most_batch_size_rows_and_a_larger_request_runs_alone():
     async def main():
         executor, answers = Queued(Doubler, 0, batch_size=4), Answers()
