@@ -1,4 +1,4 @@
-"""`DLRM`: Meta's deep learning recommendation model (2019) in plain torch, and its file: an .npz of arrays, nothing pickled.
+"""`DLRM`: Meta's deep learning recommendation model (2019) in torch, and its file: an .npz of arrays, nothing pickled.
 
 numbers → bottom MLP ┐
 lists → EmbeddingBag ┴→ products of all pairs → top MLP → sigmoid. Knows nothing of requests and training.
