@@ -42,7 +42,7 @@ _EXAMPLES = """\
 _GROUPS = {
     "Run": "algorithm total_steps seed device stop_at_return fine_tune preset gear compile precision threads",
     "Envs": "num_envs backend num_workers pool_batch_size step_timeout restart_workers env_parameters "
-    "normalize_observations observation_clip "
+    "unsafe normalize_observations observation_clip "
     "reward_mode reward_clip",
     "Results": "eval_every eval_episodes eval_sampled checkpoint_every keep_checkpoints runs name progress trackers",
 }

@@ -22,6 +22,10 @@ class EnvCodeError(HurtleError):
     """Environment code that cannot be compiled, or that misbehaves when run; names the author's file and line."""
 
 
+class EnvIndexError(EnvCodeError, IndexError):
+    """Environment code that indexed an array out of bounds; names the author's line, the index and the length."""
+
+
 class ActionError(HurtleError, ValueError):
     """Actions of the wrong shape or type, or outside the action space."""
 

@@ -242,3 +242,97 @@ class Shift(Crew):
     def present(self, state, present):
         for a in range(self.num_agents):
             present[a] = state.rest[a] == 0
+
+
+class Indexer(Env):
+    """Indexes one of its arrays, `case`, at `index`; both are options. What it read is its observation and its reward."""
+
+    observation_space = Box(-100.0, 100.0, (2, 3))
+    action_space = MultiDiscrete([2, 2, 2])
+    max_steps = 100
+    TABLE = np.arange(10, 17)
+    MOVES = (3, 5, 7, 9)
+
+    class State:
+        before: int32[4]
+        items: int8[5]
+        grid: int32[4, 3]
+        after: int32[4]
+        case: int32 = 0
+        index: int32 = 0
+
+    def reset(self, state, rng):
+        for k in range(4):
+            state.before[k] = 77
+            state.after[k] = 77
+            for j in range(3):
+                state.grid[k, j] = 20 + 3 * k + j
+        for k in range(5):
+            state.items[k] = k + 1
+
+    def step(self, state, action, rng):
+        found = 0
+        row = state.grid[2]
+        if state.case == 0:
+            found = state.items[state.index]
+        elif state.case == 1:
+            state.items[state.index] = 50
+        elif state.case == 2:
+            state.grid[state.index, 1] += 50
+        elif state.case == 3:
+            state.grid[3, state.index] = 50
+        elif state.case == 4:
+            found = row[state.index]
+        elif state.case == 5:
+            found = state.grid[1][state.index]
+        elif state.case == 6:
+            found = self.TABLE[state.index]
+        elif state.case == 7:
+            found = self.MOVES[state.index]
+        elif state.case == 8:
+            found = self.look(state.items, state.index)
+        elif state.case == 9:
+            found = 1 + action[state.index]
+        elif state.case == 10:
+            found = state.items[1:4][state.index]
+        elif state.case == 11:
+            found = rng.choice(state.items[state.index :])
+        elif state.case == 12:
+            k = state.index
+            while state.items[k] != 0:  # never: in plain Python the index ends the loop
+                k += 1
+            found = k
+        return float(found), False
+
+    def look(self, items, k):
+        return items[k]
+
+    def observe(self, state, obs):
+        obs[0, 0] = float(state.items[0])
+        if state.case == 13:
+            obs[state.index, 2] = 9.0
+        if state.case == 14:
+            obs[1, state.index] = 9.0
+
+
+class Late(Env):
+    """Indexes an array at the number of the step, which is out of bounds after the twelfth."""
+
+    observation_space = Box(0.0, 1.0, (1,))
+    action_space = Discrete(2)
+    max_steps = 100
+
+    class State:
+        time: int32
+        seen: int8[12]
+
+    def reset(self, state, rng):
+        state.time = 0
+
+    def step(self, state, action, rng):
+        state.seen[state.time] = 1
+        state.time += 1
+        return 0.0, False
+
+    def observe(self, state, obs):
+        obs[0] = 0.5

@@ -18,7 +18,7 @@ from hurtle.buffers.rollout import EpisodeTotals, Rollout
 from hurtle.collect.inference import see
 from hurtle.collect.rewards import RewardRule
 from hurtle.collect.rows import VecRows
-from hurtle.errors import ActionError, HurtleError, NonFiniteError
+from hurtle.errors import ActionError, EnvIndexError, HurtleError, NonFiniteError
 from hurtle.native import device_rows
 from hurtle.native.device_rows import Draw, Episodes, Outcome, Step
 from hurtle.native.graphs import Graphs, Readback, autocast
@@ -30,7 +30,10 @@ from hurtle.policies.policy import Policy
 from hurtle.tracking.timing import Timer
 from hurtle.vector.native import NativeVecEnv
 
-NUMBERS = ("episodes", "returns", "best_return", "lengths", "best_length", "overflow", "trouble", "row")
+NUMBERS = (
+    *("episodes", "returns", "best_return", "lengths", "best_length", "overflow", "trouble", "row"),
+    *("fault", "index"),  # the two halves of `CudaBatch.fault`, since a float64 does not hold all of it
+)
 """What is read back of a rollout; then the sums of the env's metrics, and how many they are of."""
 
 
@@ -135,6 +138,7 @@ class DeviceCollector:
 
         Raises:
             NonFiniteError: An observation, a reward or the policy was not finite, in one of these rollouts.
+            EnvIndexError: The env's code indexed an array out of bounds; names the author's line.
         """
         if self.stop_requested:
             return None
@@ -157,6 +161,8 @@ class DeviceCollector:
     def _read(self, numbers: np.ndarray) -> EpisodeTotals:
         found = dict(zip(NUMBERS, numbers.tolist(), strict=False))
         self.overflow += int(found["overflow"])
+        if found["fault"]:
+            raise self._envs.out_of_bounds((int(found["fault"]) << 32) | int(found["index"]))
         if found["trouble"] != device_rows.NO_TROUBLE:
             self._refuse(*divmod(int(found["trouble"]), device_rows.TROUBLES), int(found["row"]))
         *sums, number = numbers[len(NUMBERS) :].tolist()
@@ -244,7 +250,7 @@ class DeviceCollector:
                 self._kernels("keep_rows", rollout.num_rows, t, out.final_steps, part, kept)
         self._bootstrap(rollout)
         self._summarize(rollout)
-        good = (out.trouble == device_rows.NO_TROUBLE).all()  # nothing is learned from bad numbers
+        good = (out.trouble == device_rows.NO_TROUBLE).all() & (self._envs.fault[0] == 0)  # nothing is learned from bad numbers
         self.rewards.apply_on_device(rollout, self._kernels, good)
         if self.policy.normalizer is not None and self._raw is not None:
             merge_moments(self.policy.normalizer, self._raw, None if rollout.all_valid else rollout.valid, good)
@@ -347,6 +353,8 @@ class DeviceCollector:
             episodes.best_length.max(),
             (out.cuts - slots).clamp_min(0).sum(),
             *out.trouble.min(0),
+            self._envs.fault[0] >> 32,
+            self._envs.fault[0] & 0xFFFFFFFF,
         ]
         self._numbers[: len(NUMBERS)].copy_(torch.stack([number.double() for number in totals]))
         self._numbers[len(NUMBERS) :].copy_(episodes.metrics.sum(0, dtype=torch.float64))
@@ -420,6 +428,7 @@ class _Envs:
         self.mask = self._tensor(arrays.mask).view(rows, -1) if spec.has_mask else None
         self.present = self._tensor(arrays.present).view(rows)
         self.actions = self._tensor(batch.actions)
+        self.fault = batch.fault if self._on_gpu else torch.zeros(1, dtype=torch.int64)  # on the CPU, `step` raises
         outcome = {name: self._tensor(getattr(arrays, name)) for name in Step._fields if not name.endswith("numbers")}
         flat = self._tensor(arrays.obs)
         final = self._tensor(arrays.final_obs)
@@ -427,6 +436,10 @@ class _Envs:
 
     def _tensor(self, array: Any) -> Tensor:
         return array if self._on_gpu else torch.from_numpy(array)
+
+    def out_of_bounds(self, fault: int) -> EnvIndexError:
+        """The error for what kernels wrote to `fault`."""
+        return self._batch.out_of_bounds(fault)
 
     def step(self) -> None:
         """Step all envs with `actions`."""

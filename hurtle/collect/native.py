@@ -22,6 +22,7 @@ from hurtle.collect.rewards import RewardRule
 from hurtle.collect.rows import VecRows
 from hurtle.errors import ActionError, HurtleError, NonFiniteError
 from hurtle.native.batch import PLAY_SECONDS, CpuBatch
+from hurtle.native.bounds import OutOfBounds
 from hurtle.native.build import COMPILING, Program, build
 from hurtle.native.kernel_loader import load_kernels
 from hurtle.native.layout import JOB, address_struct, aligned_zeros
@@ -114,7 +115,8 @@ class NativeCollector:
         self._kept: dict[str, np.ndarray] = {}  # arrays that it is told of and nobody else keeps
         self._describe_envs()
         self._describe_policy()
-        self._functions = _compiled(vec, self._batch, self._job).functions
+        self._program = _compiled(vec, self._batch, self._job)
+        self._functions = self._program.functions
         few = max(1, self.rows.num_rows // ROWS_PER_THREAD)
         self._threads = ShardThreads(self.rows.num_envs, thread_count(num_threads, self.rows.num_envs if num_threads else few))
         self._shards = [_Shard(self._batch, self._starts, lo, hi) for lo, hi in self._threads.shards]
@@ -176,6 +178,7 @@ class NativeCollector:
 
         Raises:
             NonFiniteError: An env gave NaN or infinity; names it and its step.
+            EnvIndexError: The env's code indexed an array out of bounds; names the author's line.
             HurtleError: The rollout does not fit the vector, or is not on the CPU.
         """
         self._begin()
@@ -224,6 +227,8 @@ class NativeCollector:
 
         try:
             trouble = min(self._threads.run(job))
+        except OutOfBounds as error:
+            raise self._program.out_of_bounds(error) from None
         finally:
             self.steps += size
             self.actor._steps += size

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Callable
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -104,7 +105,20 @@ def resolve(env: EnvLike, parameters: dict[str, Any]) -> Env | Callable[..., Any
     raise HurtleError(f"An environment is a name, a class or a callable that makes one, got {env!r}.{made}")
 
 
-def make(env: EnvLike, *, render_mode: str | None = None, debug: bool = False, **parameters: Any) -> Any:
+def unchecked(env: Env | Callable[..., Any]) -> Env:
+    """A native env that is compiled without bounds checks.
+
+    Raises:
+        HurtleError: It is not a native env.
+    """
+    if not isinstance(env, Env):
+        raise HurtleError("unsafe=True leaves out the bounds checks of native envs; this env is not a native one.")
+    env = copy(env)
+    env.unsafe = True
+    return env
+
+
+def make(env: EnvLike, *, render_mode: str | None = None, debug: bool = False, unsafe: bool = False, **parameters: Any) -> Any:
     """Make one environment: a `gymnasium.Env`, or a PettingZoo env as PettingZoo made it.
 
     Args:
@@ -113,6 +127,7 @@ def make(env: EnvLike, *, render_mode: str | None = None, debug: bool = False, *
             or a callable that returns an env.
         render_mode: "rgb_array", "ansi" or None (Gymnasium envs: what they offer).
         debug: Native envs only: run the author's code uncompiled, for pdb.
+        unsafe: Native envs only: compile without bounds checks; an index out of bounds then corrupts memory.
         **parameters: The env's own parameters, such as `gravity=1.6`.
 
     Example:
@@ -122,6 +137,7 @@ def make(env: EnvLike, *, render_mode: str | None = None, debug: bool = False, *
         (4,)
     """
     found = resolve(env, parameters)
+    found = unchecked(found) if unsafe else found
     if isinstance(found, Env):
         return NativeEnv(found, render_mode, debug)
     if debug:

@@ -11,13 +11,15 @@ from gymnasium import spaces
 from hurtle.native.env import EnvSpec
 
 
-def adapter_source(spec: EnvSpec, zero_obs: bool = True) -> str:
+def adapter_source(spec: EnvSpec, zero_obs: bool = True, has_fault: bool = False) -> str:
     """The constants and adapters of one env, as the text of module-level code.
 
     Args:
         spec: The checked env.
         zero_obs: Whether the observation must be zeroed before the author's `observe` writes to it.
+        has_fault: Whether the author's functions take `arrays.fault`, where an index out of bounds is reported.
     """
+    fault = ", arrays.fault" if has_fault else ""
     parts = [
         f"AGENTS = {spec.num_agents}",
         f"MAX_STEPS = {spec.max_steps}",
@@ -27,9 +29,10 @@ def adapter_source(spec: EnvSpec, zero_obs: bool = True) -> str:
         "OBS_BYTES = OBS_SIZE * OBS_DTYPE.itemsize",
         _clear_state(spec),
         _agents(spec),
-        _present(spec),
+        _calls(spec, fault),
+        _present(spec, fault),
         _zero_obs(zero_obs),
-        _mask(spec),
+        _mask(spec, fault),
         _metrics(spec),
         _actions(spec),
     ]
@@ -66,14 +69,23 @@ def _agents(spec: EnvSpec) -> str:
     return _function("begin_agent(env, agent)", "env._return[agent] = f4(0.0)", *start)
 
 
-def _present(spec: EnvSpec) -> str:
+def _calls(spec: EnvSpec, fault: str) -> str:
+    step = "action, reward, terminated" if spec.num_agents > 1 else "action"
+    return (
+        _function("call_reset(env, arrays)", f"env_reset(env, env{fault})")
+        + _function(f"call_step(env, {step}, arrays)", f"return env_step(env, {step}, env{fault})")
+        + _function("call_observe(env, obs, arrays)", f"env_observe(env, obs{fault})")
+    )
+
+
+def _present(spec: EnvSpec, fault: str) -> str:
     if not spec.has_present:
-        return _function("is_present(env, agent)", "return True") + _function("write_present(env, present)")
+        return _function("is_present(env, agent)", "return True") + _function("write_present(env, present, arrays)")
     return _function("is_present(env, agent)", "return env._present[agent] != 0") + _function(
-        "write_present(env, present)",
+        "write_present(env, present, arrays)",
         "for a in range(AGENTS):",
         "    present[a] = True",
-        "env_present(env, present)",
+        f"env_present(env, present{fault})",
         "for a in range(AGENTS):",
         "    if present[a] and env._present[a] == 0:",
         "        begin_agent(env, a)",
@@ -85,11 +97,12 @@ def _zero_obs(zero_obs: bool) -> str:
     return _function("zero_obs(obs)", *(["for k in range(OBS_SIZE):", "    obs[k] = 0"] if zero_obs else []))
 
 
-def _mask(spec: EnvSpec) -> str:
+def _mask(spec: EnvSpec, fault: str) -> str:
     if not spec.has_mask:
-        return _function("write_mask(env, mask)")
+        return _function("write_mask(env, mask, arrays)")
     size = int(np.prod(spec.mask_shape))
-    return _function("write_mask(env, mask)", f"for k in range({size}):", "    mask[k] = True", "env_mask(env, mask)")
+    fill = (f"for k in range({size}):", "    mask[k] = True")
+    return _function("write_mask(env, mask, arrays)", *fill, f"env_mask(env, mask{fault})")
 
 
 def _metrics(spec: EnvSpec) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 
 from hurtle.errors import ActionError, EnvDefinitionError, HurtleError, UnknownNameError, did_you_mean
 from hurtle.native import python_target
+from hurtle.native.bounds import OutOfBounds
 from hurtle.native.build import COMPILING, build
 from hurtle.native.dtypes import fitting
 from hurtle.native.env import EnvSpec
@@ -64,7 +65,10 @@ class CpuBatch:
 
     def reset(self, chosen: np.ndarray) -> None:
         """Begin a new episode in the chosen envs."""
-        self.functions.reset_envs(self.pool, chosen, 0, self.num_envs)
+        try:
+            self.functions.reset_envs(self.pool, chosen, 0, self.num_envs)
+        except OutOfBounds as error:
+            raise self._program.out_of_bounds(error) from None
 
     def step(self, actions: np.ndarray, same_step: bool = True) -> int:
         """Step all envs; returns how many agents' episodes ended.
@@ -72,15 +76,22 @@ class CpuBatch:
         Args:
             actions: C-contiguous, of the shape and dtype of `self.actions`.
             same_step: Reset ended envs within this step (else they wait for the next one).
+
+        Raises:
+            ActionError: An action is not in the action space; no env was stepped.
+            EnvIndexError: The env's code indexed an array out of bounds; names the author's line.
         """
         illegal = self.functions.first_illegal(actions, 0, self.num_envs)
         if illegal >= 0:
             raise ActionError(f"Env {illegal} got the action {actions[illegal]!s}, which is not in {self.spec.action_space}.")
-        if self._threads is None:
-            return self.functions.step_envs(self.pool, actions, same_step, 0, self.num_envs)
-        if self._trials_left:
-            return self._trial_step(actions, same_step)
-        return sum(self._threads.run(partial(self.functions.step_envs, self.pool, actions, same_step)))
+        try:
+            if self._threads is None:
+                return self.functions.step_envs(self.pool, actions, same_step, 0, self.num_envs)
+            if self._trials_left:
+                return self._trial_step(actions, same_step)
+            return sum(self._threads.run(partial(self.functions.step_envs, self.pool, actions, same_step)))
+        except OutOfBounds as error:
+            raise self._program.out_of_bounds(error) from None
 
     def step_with(self, actions: np.ndarray) -> None:
         """Step all envs with a copy of `actions`."""
@@ -106,10 +117,13 @@ class CpuBatch:
             size = min(self._play_slice, num_steps - done)
             began = time.perf_counter()
             args = (self.pool, self.actions, seeds, self._played + done, size)
-            if self._threads is None:
-                ended += self.functions.play_envs(*args, 0, self.num_envs)
-            else:
-                ended += sum(self._threads.run(partial(self.functions.play_envs, *args)))
+            try:
+                if self._threads is None:
+                    ended += self.functions.play_envs(*args, 0, self.num_envs)
+                else:
+                    ended += sum(self._threads.run(partial(self.functions.play_envs, *args)))
+            except OutOfBounds as error:
+                raise self._program.out_of_bounds(error) from None
             done += size
             pace = PLAY_SECONDS / (time.perf_counter() - began + 1e-9)
             self._play_slice = max(1, int(size * min(8.0, pace)))

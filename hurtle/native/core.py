@@ -8,10 +8,10 @@ from hurtle.native.pasted import (
     AGENTS,
     MAX_STEPS,
     begin_agent,
+    call_observe,
+    call_reset,
+    call_step,
     clear_state,
-    env_observe,
-    env_reset,
-    env_step,
     f4,
     is_present,
     jit,
@@ -23,9 +23,9 @@ from hurtle.native.pasted import (
 
 
 @jit
-def begin_episode(env):
+def begin_episode(env, arrays):
     clear_state(env)
-    env_reset(env, env)
+    call_reset(env, arrays)
     env._steps = 0
     for a in range(AGENTS):
         begin_agent(env, a)
@@ -34,9 +34,9 @@ def begin_episode(env):
 @jit
 def publish(i, env, obs, arrays):
     """Write what the next action is chosen from: observation (over zeros), action mask, who is present."""
-    env_observe(env, obs)
-    write_mask(env, arrays.mask[i])
-    write_present(env, arrays.present[i])
+    call_observe(env, obs, arrays)
+    write_mask(env, arrays.mask[i], arrays)
+    write_present(env, arrays.present[i], arrays)
 
 
 @jit
@@ -53,7 +53,7 @@ def clear_outcome(i, arrays):
 def reset_env(i, env, arrays):
     """Begin a new episode in env i, whose record is `env`; `publish` comes next."""
     clear_outcome(i, arrays)
-    begin_episode(env)
+    begin_episode(env, arrays)
 
 
 @jit
@@ -62,8 +62,8 @@ def end_episode(i, env, same_step, arrays):
     write_metrics(env, arrays.episode_metrics[i])
     if same_step:
         zero_obs(arrays.final_obs[i])
-        env_observe(env, arrays.final_obs[i])
-        begin_episode(env)
+        call_observe(env, arrays.final_obs[i], arrays)
+        begin_episode(env, arrays)
     else:
         env._steps = -1
 
@@ -74,7 +74,7 @@ def advance_one(i, env, action, same_step, arrays):
     if env._steps < 0:  # NEXT_STEP: the episode ended one step ago, and this step is its reset
         reset_env(i, env, arrays)
         return 0
-    gained, terminated = env_step(env, action, env)
+    gained, terminated = call_step(env, action, arrays)
     env._steps += 1
     env._return[0] += f4(gained)
     truncated = MAX_STEPS > 0 and env._steps >= MAX_STEPS
@@ -99,10 +99,10 @@ def advance_many(i, env, action, same_step, arrays):
         reset_env(i, env, arrays)
         return 0
     clear_outcome(i, arrays)
-    write_present(env, arrays.present[i])  # once more: the user may have written to the state
+    write_present(env, arrays.present[i], arrays)  # once more: the user may have written to the state
     reward = arrays.reward[i]
     terminated = arrays.terminated[i]
-    over = env_step(env, action, reward, terminated, env)
+    over = call_step(env, action, reward, terminated, arrays)
     env._steps += 1
     out_of_time = MAX_STEPS > 0 and env._steps >= MAX_STEPS
     episodes_ended = 0

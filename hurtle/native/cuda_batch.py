@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from hurtle.errors import ActionError, DeviceError
+from hurtle.errors import ActionError, DeviceError, EnvIndexError
 from hurtle.native.batch import apply_options, seed_records
+from hurtle.native.bounds import OutOfBounds
 from hurtle.native.build import COMPILING, block_threads, build, staged_rows
 from hurtle.native.cuda_support import import_cuda, simulated
 from hurtle.native.env import EnvSpec
@@ -23,7 +24,7 @@ from hurtle.native.rng import ACTION_STREAM, seed_range, stream_states
 
 STEPS_PER_GRAPH = 32
 STEPS_BETWEEN_CHECKS = 256
-"""Illegal actions are counted on the GPU and read this often: reading waits for the GPU."""
+"""Steps after which illegal actions and indices out of bounds are looked for: reading them waits for the GPU."""
 
 
 class CudaBatch:
@@ -43,8 +44,8 @@ class CudaBatch:
         self._memory: _TorchMemory | _SimulatedMemory
         self._memory = _SimulatedMemory() if simulated() else _TorchMemory(self._cuda, device)
         with COMPILING:
-            program = build(spec, "cuda")
-        self._functions = program.functions
+            self._program = build(spec, "cuda")
+        self._functions = self._program.functions
         self._launch_shape = (-(-num_envs // block_threads()), block_threads())
         row_bytes = spec.obs_size * np.dtype(spec.observation_space.dtype).itemsize
         self._shared_bytes = -(-staged_rows(spec) * row_bytes // 4) * 4
@@ -52,7 +53,9 @@ class CudaBatch:
         self.arrays = allocate(spec, num_envs, self._memory.zeros)
         self.arrays.present[:] = True
         views = {name: self._memory.view(array) for name, array in self.arrays._asdict().items()}
-        self._views = CudaArrays(**views, obs_words=self._memory.words(self.arrays.obs))
+        self.fault = self._memory.zeros((1,), np.int64)  # not 0 after an index out of bounds, see bounds.py
+        fault = self._memory.view(self.fault)
+        self._views = CudaArrays(**views, obs_words=self._memory.words(self.arrays.obs), fault=fault)
         self.actions = self._memory.zeros((num_envs, *spec.agents_shape, *spec.action_shape), spec.action_dtype)
         self._action_view = self._memory.view(self.actions)
         self._illegal = self._memory.zeros((1,), np.int32)
@@ -61,7 +64,7 @@ class CudaBatch:
         self._steps = 0
         self._player: Any = None
         self._play_seed: int | None = None
-        self._compile(program)
+        self._compile()
 
     def records(self) -> np.ndarray:
         """A copy of all envs' records on the host."""
@@ -96,7 +99,7 @@ class CudaBatch:
         self._launch(self._functions.step_kernel, self._views, self._action_view, same_step, self._illegal_view)
         self._steps += 1
         if self._steps % STEPS_BETWEEN_CHECKS == 0 and not self._memory.capturing():
-            self.check_actions()
+            self.check_faults()
 
     def step_with(self, actions: Any) -> None:
         """Step all envs with a copy of `actions` from the host."""
@@ -107,19 +110,28 @@ class CudaBatch:
         """One of the batch's arrays, copied to the host."""
         return array.cpu().numpy() if hasattr(array, "cpu") else np.asarray(array)
 
-    def check_actions(self) -> None:
-        """Raise if any action since the last check was illegal; waits for the GPU.
+    def check_faults(self) -> None:
+        """Raise if an action was illegal, or an index out of bounds, since the last check; waits for the GPU.
 
         Raises:
-            ActionError: Says how many there were; their envs were not stepped.
+            ActionError: Says how many actions were illegal; their envs were not stepped.
+            EnvIndexError: Names the author's line and the index; element 0 was used instead.
         """
+        fault = int(self.fault[0])
+        if fault:
+            self.fault[...] = 0
+            raise self.out_of_bounds(fault)
         count = int(self._illegal[0])
         if count:
             self._illegal[...] = 0
             raise ActionError(f"{count} actions of the last steps are not in {self.spec.action_space}; their envs stood still.")
 
+    def out_of_bounds(self, fault: int) -> EnvIndexError:
+        """The error for what kernels wrote to `fault`."""
+        return self._program.out_of_bounds(OutOfBounds.on_gpu(fault))
+
     def play(self, num_steps: int, seed: int = 0) -> None:
-        """Take uniformly random actions: replays of a captured graph, without a word to the host."""
+        """Take uniformly random actions: replays of a captured graph, without synchronizing with the host in between."""
         if self._player is None:
             self._player = self._memory.repeater(self._play_steps)
             self._seeds = self._memory.from_host(np.zeros(self.num_envs, np.uint64))
@@ -128,6 +140,7 @@ class CudaBatch:
             self._play_seed = seed
         self._player(num_steps)
         self._memory.wait()
+        self.check_faults()
 
     def _play_steps(self, count: int) -> None:
         clock = self._memory.view(self._clock)
@@ -141,7 +154,7 @@ class CudaBatch:
     def _launch(self, kernel: Any, *arguments: Any) -> None:
         kernel[(*self._launch_shape, self._memory.stream(), self._shared_bytes)](*arguments)
 
-    def _compile(self, program: Any) -> None:
+    def _compile(self) -> None:
         """Compile before the first step, so that errors come early and in the author's terms."""
         from numba.core.errors import NumbaError
 
@@ -154,7 +167,8 @@ class CudaBatch:
                 self._launch(self._functions.step_kernel, self._views, nobody, True, self._illegal_view)
                 self._memory.wait()
         except NumbaError as error:
-            raise program.explain(error) from None
+            raise self._program.explain(error) from None
+        self.check_faults()
 
 
 def whole_words(shape: Shape) -> int:

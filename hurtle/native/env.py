@@ -18,7 +18,7 @@ from gymnasium import spaces
 from hurtle.errors import EnvDefinitionError, UnknownNameError, did_you_mean
 from hurtle.native.dtypes import FieldType, fitting
 
-TAKEN = ("seed", "num_envs", "num_workers", "device", "backend", "autoreset_mode", "copy", "debug", "render_mode")
+TAKEN = ("seed", "num_envs", "num_workers", "device", "backend", "autoreset_mode", "copy", "debug", "render_mode", "unsafe")
 OBS_DTYPES = ("float32", "uint8", "int8", "int16", "int32")
 
 
@@ -34,8 +34,12 @@ class Env:
     max_steps: Any = None
     num_agents: Any = 1
     metrics: ClassVar[tuple[str, ...]] = ()
+    unsafe: Any = False
+    """Compile without bounds checks: an index out of bounds then corrupts memory."""
 
-    def __init__(self, **parameters: Any):
+    def __init__(self, *, unsafe: bool | None = None, **parameters: Any):
+        if unsafe is not None:
+            self.unsafe = _convert(f"{type(self).__name__}.unsafe", unsafe, False)
         known = self.parameters()
         for name, value in parameters.items():
             if name not in known:

@@ -66,9 +66,9 @@ Arrays = namedtuple(
 CudaArrays = namedtuple(
     "CudaArrays",
     "envs obs final_obs reward terminated truncated ended episode_ended episode_return episode_length episode_metrics "
-    "mask present obs_words",
+    "mask present obs_words fault",
 )
-"""The same on the GPU, with the observations once more as 32-bit words."""
+"""The same on the GPU, with the observations once more as 32-bit words, and int64[1] for an index out of bounds."""
 
 
 def jit(function: Any) -> Any:
@@ -84,6 +84,10 @@ def entry(function: Any) -> Any:
 def part(function: Any) -> Any:
     """Compile a function that is called, not inlined: it is large, or called from several places."""
     return function
+
+
+def _at(index: Any, length: Any, *site: Any) -> Any:
+    """An index that is inside its array, see bounds.py."""
 
 
 def unpack(pool: Any) -> Any:
@@ -139,7 +143,7 @@ def call_sample(*arguments: Any) -> None:
     """Sample the actions of a tile of rows."""
 
 
-def env_reset(env: Any, rng: Any) -> None:
+def call_reset(env: Any, arrays: Any) -> None:
     """The author's `reset`."""
 
 
@@ -151,7 +155,7 @@ def begin_agent(env: Any, agent: int) -> None:
     """Begin the agent's episode: its return is zero and its start is now."""
 
 
-def env_step(env: Any, *arguments: Any) -> Any:
+def call_step(env: Any, *arguments: Any) -> Any:
     """The author's `step`."""
 
 
@@ -160,7 +164,7 @@ def advance_env(i: int, env: Any, action: Any, same_step: bool, arrays: Any) -> 
     return 0
 
 
-def env_observe(env: Any, obs: Any) -> None:
+def call_observe(env: Any, obs: Any, arrays: Any) -> None:
     """The author's `observe`; `obs` is flat and zeroed."""
 
 
@@ -168,7 +172,7 @@ def zero_obs(obs: Any) -> None:
     """Zero an observation; nothing where `observe` sets every element anyway."""
 
 
-def write_mask(env: Any, mask: Any) -> None:
+def write_mask(env: Any, mask: Any, arrays: Any) -> None:
     """Fill the mask with True, then the author's `mask`; nothing without one."""
 
 
@@ -176,7 +180,7 @@ def is_present(env: Any, agent: int) -> Any:
     """Whether the agent takes part in the step to come."""
 
 
-def write_present(env: Any, present: Any) -> None:
+def write_present(env: Any, present: Any, arrays: Any) -> None:
     """Fill with True, then the author's `present`, kept in the record too; nothing without one."""
 
 

@@ -14,9 +14,6 @@ from hurtle.errors import EnvCodeError
 from hurtle.native import rng
 from hurtle.native.env import EnvSpec
 
-FLAT = ("obs", "final_obs", "mask")
-"""Arrays that compiled code sees flat, so that a negative index would hit another row."""
-
 
 class CheckedArray:
     """A NumPy array whose elements read as plain numbers and whose writes are checked against the dtype."""
@@ -37,8 +34,6 @@ class CheckedArray:
         return CheckedArray(value, self.name) if isinstance(value, np.ndarray) else as_number(value)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if self.name in FLAT and isinstance(index, tuple) and min(index) < 0:
-            raise EnvCodeError(f"{self.name}{list(index)} has a negative index, which compiled code does not wrap around.")
         check_fits(value, self.array.dtype, self.name)
         self.array[index] = value
 

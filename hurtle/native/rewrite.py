@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from hurtle.native.bounds import Site
 from hurtle.native.env import EnvSpec
 from hurtle.native.rewrite_function import FunctionRewriter, Kinds
 
@@ -27,22 +28,24 @@ class Rewritten:
     """Each with the author's file; line numbers are the author's."""
     tables: dict[str, np.ndarray]
     """Constant arrays by the name under which the functions read them."""
+    sites: list[Site]
+    """The indices that are checked, by the number that compiled code knows them by."""
     writes_whole_obs: bool
     """Whether `observe` sets every element each time, so that nothing need be zeroed before it."""
 
 
-def rewrite(spec: EnvSpec, for_python: bool = False) -> Rewritten:
+def rewrite(spec: EnvSpec, target: str) -> Rewritten:
     """Rewrite the author's methods and everything they call.
 
     Args:
         spec: The checked env.
-        for_python: For the uncompiled target: `assert` stays, and `obs` and `mask` keep their dimensions, so that every
-            index is checked. In compiled code they are flat: `obs[y, x]` becomes `obs[y * width + x]`.
+        target: "cpu", "cuda", or "python", the uncompiled one, where `assert` stays and `obs` and `mask` keep their
+            dimensions. In compiled code they are flat: `obs[y, x]` becomes `obs[y * width + x]`.
 
     Raises:
         EnvCodeError: Something cannot be compiled; names file, line and what to write instead.
     """
-    program = Rewriting(spec, for_python)
+    program = Rewriting(spec, target)
     for name in METHODS:
         if (function := spec.method(name)) is not None:
             program.request(function, f"env_{name}")
@@ -51,15 +54,16 @@ def rewrite(spec: EnvSpec, for_python: bool = False) -> Rewritten:
         function, name, kinds = program.waiting.pop(0)
         functions.append((FunctionRewriter(program, function, name, kinds).run(), function.__code__.co_filename))
     observe = next(function for function, _ in functions if function.name == "env_observe")
-    return Rewritten(functions, program.tables, _writes_all(observe, spec.obs_size))
+    return Rewritten(functions, program.tables, list(program.sites), _writes_all(observe, spec.obs_size))
 
 
 class Rewriting:
     """What the functions of one env share: names handed out, tables found, functions still to be rewritten."""
 
-    def __init__(self, spec: EnvSpec, for_python: bool):
+    def __init__(self, spec: EnvSpec, target: str):
         self.spec = spec
-        self.for_python = for_python
+        self.target = target
+        self.sites: dict[Site, int] = {}
         self.flat_shapes = {"obs": spec.obs_shape, "mask": spec.mask_shape}
         self.names: dict[tuple[Callable, Kinds], str] = {}
         self.waiting: list[tuple[Any, str, Kinds]] = []
@@ -77,6 +81,10 @@ class Rewriting:
             self.names[key] = unique
             self.waiting.append((function, unique, kinds))
         return self.names[key]
+
+    def site(self, site: Site) -> int:
+        """The number of an index that is checked."""
+        return self.sites.setdefault(site, len(self.sites))
 
     def table(self, array: np.ndarray, name: str) -> str:
         """The name under which the functions read a constant array; equal arrays share one."""

@@ -11,12 +11,13 @@ import inspect
 import math
 import types
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from hurtle.errors import EnvCodeError, did_you_mean
 from hurtle.native import rng as rng_library
+from hurtle.native.bounds import Site
 from hurtle.native.dtypes import FieldType
 from hurtle.native.language import (
     BUILTINS,
@@ -32,12 +33,21 @@ from hurtle.native.language import (
     WORDS,
     code_message,
 )
+from hurtle.native.rewrite_subscript import element, rewrite_subscript
 
 if TYPE_CHECKING:
     from hurtle.native.rewrite import Rewriting
 
-ArrayKind = tuple[np.dtype, int]
-"""dtype and number of dimensions of an array that env code reads."""
+
+class ArrayKind(NamedTuple):
+    """What is known of an array that env code reads."""
+
+    dtype: np.dtype
+    ndim: int
+    is_part: bool = False
+    """Whether it is a slice with bounds, which may be empty and so cannot be written to safely."""
+
+
 Kinds = tuple[ArrayKind | None, ...]
 """What is known of a function's arguments: a helper is rewritten anew for each combination of arrays it is given."""
 
@@ -61,6 +71,8 @@ class FunctionRewriter(ast.NodeTransformer):
         self.file = function.__code__.co_filename
         self.is_method = name.startswith(("env_", "self_"))
         self.aliases: dict[str, ArrayKind] = {}
+        self.argument_shapes: dict[str, tuple[int, ...]] = {}
+        self.compiled = program.target != "python"
         captured = inspect.getclosurevars(function)
         self.outside: dict[str, Any] = {**vars(builtins), **function.__globals__, **captured.nonlocals}
 
@@ -84,12 +96,30 @@ class FunctionRewriter(ast.NodeTransformer):
         self.state_name = "state" if "state" in self.locals else None
         if self.name in ("env_reset", "env_step", "env_observe", "env_mask", "env_present"):
             self.state_name = arguments.args[0].arg
+            self.argument_shapes = self.shapes_of([a.arg for a in arguments.args], tree)
         if self.name == "env_step":
             self.check_returns(tree)
         body = [statement for statement in tree.body if not _is_docstring(statement)]
         tree.body = self.statements(body) or [ast.copy_location(ast.Pass(), tree)]
         tree.name, tree.decorator_list, tree.returns = self.name, [], None
+        arguments.args += [ast.arg(name.id) for name in self.fault_argument()]
         return ast.fix_missing_locations(tree)
+
+    def shapes_of(self, arguments: list[str], tree: ast.FunctionDef) -> dict[str, tuple[int, ...]]:
+        """Shapes of the arrays that the engine passes to a method; an argument that is assigned to is left out."""
+        spec, agents = self.spec, (self.spec.num_agents,)
+        shapes: dict[str, tuple[int, ...]] = {}
+        if self.name == "env_step":
+            known = [(*spec.agents_shape, *spec.action_shape), *([agents, agents] if spec.num_agents > 1 else [])]
+            shapes = dict(zip(arguments[1:], known, strict=False))
+        if self.name == "env_present":
+            shapes = {arguments[1]: agents}
+        assigned = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        return {name: shape for name, shape in shapes.items() if shape and name not in assigned}
+
+    def fault_argument(self) -> list[ast.Name]:
+        """What each function on a GPU takes last: where it reports an index out of bounds."""
+        return [ast.Name("_fault", ast.Load())] if self.program.target == "cuda" else []
 
     def parse(self) -> ast.FunctionDef:
         """The author's function as a tree whose line numbers are those of the author's file."""
@@ -159,7 +189,7 @@ class FunctionRewriter(ast.NodeTransformer):
         )
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
-        if not self.program.for_python:
+        if self.compiled:
             return ast.copy_location(ast.Pass(), node)
         return ast.copy_location(ast.Assert(test=self.visit(node.test), msg=node.msg), node)
 
@@ -191,7 +221,7 @@ class FunctionRewriter(ast.NodeTransformer):
             return None
         call = node.value
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in DEBUG_CALLS - self.locals:
-            return node if self.program.for_python else ast.copy_location(ast.Pass(), node)
+            return ast.copy_location(ast.Pass(), node) if self.compiled else node
         return self.generic_visit(node)  # type: ignore[return-value]
 
     # Expressions -----------------------------------------------------------------------------------------------------
@@ -230,52 +260,15 @@ class FunctionRewriter(ast.NodeTransformer):
         return self.embed(self.lookup(node), node)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
-        if isinstance(node.value, ast.Name) and node.value.id in self.flat_names:
-            return self.flat_element(node, node.value)
-        kind = self.array_kind(node.value)
-        sliced = any(isinstance(part, ast.Slice) for part in ast.walk(node.slice))
-        if sliced and isinstance(node.ctx, ast.Store):
-            self.fail(node, "assigns to a slice", "Write a loop.")
-        if isinstance(node.ctx, ast.Store) and self.array_value(node.value) is not None:
-            self.fail(node, f"writes to the table {ast.unparse(node.value)}", "Tables are constants; what changes is State.")
-        new = self.generic_visit(node)
-        indices = len(node.slice.elts) if isinstance(node.slice, ast.Tuple) else 1
-        is_element = kind is not None and kind[1] == indices and not sliced
-        if isinstance(node.ctx, ast.Load) and kind is not None and is_element:
-            return self.element(new, kind[0], node)
-        return new  # type: ignore[return-value]
+        return rewrite_subscript(self, node)
 
-    def element(self, value: Any, dtype: np.dtype, node: ast.expr) -> ast.expr:
-        """A read of one array element: integers are 64-bit, whatever they are stored in."""
-        wide = {"i": "i8", "u": "i8", "b": "bool"}.get(dtype.kind)
-        return value if wide is None else self.cast(wide, value, node)
-
-    def flat_element(self, node: ast.Subscript, name: ast.Name) -> ast.expr:
-        """`obs[i, j]` as an element of the flat array that compiled code has."""
-        shape = self.program.flat_shapes[name.id]
-        indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        if len(indices) != len(shape) or any(isinstance(index, ast.Slice) for index in indices):
-            dims = ", ".join("ijkl"[: len(shape)])
-            self.fail(node, f"uses {ast.unparse(node)}", f"Index {name.id}, of shape {shape}, in full: {name.id}[{dims}].")
-        for axis, (index, size) in enumerate(zip(indices, shape, strict=True)):
-            if isinstance(index, ast.Constant) and isinstance(index.value, int) and index.value >= size:
-                self.fail(
-                    node,
-                    f"writes {ast.unparse(node)}",
-                    f"Axis {axis} of {name.id}, of shape {shape}, ends at {size - 1}.",
-                )
-        new: Any
-        if self.program.for_python or len(shape) == 1:
-            new = self.generic_visit(node)
-        else:
-            flat = self.visit(indices[0])
-            for index, size in zip(indices[1:], shape[1:], strict=True):
-                row = ast.BinOp(flat, ast.Mult(), ast.Constant(size))
-                flat = ast.BinOp(row, ast.Add(), self.visit(index))
-            new = ast.copy_location(ast.Subscript(name, flat, node.ctx), node)
-        if isinstance(node.ctx, ast.Store):
-            return new
-        return self.element(new, np.dtype(np.bool_) if name.id == "mask" else self.spec.observation_space.dtype, node)
+    def visit_While(self, node: ast.While) -> ast.stmt:
+        """On a GPU, where an index out of bounds does not raise, it ends the loops: one may be waiting for what it reads."""
+        new: Any = self.generic_visit(node)
+        if self.program.target == "cuda":
+            fine = ast.parse("_fault[0] == 0", mode="eval").body
+            new.test = ast.copy_location(ast.BoolOp(ast.And(), [new.test, fine]), node.test)
+        return new
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         func = node.func
@@ -327,17 +320,19 @@ class FunctionRewriter(ast.NodeTransformer):
             target = target.scalar
         if isinstance(target, type) and issubclass(target, np.number | np.bool_):
             cast = direct(f"np.{target.__name__}")  # truncates to the type; arithmetic goes on in 64 bits
-            return self.element(cast, np.dtype(target), node)
+            return element(self, cast, np.dtype(target), node)
         if name in BUILTINS and getattr(builtins, name) is target:
             return direct(name)
         target = getattr(target, "py_func", target)
         if isinstance(target, types.MethodType) and target.__self__ is self.spec.env:
             self.check_count(target, node)
+            arguments += self.fault_argument()
             return direct(self.program.request(target.__func__, f"self_{target.__name__}", kinds))
         if isinstance(target, types.FunctionType):
             if target.__module__.split(".")[0] == "numpy":
                 self.fail(node, f"calls {ast.unparse(node.func)}", "Use math functions on numbers, and loops over arrays.")
             self.check_count(target, node)
+            arguments += self.fault_argument()
             return direct(self.program.request(target, f"fn_{target.__name__.strip('<>')}", kinds))
         return self.fail(
             node,
@@ -364,10 +359,13 @@ class FunctionRewriter(ast.NodeTransformer):
         wanted = len(inspect.signature(getattr(rng_library, f"rng_{func.attr}")).parameters) - 1
         if len(arguments) != wanted:
             self.fail(node, f"gives rng.{func.attr} {len(node.args)} arguments", f"It takes {wanted}.")
+        if func.attr == "choice" and self.compiled:
+            site = Site(self.file, node.lineno, self.function.__qualname__, ast.unparse(node.args[0]), 0)
+            arguments += [ast.Constant(self.program.site(site)), *self.fault_argument()]
         name = ast.Name(f"rng_{func.attr}", ast.Load())
         call = ast.copy_location(ast.Call(func=name, args=[func.value, *arguments], keywords=[]), node)
         chosen_from = self.array_kind(node.args[0]) if func.attr == "choice" else None
-        return call if chosen_from is None else self.element(call, chosen_from[0], node)
+        return call if chosen_from is None else element(self, call, chosen_from.dtype, node)
 
     def state_field(self, node: ast.Attribute) -> ast.expr:
         kind = self.spec.fields.get(node.attr)
@@ -437,7 +435,7 @@ class FunctionRewriter(ast.NodeTransformer):
         """The dtype and dimensions of a State array, a local name for one, or a table; None for anything else."""
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == self.state_name:
             kind = self.spec.fields.get(node.attr)
-            return (kind.dtype, len(kind.shape)) if kind is not None and kind.shape else None
+            return ArrayKind(kind.dtype, len(kind.shape)) if kind is not None and kind.shape else None
         if isinstance(node, ast.Name) and node.id in self.aliases:
             return self.aliases[node.id]
         if isinstance(node, ast.IfExp):
@@ -447,10 +445,11 @@ class FunctionRewriter(ast.NodeTransformer):
             return either
         if isinstance(node, ast.Subscript) and (whole := self.array_kind(node.value)) is not None:
             indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-            left = whole[1] - sum(not isinstance(index, ast.Slice) for index in indices)
-            return (whole[0], left) if left > 0 else None
+            left = whole.ndim - sum(not isinstance(index, ast.Slice) for index in indices)
+            bounded = any(isinstance(index, ast.Slice) and (index.lower or index.upper) for index in indices)
+            return ArrayKind(whole.dtype, left, whole.is_part or bounded) if left > 0 else None
         array = self.array_value(node)
-        return None if array is None else (array.dtype, array.ndim)
+        return None if array is None else ArrayKind(array.dtype, array.ndim)
 
     def cast(self, to: str, value: Any, node: ast.AST) -> ast.Call:
         return ast.copy_location(ast.Call(func=ast.Name(to, ast.Load()), args=[value], keywords=[]), node)

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from hurtle.native.pasted import f4, jit
+from hurtle.native.pasted import _at, f4, jit
 
 U64 = np.uint64
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -50,8 +50,8 @@ def rng_normal(rng, mean, std):
 
 
 @jit
-def rng_choice(rng, items):
-    return items[rng_integers(rng, 0, len(items))]
+def rng_choice(rng, items, *site):
+    return items[_at(rng_integers(rng, 0, len(items)), len(items), *site)]
 
 
 @jit

@@ -107,6 +107,7 @@ def assemble(settings: Settings, env: EnvLike | gymnasium.vector.VectorEnv, modu
             step_timeout=train.step_timeout,
             restart_workers=train.restart_workers,
             device=str(device) if _runs_on(device, train, env) else "cpu",
+            unsafe=train.unsafe,
             **train.env_parameters,
         )
     try:

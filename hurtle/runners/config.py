@@ -66,6 +66,8 @@ class TrainConfig:
     """Replace dead or stuck workers (process and ray)."""
     env_parameters: dict[str, Any] = field(default_factory=dict)
     """The env's own, such as gravity=1.6."""
+    unsafe: bool = False
+    """Leave out the bounds checks of native envs."""
     normalize_observations: bool = False
     """To mean 0 and variance 1, as seen so far."""
     observation_clip: float = 10.0

@@ -303,7 +303,7 @@ class Trainer:
                     deterministic=not train.eval_sampled,
                     seed=train.seed,
                     backend=train.backend,
-                    env_parameters=train.env_parameters,
+                    env_parameters={**train.env_parameters, **({"unsafe": True} if train.unsafe else {})},
                     device=train.device,
                     emulate=self._parts.spaces["structure"] is not None,
                 )
@@ -445,7 +445,8 @@ class Trainer:
         """Add to the error what was saved."""
         last = self._checkpoints.latest()
         said = f"Last checkpoint: {last}" if last is not None else "No checkpoint was written yet."
-        error.args = (f"{error} {said}", *error.args[1:])
+        between = "\n" if "\n" in str(error) else " "
+        error.args = (f"{error}{between}{said}", *error.args[1:])
 
 
 def _after(steps: int, every: int) -> int:

@@ -83,8 +83,9 @@ class CudaVecEnv(NativeVecEnv):
 
         Raises:
             ActionError: Actions of the last steps were illegal.
+            EnvIndexError: The env's code indexed an array out of bounds.
         """
-        self._batch.check_actions()
+        self._batch.check_faults()
         return super().state_dict()
 
     def _write(self, array: Any, values: np.ndarray) -> None:

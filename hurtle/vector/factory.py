@@ -15,7 +15,7 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.vector import AutoresetMode
 
 from hurtle.envs.packages import make_gymnasium
-from hurtle.envs.registry import EnvLike, make, resolve
+from hurtle.envs.registry import EnvLike, make, resolve, unchecked
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 from hurtle.native.env import Env, EnvSpec
 from hurtle.vector.options import VecOptions, autoreset_mode_of
@@ -43,6 +43,7 @@ def make_vec(
     restart_workers: bool = False,
     render_mode: str | None = None,
     debug: bool = False,
+    unsafe: bool = False,
     **parameters: Any,
 ) -> VecEnv:
     """Make a vector of environments.
@@ -67,6 +68,7 @@ def make_vec(
         restart_workers: Replace dead or stuck workers: their envs come back reset, marked truncated (process and ray).
         render_mode: "rgb_array", "ansi" or None; Gymnasium envs: what they offer.
         debug: Run the author's code of a native env uncompiled.
+        unsafe: Compile a native env without bounds checks; an index out of bounds then corrupts memory.
         **parameters: The env's own parameters, such as `gravity=1.6`.
 
     Example:
@@ -84,6 +86,7 @@ def make_vec(
         raise HurtleError(f"device must be 'cpu' or 'cuda', got {device!r}.")
     _refuse_misspelt(env, parameters)
     found = resolve(env, parameters)
+    found = unchecked(found) if unsafe else found
     if not isinstance(found, Env) and backend == "native":
         raise HurtleError(f"backend='native' is for native envs, and {env!r} is none; leave it out, or see `hurtle envs`.")
     if isinstance(found, Env) and backend not in ("auto", "native") and EnvSpec.of(found).num_agents > 1:
@@ -168,6 +171,8 @@ def _native(
 def _maker(env: EnvLike, found: Any, parameters: dict[str, Any], render_mode: str | None) -> Callable[[], Any]:
     """A callable that makes one env, here or in another process."""
     rendered: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
+    if isinstance(found, Env) and found.unsafe:
+        rendered["unsafe"] = True
     if isinstance(env, str) and (isinstance(found, Env) or ".py:" in env):
         return partial(make, env, **rendered, **parameters)  # by name: the file is loaded where the env is made
     if isinstance(found, Env):

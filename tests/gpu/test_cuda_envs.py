@@ -4,10 +4,11 @@ import gc
 
 import numpy as np
 import pytest
+from sample_envs import Indexer, Late
 
 import hurtle
 from hurtle.envs.registry import names
-from hurtle.errors import ActionError, DeviceError
+from hurtle.errors import ActionError, DeviceError, EnvIndexError
 from hurtle.native import Box, Discrete, Env, int8, uint8
 
 pytestmark = pytest.mark.gpu
@@ -109,7 +110,7 @@ def test_illegal_actions_are_reported():
     vec.reset(seed=0)
     vec.step(torch.full((10,), 7, device="cuda"))
     with pytest.raises(ActionError, match="10 actions"):
-        vec._batch.check_actions()
+        vec._batch.check_faults()
 
 
 def test_a_device_that_does_not_exist():
@@ -170,3 +171,33 @@ def test_observations_too_long_for_shared_memory():
     for t in range(20):
         actions = np.full(300, t % 4)
         agree(cpu.step(actions)[0], gpu.step(actions)[0].cpu().numpy(), "observation")
+
+
+def test_an_index_out_of_bounds_stays_in_its_env_and_is_reported():
+    vec = hurtle.make_vec(Indexer, 300, device="cuda")
+    vec.reset(seed=0, options={"case": 99})
+    states = vec.states
+    states["case"][150], states["index"][150] = 1, 12_345
+    vec.load_states(states)
+    vec.step(np.zeros((300, 3), np.int64))
+    after, others = vec.states, np.arange(300) != 150
+    for name in states.dtype.names:
+        np.testing.assert_array_equal(after[name][others], states[name][others])
+    assert (after["before"] == 77).all()
+    assert (after["after"] == 77).all()
+    with pytest.raises(EnvIndexError, match="index 12345 on axis 0, whose length is 5"):
+        vec._batch.check_faults()
+
+
+def test_a_loop_that_waits_for_an_index_out_of_bounds_ends():
+    vec = hurtle.make_vec(Indexer, 4, device="cuda")
+    vec.reset(seed=0, options={"case": 12})
+    vec.step(np.zeros((4, 3), np.int64))
+    with pytest.raises(EnvIndexError, match="index 5 on axis 0, whose length is 5"):
+        vec._batch.check_faults()
+
+
+def test_training_reports_an_index_out_of_bounds(tmp_path):
+    settings = {"num_envs": 64, "num_steps": 16, "minibatch_size": 256, "hidden_sizes": (16,), "eval_episodes": 1}
+    with pytest.raises(EnvIndexError, match="index 12 on axis 0, whose length is 12"):
+        hurtle.train(Late, total_steps=64_000, device="cuda", runs=str(tmp_path), progress="quiet", **settings)

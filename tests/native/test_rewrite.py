@@ -324,7 +324,7 @@ def test_int(slots, slot):
 
 
 def test_parameters_are_constants_of_the_generated_module():
-    text, _ = generate(EnvSpec.of(Features(gain=0.625)), "cpu")
+    text, _, _ = generate(EnvSpec.of(Features(gain=0.625)), "cpu")
     assert "f4(0.625)" in text
     assert "self.gain" not in text
 
@@ -458,8 +458,8 @@ def test_assert_and_print_run_only_uncompiled(capfd):
 
 
 def test_observe_that_writes_everything_is_recognised():
-    assert rewrite(EnvSpec.of(Basis)).writes_whole_obs
-    assert not rewrite(EnvSpec.of(corners_seen_after(0))).writes_whole_obs
+    assert rewrite(EnvSpec.of(Basis), "cpu").writes_whole_obs
+    assert not rewrite(EnvSpec.of(corners_seen_after(0)), "cpu").writes_whole_obs
 
 
 def corners_seen_after(column):
@@ -472,7 +472,7 @@ def corners_seen_after(column):
 
 
 def test_closures_are_constants():
-    text, _ = generate(EnvSpec.of(corners_seen_after(77)), "cpu")
+    text, _, _ = generate(EnvSpec.of(corners_seen_after(77)), "cpu")
     assert "i8(env.time) > 77" in text or "i8(state.time) > 77" in text
 
 
@@ -635,7 +635,7 @@ def test_step_of_several_agents_must_return_over(write_module):
 
 
 OBSERVES = [
-    ("obs[4] = 1.0", "writes obs[4]", "Axis 0 of obs, of shape (4,), ends at 3"),
+    ("obs[4] = 1.0", "uses obs[4]", "Axis 0 of obs has length 4: the last index is 3"),
     ("obs[0, 0] = 1.0", "uses obs[0, 0]", "in full: obs[i]"),
     ("obs[0:2] = 1.0", "uses obs[0:2]", "in full: obs[i]"),
     ("obs[:] = 1.0", "uses obs[:]", "in full: obs[i]"),
@@ -657,7 +657,7 @@ def test_observations_of_two_dimensions_are_indexed_in_full(write_module):
     assert "uses obs[0]" in message
     assert "of shape (2, 3), in full: obs[i, j]" in message
     message = error_of(write_module(source.replace("obs[0] =", "obs[1, 3] =")).Sample)
-    assert "Axis 1 of obs, of shape (2, 3), ends at 2" in message
+    assert "Axis 1 of obs has length 3: the last index is 2" in message
 
 
 def test_source_that_is_not_in_a_file_is_explained():

@@ -1,0 +1,230 @@
+"""Indices of env code: negative ones mean what they mean in Python; no index leaves its array, on any target."""
+
+import json
+import linecache
+
+import numpy as np
+import pytest
+from sample_envs import Indexer, Late
+
+import hurtle
+from hurtle.collect.native import NativeCollector
+from hurtle.errors import EnvCodeError, EnvIndexError
+from hurtle.native.env import EnvSpec
+from hurtle.policies.build import PolicyConfig
+
+# case of Indexer → (length, the author's line, what it indexes)
+CASES = {
+    0: (5, "found = state.items[state.index]", "state.items[state.index]"),
+    1: (5, "state.items[state.index] = 50", "state.items[state.index]"),
+    2: (4, "state.grid[state.index, 1] += 50", "state.grid[state.index, 1]"),
+    3: (3, "state.grid[3, state.index] = 50", "state.grid[3, state.index]"),
+    4: (3, "found = row[state.index]", "row[state.index]"),
+    5: (3, "found = state.grid[1][state.index]", "state.grid[1][state.index]"),
+    6: (7, "found = self.TABLE[state.index]", "self.TABLE[state.index]"),
+    7: (4, "found = self.MOVES[state.index]", "self.MOVES[state.index]"),
+    8: (5, "return items[k]", "items[k]"),
+    9: (3, "found = 1 + action[state.index]", "action[state.index]"),
+    10: (3, "found = state.items[1:4][state.index]", "state.items[1:4][state.index]"),
+    13: (2, "obs[state.index, 2] = 9.0", "obs[state.index, 2]"),
+    14: (3, "obs[1, state.index] = 9.0", "obs[1, state.index]"),
+}
+ACTIONS = np.array([[0, 1, 0], [1, 0, 1]])
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return hurtle.make_vec(Indexer, num_envs=2, num_workers=1)
+
+
+@pytest.fixture(scope="module")
+def uncompiled():
+    return hurtle.make_vec(Indexer, num_envs=2, debug=True)
+
+
+def outcome(vec, case, index):
+    """What one step gives that indexes there: reward, observation and State, or the error."""
+    vec.reset(seed=0, options={"case": 99, "index": 0})
+    vec.set_attr("case", case)
+    vec.set_attr("index", index)
+    obs, rewards, *_ = vec.step(ACTIONS)
+    return rewards.copy(), obs.copy(), vec.states.copy()
+
+
+def line_of(text):
+    source = linecache.getlines(Indexer.step.__code__.co_filename)
+    return 1 + next(n for n, line in enumerate(source) if line.strip().startswith(text))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_indices_inside_mean_what_they_mean_in_python(compiled, uncompiled, case):
+    length = CASES[case][0]
+    for index in range(-length, length):
+        for got, expected in zip(outcome(compiled, case, index), outcome(uncompiled, case, index), strict=True):
+            np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("beyond", [0, 1, 100_000, -1, -100_000])
+def test_an_index_out_of_bounds_names_line_index_and_length(compiled, case, beyond):
+    length, line, text = CASES[case]
+    index = length + beyond if beyond >= 0 else -length + beyond
+    with pytest.raises(EnvIndexError) as raised:
+        outcome(compiled, case, index)
+    message = str(raised.value)
+    assert message.startswith(f"{Indexer.step.__code__.co_filename}:{line_of(line)}: Indexer.")
+    assert f"indexes {text} out of bounds: index {index} on axis" in message
+    assert f"length is {length}" in message
+    assert line in message
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_plain_python_raises_for_the_same_indices(uncompiled, case):
+    length = CASES[case][0]
+    for index in (length, -length - 1):
+        with pytest.raises(IndexError):
+            outcome(uncompiled, case, index)
+
+
+def test_a_choice_from_nothing_is_out_of_bounds(compiled):
+    rewards, *_ = outcome(compiled, 11, 4)
+    assert rewards.tolist() == [5.0, 5.0]
+    with pytest.raises(EnvIndexError, match=r"rng\.choice"):
+        outcome(compiled, 11, 5)
+
+
+def test_an_index_out_of_bounds_ends_a_loop(compiled):
+    with pytest.raises(EnvIndexError, match="index 5 on axis 0, whose length is 5"):
+        outcome(compiled, 12, 0)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_play_and_several_threads_raise_it_too(num_workers):
+    vec = hurtle.make_vec(Indexer, num_envs=4, num_workers=num_workers)
+    vec.reset(seed=0)
+    vec.play(10)
+    vec.set_attr("index", [0, 0, 0, 99])
+    with pytest.raises(EnvIndexError, match="index 99"):
+        vec.play(10)
+    with pytest.raises(EnvIndexError, match="index 99"):
+        vec.step(np.zeros((4, 3), np.int64))
+    vec.reset(seed=0, options={"index": 1})
+    assert vec.step(np.zeros((4, 3), np.int64))[1].tolist() == [2.0] * 4
+
+
+def test_the_native_collector_raises_it():
+    vec = hurtle.make_vec(Indexer, num_envs=4)
+    collector = NativeCollector(vec, PolicyConfig(hidden_sizes=(4,)), num_threads=2)
+    rollout = collector.new_rollout(num_steps=4)
+    collector.collect(rollout)
+    vec.set_attr("index", [0, 0, 0, 99])
+    with pytest.raises(EnvIndexError, match="index 99 on axis 0, whose length is 5"):
+        collector.collect(rollout)
+    collector.close()
+
+
+@pytest.mark.parametrize("gear", ["native", "general", "device"])
+def test_training_raises_it_in_every_gear(gear, tmp_path):
+    settings = {"num_envs": 4, "num_steps": 16, "minibatch_size": 32, "hidden_sizes": (4,), "eval_episodes": 1}
+    with pytest.raises(EnvIndexError, match="index 12 on axis 0, whose length is 12") as raised:
+        hurtle.train(Late, gear=gear, total_steps=128, runs=str(tmp_path), progress="quiet", **settings)
+    assert "state.seen[state.time] = 1\n" in str(raised.value)
+
+
+def test_unsafe_leaves_the_checks_out_and_keeps_the_meaning(uncompiled):
+    assert "OutOfBounds(site" not in generated(Indexer(unsafe=True))
+    assert "OutOfBounds(site" in generated(Indexer())
+    vec = hurtle.make_vec(Indexer, num_envs=2, unsafe=True)
+    for case in CASES:
+        for index in (0, -1):
+            for got, expected in zip(outcome(vec, case, index), outcome(uncompiled, case, index), strict=True):
+                np.testing.assert_array_equal(got, expected)
+
+
+def generated(env):
+    from hurtle.native.build import generate
+
+    return generate(EnvSpec.of(env), "cpu")[0]
+
+
+def test_unsafe_is_for_native_envs():
+    with pytest.raises(hurtle.HurtleError, match="unsafe"):
+        hurtle.make_vec("CartPole-v1", num_envs=2, unsafe=True)
+    with pytest.raises(hurtle.HurtleError, match="unsafe"):
+        hurtle.make("CartPole-v1", unsafe=True)
+
+
+def test_constants_and_own_lengths_are_not_checked_when_run():
+    text = generated(Indexer())
+    body = text[text.index("def env_reset") : text.index("def env_step")]
+    assert "_at(k, 4," in body  # the compiler removes it: it knows that k < 4
+    assert "state.grid[_at(state.index" not in body
+    assert "obs[U64(0) * U64(3) + U64(0)]" in text
+
+
+def test_a_constant_out_of_bounds_is_refused_when_compiled(write_module):
+    source = """
+from hurtle.native import Box, Discrete, Env, int32
+
+
+class Off(Env):
+    observation_space = Box(0.0, 1.0, (1,))
+    action_space = Discrete(2)
+
+    class State:
+        items: int32[4]
+
+    def reset(self, state, rng):
+        pass
+
+    def step(self, state, action, rng):
+        if action == 5:
+            state.items[INDEX] = 1
+        return 0.0, False
+
+    def observe(self, state, obs):
+        obs[0] = 0.0
+"""
+    for index in (4, -5):
+        with pytest.raises(EnvCodeError, match=r"Axis 0 of state\.items has length 4: the last index is 3"):
+            hurtle.make_vec(write_module(source.replace("INDEX", str(index))).Off, num_envs=1)
+    vec = hurtle.make_vec(write_module(source.replace("INDEX", "-4")).Off, num_envs=1)
+    vec.close()
+
+
+SIMULATED = """
+import json
+import numpy as np
+import hurtle
+from sample_envs import Indexer
+
+vec = hurtle.make_vec(Indexer, 3, device="cuda")
+report = {}
+for case, index in [(1, 77), (1, -9), (2, 4), (3, 3), (12, 0), (14, 3)]:
+    vec.reset(seed=0, options={"case": 99})
+    states = vec.states
+    states["case"], states["index"] = [99, case, 99], [0, index, 0]
+    vec.load_states(states)
+    obs = np.array(vec.step(np.zeros((3, 3), np.int64))[0])
+    after = vec.states
+    untouched = all(np.array_equal(after[name][[0, 2]], states[name][[0, 2]]) for name in states.dtype.names)
+    guarded = (after["before"] == 77).all() and (after["after"] == 77).all()
+    try:
+        vec._batch.check_faults()
+        said = ""
+    except hurtle.HurtleError as error:
+        said = f"{type(error).__name__}: {error}"
+    vec._batch.check_faults()  # once is enough
+    report[f"{case} {index}"] = [bool(untouched and guarded and (obs[[0, 2], 1] == 0).all()), said]
+print(json.dumps(report))
+"""
+
+
+def test_on_the_gpu_nothing_leaves_its_array_and_the_first_fault_is_reported(run_simulated):
+    report = json.loads(run_simulated(SIMULATED).stdout)
+    assert len(report) == 6
+    for which, (kept, said) in report.items():
+        case, index = map(int, which.split())
+        assert kept, which
+        assert said.startswith("EnvIndexError: "), which
+        assert f"index {5 if case == 12 else index} on axis" in said
