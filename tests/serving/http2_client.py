@@ -49,6 +49,12 @@ def call(stream_id=1, path=INFER, payload=None, **more):
     return head + frame(DATA, END_STREAM, stream_id, message(payload))
 
 
+def in_frames(stream_id, data, flags=0, size=16_000):
+    """DATA frames, of which the last has the flags."""
+    parts = [data[at : at + size] for at in range(0, len(data), size)]
+    return b"".join(frame(DATA, flags if n == len(parts) - 1 else 0, stream_id, part) for n, part in enumerate(parts))
+
+
 def split_frames(data):
     """Whole frames as (type, flags, stream, payload)."""
     found, at = [], 0

@@ -91,3 +91,11 @@ class Answers(list):
             assert time.monotonic() < end, f"{len(self)} of {count} answers came"
             await asyncio.sleep(0.001)
         return self
+
+
+def wait_until(is_true, seconds=10.0):
+    """Fails where it does not become true in time."""
+    end = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < end
+        time.sleep(0.005)

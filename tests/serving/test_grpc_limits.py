@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 from grpc_server import TIMEOUT, FakeShell, infer_request, serving
-from http2_client import HELLO, INFER, STREAM_INFER, MemoryTransport, RawClient, block, call, feed, message
-from serving_helpers import run
+from http2_client import HELLO, INFER, STREAM_INFER, MemoryTransport, RawClient, block, call, feed, in_frames, message
+from serving_helpers import run, wait_until
 
 from hurtle.serving.grpc import http2, http2_stalls
 from hurtle.serving.grpc.calls import MAX_PENDING
@@ -45,20 +45,8 @@ class CountingShell(FakeShell):
         self.counted.append((reason, model))
 
 
-def wait_until(is_true, seconds=TIMEOUT):
-    end = time.monotonic() + seconds
-    while not is_true():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
 def opened(number, path=INFER):
     return frame(HEADERS, END_HEADERS, number, block(path))
-
-
-def in_frames(number, data, flags=0, size=16_000):
-    parts = [data[at : at + size] for at in range(0, len(data), size)]
-    return b"".join(frame(DATA, flags if n == len(parts) - 1 else 0, number, part) for n, part in enumerate(parts))
 
 
 def drain(server):

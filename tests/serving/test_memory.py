@@ -1,7 +1,6 @@
 """What clients make the server hold is bounded over all connections: unfinished requests, and answers that nobody takes."""
 
 import http.client
-import time
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from grpc_server import FakeShell as GrpcShell
 from http2_client import INFER, LIVE, STREAM_INFER, RawClient, block, call, message
 from rest_server import FakeShell as HttpShell
 from rest_server import HttpServer, infer_json, read_answer, request
+from serving_helpers import wait_until
 
 from hurtle.serving.config import ServeConfig, defaults_from
 from hurtle.serving.grpc.http2_frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame
@@ -18,13 +18,6 @@ from hurtle.serving.server import ServerThread
 MIB = 1 << 20
 PART = 15_000
 LARGE = message(bytes(2 * MIB))[: 4 * PART]
-
-
-def wait_until(is_true):
-    end = time.monotonic() + TIMEOUT
-    while not is_true():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def part_of_a_call(number, path=INFER):

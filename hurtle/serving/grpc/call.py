@@ -5,8 +5,9 @@ Knows no service: `services` has the methods, `calls` the kinds of call.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
-import zlib
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -26,10 +27,12 @@ from hurtle.serving.grpc.http2_limits import STREAM_WINDOW
 from hurtle.serving.grpc.http2_stream import Stream
 from hurtle.serving.memory import FULL
 from hurtle.serving.status import CODES, invalid
+from hurtle.serving.unpacking import Unpacker
 
 if TYPE_CHECKING:
     from hurtle.serving.grpc.connection import GrpcConnection
 
+log = logging.getLogger("hurtle.serving")
 _HEAD = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")])
 _OK = encode_headers([(b"grpc-status", b"0")])
 _HEAD_START = frame_head(len(_HEAD), HEADERS, END_HEADERS, 0)[:5]
@@ -59,6 +62,8 @@ class Call(Stream):
     """Bytes; `held` are those that count against what all connections may hold."""
     model = version = request_id = ""
     _half_closed = _taking = False
+    unpacking: asyncio.Task[None] | None = None
+    """The message that is unpacked in a thread; those after it wait."""
 
     def __init__(self, connection: GrpcConnection, stream_id: int, head: CallHead):
         super().__init__(connection, stream_id, head)
@@ -147,13 +152,13 @@ class Call(Stream):
             return
         self._taking = True
         try:
-            while not self.ended and not self.is_full() and len(self.buffer) >= 5:
+            while not self.ended and not self._is_blocked() and len(self.buffer) >= 5:
                 payload = self._next_message(self.buffer)
                 if payload is None:
                     break
                 self.on_message(payload)
             else:
-                if not self.ended and not self.is_full() and self.remote_closed and not self.buffer and not self._half_closed:
+                if self.remote_closed and not (self.ended or self._is_blocked() or self.buffer or self._half_closed):
                     self._half_closed = True
                     self.on_half_close()
         except ServingError as error:
@@ -162,13 +167,16 @@ class Call(Stream):
             self._taking = False
         if self.ended:
             self.buffer.clear()
-        elif self.remote_closed and self.buffer and not self.is_full():
+        elif self.remote_closed and self.buffer and not self._is_blocked():
             self.fail(invalid(f"The call ended within a message, after {len(self.buffer):,} bytes of it."))
         elif not self.remote_closed:
             room = STREAM_WINDOW - len(self.buffer) - self.receive_window
             if room >= STREAM_WINDOW // 2:
                 self.receive_window += room
                 self.connection.output.write(window_update(self.id, room))
+
+    def _is_blocked(self) -> bool:
+        return self.unpacking is not None or self.is_full()
 
     def _next_message(self, buffer: bytearray) -> bytes | None:
         size, largest = int.from_bytes(buffer[1:5], "big"), self.connection.max_message
@@ -185,22 +193,42 @@ class Call(Stream):
         del buffer[: size + 5]
         self.release(size + 5)
         self.connection.guard.give_back(self)
-        return self._decompress(compressed, payload) if compressed else payload
+        return self._unpack(compressed, payload) if compressed else payload
 
-    def _decompress(self, flag: int, payload: bytes) -> bytes:
-        bits, largest = self.head.bits, self.connection.max_message
-        if flag != 1 or bits is None:
+    def _unpack(self, flag: int, packed: bytes) -> bytes | None:
+        """The message, or None where it has to be unpacked in a thread first."""
+        if flag != 1 or self.head.bits is None:
             raise ServingError("internal", "A message says that it is compressed, but grpc-encoding does not say how.")
-        inflater = zlib.decompressobj(bits)
+        unpacker = Unpacker(packed, self.head.bits, self.connection.max_message)
+        if unpacker.begin():
+            return unpacker.join()
+        self.hold(len(packed) + unpacker.claimed)
+        self.unpacking = self.connection.loop.create_task(self._unpack_aside(unpacker, len(packed) + unpacker.claimed))
+        return None
+
+    async def _unpack_aside(self, unpacker: Unpacker, held: int) -> None:
+        """Then go on with the messages after it. Cancelled when the call ends."""
+
+        def hold(size: int) -> bool:
+            nonlocal held
+            held += size
+            self.hold(size)
+            return True
+
         try:
-            data = inflater.decompress(payload, largest + 1)
-        except zlib.error:
-            raise invalid("A message's compressed data is damaged.") from None
-        if len(data) > largest:
-            raise ServingError("resource_exhausted", f"Expected messages of at most {largest:,} bytes, got more, compressed.")
-        if not inflater.eof or inflater.unused_data:
-            raise invalid("A message's compressed data does not end where the message does.")
-        return data
+            payload = await unpacker.finish(hold)
+            self.unpacking = None
+            self.release(held)  # whoever keeps the message counts it
+            assert payload is not None
+            self.on_message(payload)
+        except ServingError as error:
+            self.unpacking = None
+            self.fail(error)
+        except Exception:
+            log.exception("unpacking a message of %s failed", self.head.path)
+            self.unpacking = None
+            self.fail(ServingError("internal", f"{self.head.path} failed."))
+        self.take_messages()
 
     def answer(self, message: bytes) -> None:
         """Send the only message, and the status OK."""
@@ -311,8 +339,8 @@ class Call(Stream):
 
     def moved(self) -> int | None:
         """Bytes that have come and gone, where answers wait to be taken, or a message for its rest or the call for its end."""
-        is_lent = self.loan is None or self.loan.granted
-        if self.queued or (self.held and is_lent and not self.remote_closed and not self.is_running()):
+        is_ours = self.unpacking is not None or self.is_running() or (self.loan is not None and not self.loan.granted)
+        if self.queued or (self.held and not is_ours and not self.remote_closed):
             return self.received + self.sent - self.queued
         return None
 
@@ -331,6 +359,8 @@ class Call(Stream):
 
     def on_finish(self) -> None:
         """The call has its status, or nobody wants it."""
+        if self.unpacking is not None:
+            self.unpacking.cancel()
         if self.held:
             self.connection.memory.used -= self.held
             self.held = 0

@@ -311,7 +311,7 @@ class StreamInferCall(StreamingCall):
         return message.SerializeToString()
 
     def _end_if_done(self) -> None:
-        if self.slots or self.ended:
+        if self.slots or self.ended or self.unpacking is not None:
             return
         if self._half_closed and not self.is_cut:
             self.end()

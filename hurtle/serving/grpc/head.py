@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from hurtle.errors import ServingError
 from hurtle.serving.grpc.http2_headers import Field, Fields
 from hurtle.serving.status import invalid
+from hurtle.serving.unpacking import DEFLATE, GZIP
 
 if TYPE_CHECKING:
     from hurtle.serving.grpc.call import Call
 
-_WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
+_WINDOW_BITS = {b"gzip": GZIP, b"deflate": DEFLATE}
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _CONTENT_TYPE = re.compile(rb"application/grpc(\+proto)?\s*(;.*)?")

@@ -13,9 +13,10 @@ from typing import Any, cast
 
 from hurtle.errors import ServingError
 from hurtle.serving.rest import routes
-from hurtle.serving.rest.exchange import Exchange, HttpError, inflate, memory_error, with_close
+from hurtle.serving.rest.exchange import Exchange, HttpError, memory_error, with_close
 from hurtle.serving.rest.reader import BODY, HEAD, IDLE, RequestReader
 from hurtle.serving.rest.watch import Watch
+from hurtle.serving.unpacking import DEFLATE, GZIP, Unpacker
 
 log = logging.getLogger("hurtle.serving")
 MAX_PENDING = 32
@@ -219,12 +220,27 @@ class HttpConnection(asyncio.Protocol):
 
     async def _begin_unpacked(self, exchange: Exchange) -> None:
         coding = exchange.headers[b"content-encoding"].lower()
-        exchange.body = await self.watch.aside(inflate, exchange.body, coding, self.max_body)
-        if not exchange.is_waited_for():
-            return
-        if not exchange.charge(len(exchange.body)):
-            raise memory_error()
-        routes.begin(self.shell, exchange)
+        if coding not in (b"gzip", b"x-gzip", b"deflate"):
+            raise HttpError(415, f"Content-Encoding: expected gzip or deflate, got {coding[:40]!r}.")
+        unpacker = Unpacker(exchange.body, DEFLATE if coding == b"deflate" else GZIP, self.max_body, "The body")
+
+        def hold(size: int) -> bool:
+            if not exchange.is_waited_for():
+                return False
+            if not exchange.charge(size):
+                raise memory_error()
+            return True
+
+        try:
+            is_whole = unpacker.begin()
+            if not hold(unpacker.size if is_whole else unpacker.claimed):
+                return
+            body = unpacker.join() if is_whole else await unpacker.finish(hold)
+        except ServingError as error:
+            raise HttpError(413 if error.reason == "resource_exhausted" else 400, str(error)) from None
+        if body is not None and exchange.is_waited_for():
+            exchange.body = body
+            routes.begin(self.shell, exchange)
 
     # Answering.
 

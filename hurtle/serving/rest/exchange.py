@@ -223,19 +223,3 @@ def _coding(accepted: bytes | None) -> bytes | None:
 def _deflate(parts: Sequence[bytes], coding: bytes) -> bytes:
     packer = zlib.compressobj(1, zlib.DEFLATED, 31 if coding == b"gzip" else 15)
     return b"".join([*map(packer.compress, parts), packer.flush()])
-
-
-def inflate(body: bytes | bytearray, coding: bytes, most: int) -> bytes:
-    """Unpack a body of which no more than `most` bytes may come."""
-    if coding not in (b"gzip", b"x-gzip", b"deflate"):
-        raise HttpError(415, f"Content-Encoding: expected gzip or deflate, got {coding[:40]!r}.")
-    unpacker = zlib.decompressobj(15 if coding == b"deflate" else 31)
-    try:
-        data = unpacker.decompress(body, most + 1)
-    except zlib.error as error:
-        raise HttpError(400, f"The body is not {coding.decode()}: {error}.") from None
-    if len(data) > most:
-        raise HttpError(413, f"The body, unpacked: expected at most {most:,} bytes, got more.")
-    if not unpacker.eof or unpacker.unused_data:
-        raise HttpError(400, f"The body: expected one whole {coding.decode()} stream, got less or more.")
-    return data

@@ -1,0 +1,135 @@
+"""`Unpacker`: gzip and deflate for both transports, within bounds, and off the event loop unless it is quick.
+
+packed bytes → a first step on the event loop → bounds → further steps in a thread → bytes. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from hurtle.errors import ServingError
+from hurtle.serving.status import invalid
+
+GZIP, DEFLATE = 31, 15
+"""zlib's window bits."""
+MAX_RATIO = 250
+"""How many times its packed size a message may have unpacked. Deflate reaches 1,032, with little except constants."""
+FREE = 4 << 20
+"""Unpacked bytes that a message may always have, whatever the ratio."""
+QUICK = 64 << 10
+"""Bytes that are unpacked on the event loop, which takes about as long as handing them to a thread."""
+QUICK_INPUT = 16 << 10
+STEP = 1 << 20
+"""Bytes that are unpacked in the thread at a time; then the memory is counted, and other messages have their turn."""
+_INPUT = 256 << 10
+
+_thread = ThreadPoolExecutor(1, "hurtle-unpack")
+
+
+class Unpacker:
+    """Unpacks one message.
+
+    Args:
+        packed: The message.
+        bits: `GZIP` or `DEFLATE`.
+        most: Unpacked bytes that it may have.
+        what: The message's name in errors.
+
+    Attributes:
+        size: Bytes unpacked so far.
+        claimed: Bytes that a gzip message says it will have; 0 where it does not say.
+
+    Example:
+        >>> unpacker = Unpacker(zlib.compress(b"abc" * 9), DEFLATE, 1000)
+        >>> unpacker.begin(), unpacker.join()
+        (True, b'abcabcabcabcabcabcabcabcabc')
+    """
+
+    def __init__(self, packed: bytes | bytearray, bits: int, most: int, what: str = "The message"):
+        self._packed, self._at = memoryview(packed), 0
+        self._most, self._what = most, what
+        self._coding = "gzip" if bits == GZIP else "deflate"
+        self._inflater = zlib.decompressobj(bits)
+        self._parts: list[bytes] = []
+        self.size = 0
+        self.claimed = 0
+        self._bound = min(most, max(FREE, MAX_RATIO * len(packed)))
+
+    def begin(self) -> bool:
+        """Unpack the first `QUICK` bytes; returns whether that was all.
+
+        Raises:
+            ServingError: The message is damaged (invalid_argument), or says that it is too large (resource_exhausted).
+        """
+        if self._step(QUICK, QUICK_INPUT):
+            return True
+        if self._coding == "gzip":  # whose last four bytes are the size
+            self.claimed = int.from_bytes(self._packed[-4:], "little")
+            if self.claimed > self._bound:
+                raise self._too_large()
+        return False
+
+    async def finish(self, hold: Callable[[int], bool]) -> bytes | None:
+        """Unpack the rest in a thread.
+
+        Args:
+            hold: Counts bytes beyond those that the message claimed; may raise, and returns False to stop.
+
+        Returns:
+            The message, or None where `hold` stopped it.
+
+        Raises:
+            ServingError: The message is damaged (invalid_argument) or too large (resource_exhausted).
+        """
+        loop, counted = asyncio.get_running_loop(), self.claimed
+        is_done = False
+        while True:
+            extra = max(0, self.size - counted)
+            counted += extra
+            if not hold(extra):
+                return None
+            if is_done:
+                return await loop.run_in_executor(_thread, self.join)
+            is_done = await loop.run_in_executor(_thread, self._step, STEP, len(self._packed))
+
+    def join(self) -> bytes:
+        """The whole message."""
+        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+
+    def _step(self, room: int, most_input: int) -> bool:
+        """Unpack `room` bytes more from at most `most_input` bytes; returns whether that was all."""
+        inflater, stop = self._inflater, min(len(self._packed), self._at + most_input)
+        room = min(room, self._bound + 1 - self.size)
+        while room and not inflater.eof:
+            data = inflater.unconsumed_tail
+            if not data:
+                data = bytes(self._packed[self._at : min(stop, self._at + _INPUT)])
+                self._at += len(data)
+            try:
+                part = inflater.decompress(data, room)
+            except zlib.error as error:
+                raise invalid(f"{self._what} is not {self._coding}: {error}.") from None
+            if part:
+                self._parts.append(part)
+                self.size += len(part)
+                room -= len(part)
+            elif not data:
+                if self._at < len(self._packed):
+                    return False
+                raise self._not_whole()
+        if self.size > self._bound:
+            raise self._too_large()
+        if inflater.eof and (inflater.unused_data or self._at < len(self._packed)):
+            raise self._not_whole()
+        return inflater.eof
+
+    def _not_whole(self) -> ServingError:
+        return invalid(f"{self._what}: expected one whole {self._coding} stream, got less or more.")
+
+    def _too_large(self) -> ServingError:
+        ratio = f" for {len(self._packed):,} packed ones" if self._bound < self._most else ""
+        message = f"{self._what}, unpacked: expected at most {self._bound:,} bytes{ratio}, got more."
+        return ServingError("resource_exhausted", message)
