@@ -6,7 +6,7 @@ import time
 import hpack
 import pytest
 from grpc_server import FakeShell, client, infer_request, serving
-from http2_client import HELLO, INFER, STREAM_INFER, block, call, feed, message, raw_client
+from http2_client import HELLO, INFER, STREAM_INFER, block, call, feed, message, raw_client, split_frames
 from serving_helpers import run
 
 from hurtle.serving.grpc import connection as grpc_connection
@@ -88,7 +88,7 @@ BROKEN = {
     "HEADERS on stream 0": (frame(HEADERS, END_HEADERS, 0, block()), ErrorCode.PROTOCOL_ERROR),
     "a stream older than the last": (
         frame(HEADERS, END_HEADERS, 5, block()) + frame(HEADERS, END_HEADERS, 3, block()),
-        ErrorCode.STREAM_CLOSED,
+        ErrorCode.PROTOCOL_ERROR,
     ),
     "CONTINUATION of nothing": (frame(CONTINUATION, END_HEADERS, 1, block()), ErrorCode.PROTOCOL_ERROR),
     "CONTINUATION of another": (frame(HEADERS, 0, 1, b"") + frame(CONTINUATION, 0, 3), ErrorCode.PROTOCOL_ERROR),
@@ -156,6 +156,42 @@ def test_a_reset_flood_is_stopped():
             raw.send(call(n, payload=slow), reset(n, ErrorCode.CANCEL))
         assert raw.goaway() == ErrorCode.ENHANCE_YOUR_CALM
         assert server.shell.cancelled == server.shell.asked <= 2048
+
+
+MADE_RESETS = {
+    "WINDOW_UPDATE of 0": lambda n: frame(HEADERS, END_HEADERS, n, block()) + window_update(n, 0),
+    "a window over 2³¹ − 1": lambda n: frame(HEADERS, END_HEADERS, n, block()) + window_update(n, (1 << 31) - 1),
+    "HEADERS that are no trailers": lambda n: frame(HEADERS, END_HEADERS, n, block()) * 2,
+    "less than content-length": lambda n: call(n, content_length="9999"),
+    "content-length without data": lambda n: frame(HEADERS, END_HEADERS | END_STREAM, n, block(content_length="9")),
+    "malformed headers": lambda n: frame(HEADERS, END_HEADERS | END_STREAM, n, block(te="gzip")),
+}
+
+
+@pytest.mark.parametrize("name", MADE_RESETS)
+def test_resets_that_a_client_makes_us_do_count_as_its_own(name):
+    async def check():
+        shell = FakeShell()
+        one = MADE_RESETS[name]
+        _, transport = feed(shell, [HELLO, *(one(n) for n in range(1, 6001, 2))])
+        frames = split_frames(bytes(transport.written))
+        (code,) = {struct.unpack(">I", payload[4:8])[0] for kind, _, _, payload in frames if kind == GOAWAY}
+        assert code == ErrorCode.ENHANCE_YOUR_CALM
+        assert sum(kind == RST_STREAM for kind, *_ in frames) <= 2048
+        assert transport.closed
+
+    run(check())
+
+
+def test_resets_among_answered_calls_are_no_flood():
+    async def check():
+        bad = MADE_RESETS["less than content-length"]
+        calls = [bad(n) if n % 6 == 1 else call(n) for n in range(1, 15_001, 2)]  # every third
+        _, transport = feed(FakeShell(), [HELLO + window_update(0, 1 << 30), *calls])
+        assert not transport.closed
+        assert sum(kind == RST_STREAM for kind, *_ in split_frames(bytes(transport.written))) == 2500
+
+    run(check())
 
 
 def test_a_header_bomb_is_stopped(server):

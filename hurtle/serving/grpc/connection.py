@@ -49,4 +49,10 @@ class GrpcConnection(Http2Connection):
         """The method's kind of call."""
         if head.malformed:
             return None
-        return (Call if head.method is None else head.method.call)(self, stream_id, head)
+        call = (Call if head.method is None else head.method.call)(self, stream_id, head)
+        call.content_left = head.content_length
+        return call
+
+    def is_trailers(self, head: CallHead) -> bool:
+        """Whether headers may stand at a call's end."""
+        return head.is_trailers

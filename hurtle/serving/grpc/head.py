@@ -23,6 +23,12 @@ _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _CONTENT_TYPE = re.compile(rb"application/grpc(\+proto)?\s*(;.*)?")
 _CONNECTION_FIELDS = {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
+_PSEUDO = {b":method", b":scheme", b":authority", b":path"}
+_NAME = re.compile(rb"[!-9;-@\[-~]+")
+"""Printable characters except colons and capitals."""
+_BREAKS = re.compile(rb"[\0\r\n]")
+"""What no value may hold. Spaces around one, which RFC 9113 also forbids, are what gRPC's own clients may send."""
+_LENGTH = re.compile(rb"[0-9]{1,18}")
 _CHANGING = {b"grpc-timeout", b"traceparent"}
 KNOWN_HEADS = 64
 MAX_METADATA = 1 << 14
@@ -52,7 +58,10 @@ class CallHead:
     """zlib's window bits where messages may be compressed."""
     authorization: bytes | None = None
     trace_parent: str = ""
+    content_length: int | None = None
     malformed: bool = False
+    is_trailers: bool = False
+    """They are well formed, but those of a call's end."""
     http_status: int = 200
     error: ServingError | None = None
 
@@ -82,11 +91,27 @@ class Heads:
 
 def _with_changing(head: CallHead, fields: Fields) -> CallHead:
     head = CallHead(
-        head.method, head.path, None, head.bits, head.authorization, "", head.malformed, head.http_status, head.error
+        head.method,
+        head.path,
+        None,
+        head.bits,
+        head.authorization,
+        "",
+        head.content_length,
+        head.malformed,
+        head.is_trailers,
+        head.http_status,
+        head.error,
     )
+    is_late = False
     for name, value in fields:
+        if name in _CHANGING:
+            is_late = True
+        elif is_late and name[:1] == b":":
+            head.malformed = True
         if name == b"traceparent":
             head.trace_parent = value.decode("ascii", "replace")
+            head.malformed = head.malformed or _BREAKS.search(value) is not None
         elif name == b"grpc-timeout":
             match = _TIMEOUT.fullmatch(value)
             if match is not None:
@@ -103,11 +128,21 @@ def read_head(fields: Sequence[Field], methods: Mapping[bytes, Method]) -> CallH
     values: dict[bytes, bytes] = {}
     regular = False
     for name, value in fields:
-        pseudo = name[:1] == b":"
-        if (pseudo and (regular or name in values)) or name != name.lower() or not name or name in _CONNECTION_FIELDS:
+        if name[:1] == b":":
+            well_formed = name in _PSEUDO and not regular and name not in values
+        else:
+            regular = True
+            well_formed = _NAME.fullmatch(name) is not None and name not in _CONNECTION_FIELDS
+            if name == b"te":
+                well_formed = value.lower() == b"trailers"
+            elif name == b"content-length":
+                well_formed = _LENGTH.fullmatch(value) is not None and values.get(name, value) == value
+        if not well_formed or _BREAKS.search(value):
             head.malformed = True
-        regular = regular or not pseudo
         values[name] = value
+    head.is_trailers = not head.malformed and not _PSEUDO & values.keys()
+    if b"content-length" in values and not head.malformed:
+        head.content_length = int(values[b"content-length"])
     path = values.get(b":path", b"")
     if not path or b":method" not in values or b":scheme" not in values:
         head.malformed = True

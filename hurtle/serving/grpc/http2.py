@@ -39,6 +39,8 @@ from hurtle.serving.grpc.http2_stream import Stream
 from hurtle.serving.memory import Memory
 
 log = logging.getLogger("hurtle.serving")
+SKIPS = 16
+"""Gaps between the numbers of a client's streams that are remembered: after others it hears STREAM_CLOSED instead of why."""
 PREFACE_TIMEOUT = 10.0
 DRAIN_GRACE = 0.2
 """Seconds for a client that had connected, and said nothing yet, when the server began to stop."""
@@ -75,6 +77,8 @@ class Http2Connection(asyncio.Protocol):
         self.last_id = 0
         self.ended_early: deque[int] = deque(maxlen=MAX_STREAMS)
         """Streams that we closed while the client could still send: what comes for them is not its fault."""
+        self._skipped: deque[range] = deque(maxlen=SKIPS)
+        """Streams that the client passed over, and must not open any more."""
         self._received = 0
         self._block: HeaderBlock | None = None
         """What CONTINUATION goes on with."""
@@ -92,6 +96,10 @@ class Http2Connection(asyncio.Protocol):
 
     def make_stream(self, stream_id: int, head: Any) -> Stream | None:
         """What will take a stream's data; None: the headers break HTTP/2's rules."""
+        raise NotImplementedError
+
+    def is_trailers(self, head: Any) -> bool:
+        """Whether headers may stand at a request's end."""
         raise NotImplementedError
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -201,10 +209,14 @@ class Http2Connection(asyncio.Protocol):
             self._close_if_done()
 
     def reset_stream(self, stream: Stream, code: ErrorCode) -> None:
-        """End a stream whose client broke the rules."""
+        """End a stream whose client broke the rules. It counts like a reset by the client, who could else cause any number."""
         self.drop(stream)
         self.ended_early.append(stream.id)
         self.output.write(http2_frames.reset(stream.id, code))
+        try:
+            self.guard.count_reset()
+        except ConnectionFailed as error:
+            self.fail(error.code, str(error))
 
     def drop(self, stream: Stream) -> None:
         """End a stream that nobody waits for."""
@@ -317,6 +329,11 @@ class Http2Connection(asyncio.Protocol):
         if flags & PADDED:
             start, stop = unpad(data, start, stop)
         ended = flags & END_STREAM != 0
+        if stream.content_left is not None:
+            stream.content_left -= stop - start
+            if stream.content_left < 0 or (ended and stream.content_left):
+                self.reset_stream(stream, ErrorCode.PROTOCOL_ERROR)
+                return
         if ended:
             stream.remote_closed = True
         if start < stop:
@@ -347,14 +364,16 @@ class Http2Connection(asyncio.Protocol):
     def _on_block(self, stream_id: int, flags: int, block: bytes) -> None:
         head = self._headers.decode(block)
         ended = flags & END_STREAM != 0
-        if stream_id <= self.last_id:
-            self._on_late_headers(stream_id, ended)
-            return
         if stream_id % 2 == 0:
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"a client cannot open stream {stream_id}")
+        if stream_id <= self.last_id:
+            self._on_late_headers(stream_id, head, ended)
+            return
         if self._last_call:
             self.ended_early.append(stream_id)
             return
+        if stream_id > self.last_id + 2:
+            self._skipped.append(range(self.last_id + 1, stream_id))
         self.last_id = stream_id
         if len(self.streams) >= MAX_STREAMS:
             self._refuse(stream_id, ErrorCode.REFUSED_STREAM)
@@ -362,24 +381,30 @@ class Http2Connection(asyncio.Protocol):
         self.guard.worked += 1
         stream = self.make_stream(stream_id, head)
         if stream is None:
+            self.guard.count_reset()
             self._refuse(stream_id, ErrorCode.PROTOCOL_ERROR)
             return
         stream.remote_closed = ended
         self.streams[stream_id] = stream
         stream.on_open()
         if ended and not stream.closed:
-            stream.on_data(b"", 0, 0, True)
+            if stream.content_left:
+                self.reset_stream(stream, ErrorCode.PROTOCOL_ERROR)
+            else:
+                stream.on_data(b"", 0, 0, True)
 
-    def _on_late_headers(self, stream_id: int, ended: bool) -> None:
+    def _on_late_headers(self, stream_id: int, head: Any, ended: bool) -> None:
         """Of a stream that is open (trailers, which say nothing in gRPC), or was."""
         stream = self.streams.get(stream_id)
+        if any(stream_id in gap for gap in self._skipped):
+            raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"HEADERS for stream {stream_id}, which is older than the last")
         if stream is None or stream.remote_closed:
             self._on_stray(stream_id)
-        elif ended:
+        elif not ended or stream.content_left or not self.is_trailers(head):
+            self.reset_stream(stream, ErrorCode.PROTOCOL_ERROR)
+        else:
             stream.remote_closed = True
             stream.on_data(b"", 0, 0, True)
-        else:
-            self.reset_stream(stream, ErrorCode.PROTOCOL_ERROR)
 
     def _on_stray(self, stream_id: int) -> None:
         """Data or headers for a stream that is not open."""

@@ -130,6 +130,8 @@ def on_priority(connection: Http2Connection, flags: int, stream_id: int, payload
     if not stream_id:
         raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")
     _check_size("PRIORITY", payload, 5)
+    if int.from_bytes(payload[:4], "big") & LARGEST_WINDOW == stream_id:
+        raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"stream {stream_id} depends on itself")
 
 
 def on_push_promise(connection: Http2Connection, flags: int, stream_id: int, payload: bytes) -> None:
@@ -139,6 +141,10 @@ def on_push_promise(connection: Http2Connection, flags: int, stream_id: int, pay
 
 def on_goaway(connection: Http2Connection, flags: int, stream_id: int, payload: bytes) -> None:
     """The client opens no more streams; it closes when it has its answers."""
+    if stream_id:
+        raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream")
+    if len(payload) < 8:
+        raise ConnectionFailed(ErrorCode.FRAME_SIZE_ERROR, f"GOAWAY takes 8 bytes or more, got {len(payload)}")
 
 
 def _check_size(name: str, payload: bytes, size: int) -> None:

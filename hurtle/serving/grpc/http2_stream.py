@@ -21,6 +21,8 @@ class Stream:
     head: Any
     send_window: int
     receive_window = STREAM_WINDOW
+    content_left: int | None = None
+    """Bytes of data that are still to come, where `content-length` says it."""
     remote_closed = False
     """The client will send no more."""
     closed = False
