@@ -1,18 +1,31 @@
-"""`AccessLog`: a line of JSON for each request. Buffered; a thread of its own would cost more than it saves."""
+"""`AccessLog`: a line of JSON for each request, in a file that is rotated by size. Several processes may share the file.
+
+request → line → buffer → file. Buffered; a thread of its own would cost more than it saves.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import stat
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import orjson
 
 from hurtle.errors import HurtleError
 
+try:
+    import fcntl
+except ImportError:  # Windows, where one process serves
+    fcntl = None  # type: ignore[assignment]
+
 log = logging.getLogger("hurtle.serving")
+BUFFER = 1 << 16
+"""Bytes that are written at once."""
 
 
 class AccessLog:
@@ -20,42 +33,116 @@ class AccessLog:
 
     Args:
         path: A file, to be appended to; - is standard output.
+        max_bytes: Size beyond which the file becomes `path.1`, that `path.2`, and so on. What is no regular file only grows.
+        files: How many of those are kept.
     """
 
-    def __init__(self, path: str):
+    def __init__(self, path: str, max_bytes: int = 1 << 26, files: int = 4):
+        self._path = None if path == "-" else Path(path)
+        if self._path is not None and self._path.is_file():
+            self._path = self._path.resolve()  # what is rotated is the file, not a link to it
+        self._max_bytes, self._files = max_bytes, files
+        self._lines: list[bytes] = []
+        self._size = 0
+        self._has_failed = False
         try:
-            self._file = sys.stdout.buffer if path == "-" else open(path, "ab", buffering=1 << 16)  # noqa: SIM115, PTH123
+            self._file = -1 if self._path is None else _open(self._path)
         except OSError as error:
             raise HurtleError(f"Cannot write the access log {path}: {error.strerror}.") from None
-        self._is_ours = path != "-"
-        self._has_failed = False
 
     def write(self, **values: Any) -> None:
         """Add a line."""
         line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **values}
-        try:
-            self._file.write(orjson.dumps(line, default=str) + b"\n")
-            if not self._is_ours:
-                self._file.flush()
-        except (OSError, ValueError) as error:
-            self._note(error)
+        self._lines.append(orjson.dumps(line, default=str) + b"\n")
+        self._size += len(self._lines[-1])
+        if self._size >= BUFFER or self._path is None:
+            self.flush()
 
     def flush(self) -> None:
-        """Let others read what was written."""
+        """Let others read what was written; rotate the file first if it would become too large."""
+        if not self._lines:
+            return
+        data = b"".join(self._lines)
+        self._lines.clear()
+        self._size = 0
         try:
-            self._file.flush()
+            if self._path is None:
+                sys.stdout.buffer.write(data)
+                sys.stdout.buffer.flush()
+            else:
+                self._append(self._path, data)
         except (OSError, ValueError) as error:
             self._note(error)
 
     def close(self) -> None:
         """Write what is left."""
         self.flush()
-        if self._is_ours:
+        if self._path is not None:
             with suppress(OSError):
-                self._file.close()
+                os.close(self._file)
+
+    def _append(self, path: Path, data: bytes) -> None:
+        """Under a lock on the file: other processes append to it, and may rotate it, too."""
+        while True:
+            _lock(self._file)
+            try:
+                found = os.fstat(self._file)
+                if stat.S_ISREG(found.st_mode):
+                    if not _is_at(path, found):  # it was rotated, by another process or by another program
+                        self._reopen(path)
+                        continue
+                    if found.st_size and found.st_size + len(data) > self._max_bytes:
+                        self._rotate(path)
+                        self._reopen(path)
+                        continue
+                _write(self._file, data)
+                return
+            finally:
+                _unlock(self._file)
+
+    def _rotate(self, path: Path) -> None:
+        for number in range(self._files - 1, 0, -1):
+            with suppress(FileNotFoundError):
+                path.with_name(f"{path.name}.{number}").replace(path.with_name(f"{path.name}.{number + 1}"))
+        path.replace(path.with_name(f"{path.name}.1"))
+
+    def _reopen(self, path: Path) -> None:
+        """Open the file that is at the path now; closing the old one gives up its lock."""
+        old, self._file = self._file, _open(path)
+        os.close(old)
 
     def _note(self, error: Exception) -> None:
         """A full disk costs lines of the log, and no answers; say so once."""
         if not self._has_failed:
             log.error("the access log cannot be written: %s", error)
         self._has_failed = True
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+
+
+def _write(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+def _is_at(path: Path, found: os.stat_result) -> bool:
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return False
+    return (there.st_ino, there.st_dev) == (found.st_ino, found.st_dev)
+
+
+def _lock(file: int) -> None:
+    if fcntl is not None:
+        with suppress(OSError):  # what is no regular file may not know locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _unlock(file: int) -> None:
+    if fcntl is not None:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)

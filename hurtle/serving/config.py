@@ -83,6 +83,9 @@ class ServeConfig(ModelOptions):
     """Memory of one process that requests which are not whole or not answered, and answers which clients do not take, may use
     together; beyond it new requests are refused (RESOURCE_EXHAUSTED, 503). By default 1024, or four of the largest requests;
     at least two of them."""
+    max_connections: MaybeInt = None
+    """Connections of one process at a time, over both ports; more are refused (UNAVAILABLE, 503). By default as many as it has
+    file descriptors for (ulimit -n)."""
     max_sequences: int = 4096
     """Sequences whose state the server keeps at a time, per model."""
     max_sequence_mib: float = 256.0
@@ -99,6 +102,10 @@ class ServeConfig(ModelOptions):
     """File with a token; every request but health checks must then carry `authorization: Bearer TOKEN`."""
     access_log: MaybeFile = None
     """File for one line of JSON per request; - is standard output."""
+    access_log_mib: float = 64.0
+    """Size at which the access log is rotated: FILE becomes FILE.1, FILE.1 becomes FILE.2, and so on."""
+    access_log_files: int = 4
+    """Rotated access logs that are kept; older ones are deleted."""
     drain: float = 30.0
     """Seconds for all that clients have sent to be answered after SIGTERM or Ctrl-C."""
     otlp_endpoint: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None
@@ -111,7 +118,10 @@ class ServeConfig(ModelOptions):
         for name, least in (("processes", 1), ("watch", 0), ("drain", 0), ("max_sequences", 0), ("sequence_idle", 0)):
             if not getattr(self, name) >= least:  # NaN is not either
                 raise HurtleError(f"{name} must be at least {least}, got {getattr(self, name)}.")
-        for name in ("max_message_mib", "max_sequence_mib"):
+        for name in ("max_connections", "access_log_files"):
+            if getattr(self, name) is not None and not getattr(self, name) >= 1:
+                raise HurtleError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        for name in ("max_message_mib", "max_sequence_mib", "access_log_mib"):
             if not 0 < getattr(self, name) < 2**20:
                 raise HurtleError(f"{name} must be more than 0 and less than 2²⁰, got {getattr(self, name)}.")
         if self.max_buffered_mib is not None and not 2 * self.max_message_mib <= self.max_buffered_mib < 2**20:

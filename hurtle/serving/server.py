@@ -21,14 +21,16 @@ from types import TracebackType
 from typing import Any
 
 from hurtle.errors import HurtleError
+from hurtle.serving.acceptor import Acceptor, Listener, default_limit
 from hurtle.serving.config import ServeConfig
 from hurtle.serving.event_loop import new_event_loop
+from hurtle.serving.grpc.connection import GOODBYE as GRPC_GOODBYE
 from hurtle.serving.grpc.connection import GrpcConnection
+from hurtle.serving.rest.connection import GOODBYE as HTTP_GOODBYE
 from hurtle.serving.rest.connection import HttpConnection
 from hurtle.serving.shell import Peers, Shell
 
 log = logging.getLogger("hurtle.serving")
-BACKLOG = 1024
 
 
 class Server:
@@ -47,7 +49,7 @@ class Server:
         self.is_started = False
         self.http_port: int | None = None
         self.grpc_port: int | None = None
-        self._listeners: list[asyncio.Server] = []
+        self._acceptor: Acceptor | None = None
 
     async def start(self) -> None:
         """Take the ports, load the models, and only then let clients in.
@@ -56,22 +58,23 @@ class Server:
             HurtleError: A port is taken, a certificate cannot be read, a model cannot be loaded.
         """
         context = tls_context(self.config)
-        kinds: list[tuple[int | None, Callable[[Shell], Any], str]] = [
-            (self.config.http_port, HttpConnection, "http/1.1"),
-            (self.config.grpc_port, GrpcConnection, "h2"),
+        kinds: list[tuple[int | None, Callable[[Shell], Any], str, bytes]] = [
+            (self.config.http_port, HttpConnection, "http/1.1", HTTP_GOODBYE),
+            (self.config.grpc_port, GrpcConnection, "h2", GRPC_GOODBYE),
         ]
-        sockets: list[tuple[socket.socket, Callable[[Shell], Any], str]] = []
+        sockets: list[tuple[socket.socket, Callable[[Shell], Any], str, bytes]] = []
         try:
-            for port, connection, protocol in kinds:
+            for port, connection, protocol, goodbye in kinds:
                 if port is not None:
-                    sockets.append((bound(self.config.host, port, self.config.processes > 1), connection, protocol))
+                    taken = bound(self.config.host, port, self.config.processes > 1)
+                    sockets.append((taken, connection, protocol, goodbye))
             await self.shell.start(self._unloaded)
         except BaseException:
-            for taken, _, _ in sockets:
+            for taken, *_ in sockets:
                 taken.close()
             raise
-        loop = asyncio.get_running_loop()
-        for taken, connection, protocol in sockets:
+        self._acceptor = Acceptor(self.shell, self._limit_connections())
+        for taken, connection, protocol, goodbye in sockets:
             if protocol == "h2":
                 self.grpc_port = taken.getsockname()[1]
             else:
@@ -79,16 +82,20 @@ class Server:
             ours = tls_context(self.config) if context is not None else None
             if ours is not None:
                 ours.set_alpn_protocols([protocol])
-            make = lambda connection=connection: connection(self.shell)  # noqa: E731
-            self._listeners.append(await loop.create_server(make, sock=taken, backlog=BACKLOG, ssl=ours))
+            self._acceptor.listen(Listener(taken, connection, ours, goodbye))
         self.is_started = True
+
+    def _limit_connections(self) -> int:
+        possible, asked = default_limit(), self.config.max_connections
+        if asked is not None and asked > possible and (self.shell.peers is None or self.shell.peers.is_first):
+            log.warning("--max-connections %d: file descriptors are enough for about %d (ulimit -n)", asked, possible)
+        return possible if asked is None else asked
 
     async def stop(self) -> bool:
         """Let nobody in, answer what was sent, close; whether all was finished in time."""
         self.shell.draining = True
-        await asyncio.sleep(0)  # the event loop lets in who has connected already: the kernel would reset them
-        for listener in self._listeners:
-            listener.close()
+        if self._acceptor is not None:
+            await self._acceptor.close()
         return await self.shell.stop(self.config.drain)
 
 

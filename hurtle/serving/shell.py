@@ -20,6 +20,7 @@ from hurtle.serving.config import ServeConfig
 from hurtle.serving.layout import NAME
 from hurtle.serving.memory import Memory
 from hurtle.serving.messages import InferRequest, Reply
+from hurtle.serving.notices import Notices
 from hurtle.serving.repository import Repository
 from hurtle.serving.sequences import Sequences
 from hurtle.serving.statistics import add, as_prometheus, as_triton
@@ -28,6 +29,11 @@ from hurtle.serving.tracing import Tracing
 log = logging.getLogger("hurtle.serving")
 CLOSE_SECONDS = 1.0
 """For models to be closed, at least, when all requests are answered."""
+NOTICED = {
+    "resource_exhausted": "requests refused (RESOURCE_EXHAUSTED)",
+    "unauthenticated": "requests refused (UNAUTHENTICATED)",
+}
+"""Reasons of failures that the log hears of, in counts."""
 EXTENSIONS = ("sequence", "model_repository", "model_configuration", "statistics", "binary_tensor_data", "health", "reflection")
 
 
@@ -40,6 +46,9 @@ class Cancellable(Protocol):
 
 class Connection(Protocol):
     """A client's connection, of either transport."""
+
+    refusal: ServingError | None
+    """Why it is not served, where there are too many."""
 
     def drain(self) -> None:
         """Tell the client to go, answer what it has sent, then close."""
@@ -72,6 +81,7 @@ class Shell:
         stopped: Whether it answers nothing any more.
         connections: Its clients.
         memory: What they make it hold.
+        notices: What happens to many of them, for the log.
         peers: The other processes, where there are several.
     """
 
@@ -80,8 +90,13 @@ class Shell:
         self.draining = self.stopped = False
         self.connections: set[Connection] = set()
         self.memory = Memory(config.max_buffered_bytes)
+        self.notices = Notices()
         self.peers: Peers | None = None
-        self.access_log = AccessLog(config.access_log) if config.access_log is not None else None
+        self.access_log = (
+            AccessLog(config.access_log, int(config.access_log_mib * 2**20), config.access_log_files)
+            if config.access_log is not None
+            else None
+        )
         self.tracing = Tracing(config.otlp_endpoint) if config.otlp_endpoint is not None else None
         self.repository = Repository(config, lambda model: self.sequences.uses(model))
         self.sequences = Sequences(
@@ -90,6 +105,7 @@ class Shell:
         self._token = config.auth_token
         self._refused: dict[str, int] = {}
         """By reason: requests that got an error before it was known which of our models they were for."""
+        self._noticed = dict.fromkeys(NOTICED, 0)
         self._warned: set[str] = set()
         """Wrong folders that the log has heard of."""
         self._doubted: set[str] = set()
@@ -163,6 +179,8 @@ class Shell:
             connection.abort()
         for chore in self._chores:
             chore.cancel()
+        self._notice_refusals()
+        self.notices.flush(at_once=True)
         if is_idle:
             await self._close_models(max(end, time.monotonic() + CLOSE_SECONDS))
         if self.access_log is not None:
@@ -188,6 +206,8 @@ class Shell:
             await asyncio.sleep(min(1.0, self.config.watch or 1.0))
             try:
                 self.sequences.forget_idle()
+                self._notice_refusals()
+                self.notices.flush()
                 if self.access_log is not None:
                     self.access_log.flush()
                 if self.config.watch and time.monotonic() - looked >= self.config.watch:
@@ -196,6 +216,15 @@ class Shell:
                     self._warn_of(await asyncio.to_thread(self.repository.problems))
             except Exception:
                 log.exception("looking after the models failed")
+
+    def _notice_refusals(self) -> None:
+        """Tell the log of requests that were refused since the last look."""
+        for reason, kind in NOTICED.items():
+            of_models = sum(counted.reasons.get(reason, 0) for counted in self.repository.statistics().values())
+            total = of_models + self._refused.get(reason, 0)
+            if total > self._noticed[reason]:
+                self.notices.count(kind, times=total - self._noticed[reason])
+            self._noticed[reason] = total
 
     def _warn_of(self, problems: list[str]) -> None:
         """Once of each folder that stays wrong."""

@@ -13,6 +13,7 @@ from hurtle.errors import ServingError
 from hurtle.serving.grpc.connection import GrpcConnection
 from hurtle.serving.memory import Memory
 from hurtle.serving.messages import InferResponse
+from hurtle.serving.notices import Notices
 from hurtle.serving.protos import POOL, message_class
 
 TIMEOUT = 10
@@ -34,6 +35,7 @@ class FakeShell:
     def __init__(self, max_message_bytes=1 << 26, token=None, max_buffered_bytes=1 << 30):
         self.config = SimpleNamespace(max_message_bytes=max_message_bytes, auth_token=token)
         self.memory = Memory(max(max_buffered_bytes, 4 * max_message_bytes))
+        self.notices = Notices()
         self.connections, self.access_log, self.draining = set(), None, False
         self.ready, self.token = True, token
         self.cancelled = self.asked = self.running = self.most_running = 0

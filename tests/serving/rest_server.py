@@ -16,6 +16,7 @@ from hurtle.errors import ServingError
 from hurtle.serving.event_loop import new_event_loop
 from hurtle.serving.memory import Memory
 from hurtle.serving.messages import InferRequest, InferResponse
+from hurtle.serving.notices import Notices
 from hurtle.serving.rest.connection import HttpConnection
 
 METADATA = {
@@ -43,6 +44,7 @@ class FakeShell:
     def __init__(self, token: str | None = None, max_message_bytes: int = 1 << 20, max_buffered_bytes: int = 1 << 30):
         self.config = SimpleNamespace(max_message_bytes=max_message_bytes, auth_token=token)
         self.memory = Memory(max(max_buffered_bytes, 4 * max_message_bytes))
+        self.notices = Notices()
         self.draining, self.connections, self.access_log = False, set(), None
         self.token = token
         self.cancelled = 0

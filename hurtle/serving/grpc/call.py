@@ -79,12 +79,16 @@ class Call(Stream):
             self.refuse(head.http_status)
         elif head.error is not None:
             self.fail(head.error)
+        elif connection.refusal is not None and not head.method.public:  # type: ignore[union-attr]
+            self.fail(connection.refusal)
         elif not head.method.public and (error := shell.authorize(head.authorization)) is not None:  # type: ignore[union-attr]
             self.fail(error)
         elif connection.output.queued > connection.guard.budget:
             self.fail(ServingError("resource_exhausted", "Too many answers wait for this connection to take them."))
         elif memory.used > memory.limit and self.is_inference:
             self.fail(ServingError("resource_exhausted", FULL))
+        if connection.refusal is not None:
+            connection.drain()
 
     def hold(self, size: int) -> None:
         """Count bytes that are kept for the call until `release`, or until it ends.

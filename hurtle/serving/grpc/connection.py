@@ -7,14 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from hurtle.errors import ServingError
 from hurtle.serving.grpc.call import Call
 from hurtle.serving.grpc.head import CallHead, Heads
 from hurtle.serving.grpc.http2 import Http2Connection
+from hurtle.serving.grpc.http2_frames import ErrorCode, goaway, settings
 from hurtle.serving.grpc.http2_headers import Fields
 from hurtle.serving.grpc.services import METHODS
 
 MIN_BUDGET = 1 << 26
 """Bytes that a connection's unfinished messages may hold together, and its unsent answers, before new calls wait or fail."""
+
+REFUSED_SECONDS = 5.0
+"""That a connection which is one too many may wait with its first call."""
+GOODBYE = settings([]) + goaway(0, ErrorCode.NO_ERROR, "too many connections")
+"""What a client hears that cannot even be refused call by call."""
 
 
 class GrpcConnection(Http2Connection):
@@ -22,7 +29,12 @@ class GrpcConnection(Http2Connection):
 
     Args:
         shell: What answers.
+
+    Attributes:
+        refusal: What calls get, except health checks, where the connection is one too many; it closes after the first.
     """
+
+    refusal: ServingError | None = None
 
     def __init__(self, shell: Any):
         self.max_message: int = shell.config.max_message_bytes
@@ -36,6 +48,16 @@ class GrpcConnection(Http2Connection):
         self.shell.connections.add(self)
         if self.shell.draining:
             self.drain()
+        elif self.refusal is not None:
+            self.loop.call_later(REFUSED_SECONDS, self.drain)
+
+    def fail(self, code: ErrorCode, message: str) -> None:
+        """Say why, to the log too, and close."""
+        if not self._closed:
+            is_calmed = code is ErrorCode.ENHANCE_YOUR_CALM
+            kind = "gRPC connections told to calm down" if is_calmed else "gRPC connections closed for breaking HTTP/2's rules"
+            self.shell.notices.count(kind, f"{message}, from {self.peer}")
+        super().fail(code, message)
 
     def on_closed(self) -> None:
         """It is gone."""

@@ -44,6 +44,13 @@ the last that is served; requests that come after it are not run."""
 DRAIN_LINGER = 1.0
 """Seconds for a client to close after its last answer while the server stops."""
 
+_TOO_MANY = b'{"error":"The server has as many connections as it may; try later, or ask another."}'
+GOODBYE = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n%b" % (len(_TOO_MANY), _TOO_MANY)
+)
+"""What a client hears that cannot even be refused request by request."""
+
 
 class HttpConnection(asyncio.Protocol):
     """One client's connection.
@@ -52,12 +59,15 @@ class HttpConnection(asyncio.Protocol):
         shell: What answers.
 
     Attributes:
+        refusal: What its first request gets, unless it is a health check, where the connection is one too many. Then it closes.
         is_ending: No more requests are read; what comes is forgotten.
         is_draining: The server is about to stop: the next answer is the last, or, where the client does not wait for answers
             before it sends, the next after `DRAIN_GRACE`.
         is_congested: The client does not read its answers.
         pending: Requests in their order; the last may still be arriving.
     """
+
+    refusal: ServingError | None = None
 
     def __init__(self, shell: Any):
         self.shell = shell
@@ -192,6 +202,10 @@ class HttpConnection(asyncio.Protocol):
         self.pending.append(exchange)
         if len(self.pending) > 1:
             self._is_pipelined = True
+        if self.refusal is not None:
+            exchange.close = True
+            if exchange.refusal is None and not (exchange.route is not None and exchange.route.is_free):
+                exchange.refusal = HttpError(503, str(self.refusal), b"Retry-After: 1\r\n")
         if exchange.wants_continue and self.pending[0] is exchange:
             self._say_continue(exchange)
 
@@ -311,6 +325,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _refuse(self, error: HttpError | ServingError) -> None:
         """Answer what cannot be gone on with, after the answers before it, and read no more."""
+        self.shell.notices.count("HTTP connections closed for a request that cannot be read", f"{error} from {self._peer}")
         self.is_ending, self._held = True, b""
         exchange = self._reader.exchange if self._reader.phase == BODY else None
         if exchange is None:
@@ -417,5 +432,5 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(HttpError(408, f"Expected a request's head within {HEAD_SECONDS} seconds."))
         elif phase == BODY and self._reader.received < (spent - BODY_SECONDS) * BODY_RATE:
             self._refuse(HttpError(408, f"Expected the body at {BODY_RATE:,} bytes a second or more."))
-        elif phase == IDLE and not self.pending and spent > IDLE_SECONDS:
+        elif phase == IDLE and not self.pending and spent > (IDLE_SECONDS if self.refusal is None else LINGER_SECONDS):
             self._transport.close()
