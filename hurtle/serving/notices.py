@@ -39,7 +39,7 @@ class Notices:
         now = monotonic()
         for kind, count in list(self._counts.items()):
             if at_once or now - self._logged.get(kind, -MINUTE) >= MINUTE:
-                example = f" (the last: {self._examples[kind]})" if self._examples[kind] else ""
-                log.warning("%s: %d%s", kind, count, example)
+                example = "".join(char if char.isprintable() else "?" for char in self._examples[kind][:200])
+                log.warning("%s: %d%s", kind, count, f" (the last: {example})" if example else "")
                 self._logged[kind] = now
                 del self._counts[kind], self._examples[kind]

@@ -1,5 +1,6 @@
 """Who is let in: the limit of connections, and what clients over it hear; no file descriptors; stalled handshakes; the log."""
 
+import asyncio
 import http.client
 import json
 import resource
@@ -60,7 +61,14 @@ def unlogged(monkeypatch, request):
         monkeypatch.setattr(Notices, "flush", lambda self, at_once=False: None)
 
 
-def test_http_clients_over_the_limit_get_503_and_those_within_are_served(model):
+@pytest.fixture(params=["uvloop", "asyncio"])
+def loops(request, monkeypatch):
+    """Both event loops."""
+    if request.param == "asyncio":
+        monkeypatch.setattr("hurtle.serving.server.new_event_loop", asyncio.new_event_loop)
+
+
+def test_http_clients_over_the_limit_get_503_and_those_within_are_served(model, loops):
     with one_connection(model) as (server, first):
         other = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=TIMEOUT)
         for method, path, content in (("GET", "/v2", None), ("POST", "/v2/models/double/infer", body())):
@@ -77,7 +85,7 @@ def test_http_clients_over_the_limit_get_503_and_those_within_are_served(model):
         assert get(other)[0] == 200
 
 
-def test_grpc_clients_over_the_limit_get_unavailable(model):
+def test_grpc_clients_over_the_limit_get_unavailable(model, loops):
     with (
         one_connection(model) as (server, _),
         grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", options=OPTIONS) as channel,
@@ -149,7 +157,7 @@ def test_a_refusal_over_tls_is_one_that_clients_understand(model):
         second.close()
 
 
-def test_a_tls_handshake_that_stalls_or_fails_ends_and_leaves_nothing(model, monkeypatch):
+def test_a_tls_handshake_that_stalls_or_fails_ends_and_leaves_nothing(model, monkeypatch, loops):
     monkeypatch.setattr(acceptor, "HANDSHAKE_SECONDS", 0.2)
     with ServerThread(config(model, max_connections=4, **TLS)) as server:
         assert ask(server.http_port, context=client_context())[0] == 200
@@ -233,8 +241,8 @@ def test_a_kind_of_event_is_logged_once_a_minute_with_its_count(caplog, monkeypa
         now[0] += 10
         found.count("connections refused", f"from {peer}")
         assert logged() == []
-    found.count("requests refused", times=7)
-    assert logged() == ["requests refused: 7"]
+    found.count("requests refused", "a line\nof its own", times=7)
+    assert logged() == ["requests refused: 7 (the last: a line?of its own)"]
     now[0] += 31
     assert logged() == ["connections refused: 3 (the last: from d)"]
     now[0] += 100

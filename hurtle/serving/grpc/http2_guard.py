@@ -27,9 +27,9 @@ class Loan:
 class Guard:
     """Counts for one connection.
 
-    Frames that bring nothing (PING, SETTINGS, empty DATA …) and resets are counted; every so many of them there must have been
-    enough time, or enough work, or the peer is told to calm down. Memory for messages beyond a stream's first window is
-    lent in the order asked for, so that what is begun can be finished.
+    Frames that bring nothing (PING, SETTINGS, empty DATA …) and resets, by the peer or because it broke a rule, are counted.
+    Every so many of them there must have been enough time, or enough work, or the peer is told to calm down. Memory for
+    messages beyond a stream's first window is lent in the order asked for, so that what is begun can be finished.
 
     Args:
         budget: Bytes to lend at most, though one stream may always have what it asks for.
@@ -58,7 +58,7 @@ class Guard:
                 raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that bring nothing")
 
     def count_reset(self) -> None:
-        """The peer reset a stream.
+        """The peer reset a stream, or broke a rule so that we had to.
 
         Raises:
             ConnectionFailed: It does so too often.
