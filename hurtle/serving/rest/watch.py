@@ -44,7 +44,7 @@ class Watch:
         self._connections: set[Watched] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_ticking = False
-        # One thread: what large JSON and unpacked bodies take while they are read, they take once.
+        # One thread: what large JSON takes while it is read, it takes once.
         self._pool = ThreadPoolExecutor(1, "hurtle-http")
 
     def add(self, connection: Watched) -> None:
