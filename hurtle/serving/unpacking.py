@@ -96,8 +96,11 @@ class Unpacker:
             is_done = await loop.run_in_executor(_thread, self._step, STEP, len(self._packed))
 
     def join(self) -> bytes:
-        """The whole message."""
-        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        """The whole message; to be called once."""
+        message = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        while self._parts:  # one by one, so that the event loop can run in between
+            self._parts.pop()
+        return message
 
     def _step(self, room: int, most_input: int) -> bool:
         """Unpack `room` bytes more from at most `most_input` bytes; returns whether that was all."""

@@ -4,6 +4,7 @@ import pytest
 from grpc_server import infer_request
 
 from hurtle.errors import ServingError
+from hurtle.serving.grpc import codec
 from hurtle.serving.grpc.codec import decode_request, encode_response, varint
 from hurtle.serving.messages import InferResponse
 from hurtle.serving.protos import ModelInferRequest, ModelInferResponse
@@ -205,3 +206,45 @@ def test_a_large_message_of_tiny_tensors_is_refused_before_it_is_parsed():
 def test_a_large_message_of_few_tensors_is_not():
     array = np.zeros(100_000, np.uint8)
     np.testing.assert_array_equal(decode_request(infer_request(array=array).SerializeToString()).inputs["x"], array)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8, np.bool_, np.int64])
+def test_data_of_large_requests_is_taken_where_it_lies_and_aligned(monkeypatch, dtype):
+    monkeypatch.setattr(codec, "_LARGE", 0)
+    rng = np.random.default_rng(3)
+    for padding in range(9):  # the data begins at any address
+        array = rng.integers(0, 2, (3, 50)).astype(dtype)
+        payload = infer_request(array=array, request_id="x" * padding).SerializeToString()
+        found = codec.parse_request(payload)[0].inputs["x"]
+        assert found.flags.aligned
+        assert found.dtype == array.dtype
+        np.testing.assert_array_equal(found, array)
+
+
+def test_large_requests_mean_what_protobuf_says_whatever_is_damaged(monkeypatch):
+    message = infer_request(array=np.arange(6, dtype=np.float32), request_id="abc", priority=3)
+    message.inputs.add(name="text", datatype="BYTES", shape=[2])
+    message.raw_input_contents.append(b"\1\0\0\0a\0\0\0\0")
+    message.outputs.add(name="y")
+    whole = message.SerializeToString()
+    rng = np.random.default_rng(4)
+    payloads = [whole, whole + b"\x3a\x00", whole + b"\x3a", whole + b"\x3a" + b"\xff" * 11, whole + b"\xba\x00\x01a", b""]
+    payloads += [whole[:n] for n in range(len(whole))]
+    for _ in range(3000):
+        damaged = bytearray(whole)
+        for at in rng.integers(0, len(whole), rng.integers(1, 4)):
+            damaged[at] = rng.integers(0, 256)
+        payloads.append(bytes(damaged))
+
+    def meaning(payload, large):
+        monkeypatch.setattr(codec, "_LARGE", large)
+        try:
+            request, datatypes = codec.parse_request(payload)
+        except ServingError as error:
+            return str(error)
+        arrays = {name: (array.dtype, array.shape, array.tolist()) for name, array in request.inputs.items()}
+        return repr((request.model, request.version, request.id, request.outputs, request.parameters, arrays, datatypes))
+
+    assert not meaning(whole, 0).startswith("The request")
+    for payload in payloads:
+        assert meaning(payload, 0) == meaning(payload, 1 << 30), payload

@@ -25,6 +25,10 @@ _NESTED: dict[int, Any] = {0x2A: {0x1A: None}, 0x32: {}}
 """The messages of a request that have many fields themselves: `inputs` (whose `shape` counts by its bytes) and `outputs`."""
 _SMALL = 1 << 16
 """Bytes of a message that cannot hold enough tensors to hurt."""
+_LARGE = 1 << 20
+"""Bytes of a message from which data is taken where it lies: protobuf would copy it twice, 2.5 ms a MiB."""
+_RAW = 0x3A
+"""The tag of `raw_input_contents`."""
 _FIELDS = {
     "BOOL": "bool_contents",
     "UINT8": "uint_contents",
@@ -63,11 +67,12 @@ def parse_request(payload: bytes) -> tuple[InferRequest, list[str]]:
     """The same without help from requests before; and the datatypes of its inputs."""
     if len(payload) > _SMALL:
         _check_size(payload)
+    rest, raws = _without_raw(payload) if len(payload) > _LARGE else (payload, None)
     try:
-        message = ModelInferRequest.FromString(payload)
+        message = ModelInferRequest.FromString(rest)
     except DecodeError:
         raise invalid("The request is not a ModelInferRequest: its protobuf encoding is damaged.") from None
-    raws, inputs = message.raw_input_contents, {}
+    raws, inputs = raws or message.raw_input_contents, {}
     if raws:
         if len(raws) != len(message.inputs):
             for tensor in message.inputs:  # one in shared memory has no data here: say that, not that the count is wrong
@@ -79,7 +84,8 @@ def parse_request(payload: bytes) -> tuple[InferRequest, list[str]]:
                 raise invalid(f"Tensor {name!r}: expected its data in raw_input_contents or in contents, got both.")
             if tensor.parameters:
                 _check_parameters("Tensor", name, tensor.parameters)
-            inputs[name] = from_raw(name, tensor.datatype, tuple(tensor.shape), raw)
+            array = from_raw(name, tensor.datatype, tuple(tensor.shape), raw)
+            inputs[name] = array if array.flags.aligned else array.copy()
     else:
         for tensor in message.inputs:
             if tensor.parameters:
@@ -204,6 +210,32 @@ def _from_contents(tensor: Any) -> np.ndarray:
             raise invalid(f"Tensor {name!r}: expected {datatype} values from {limits.min} to {limits.max}, got {bad}.")
         array = array.astype(dtype)
     return array.reshape(shape)
+
+
+def _without_raw(payload: bytes) -> tuple[bytes, Any]:
+    """A message without its raw_input_contents, and those; all of it, and None, where protobuf must say what is wrong."""
+    view, parts, raws = memoryview(payload), [], []
+    at, end = 0, len(payload)
+    while at < end:
+        start = at
+        tag, at = _read_varint(payload, at)
+        wire, size = tag & 7, 0
+        if wire == 2:
+            size, at = _read_varint(payload, at)
+        elif wire == 0:
+            _, at = _read_varint(payload, at)
+        elif wire in (1, 5):
+            size = 8 if wire == 1 else 4
+        else:
+            return payload, None
+        if at + size > end or (tag == _RAW and not size):  # where there is no size, it may be that it cannot be read
+            return payload, None
+        if tag == _RAW:
+            raws.append(view[at : at + size])
+        else:
+            parts.append(view[start : at + size])
+        at += size
+    return b"".join(parts), raws
 
 
 def _check_size(payload: bytes) -> None:
