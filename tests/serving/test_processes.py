@@ -27,12 +27,11 @@ def children(process):
     for child in os.listdir("/proc"):  # noqa: PTH208
         try:
             stat = open(f"/proc/{child}/stat").read() if child.isdigit() else ""  # noqa: SIM115, PTH123
-        except OSError:
+            line = open(f"/proc/{child}/cmdline").read() if stat else ""  # noqa: SIM115, PTH123
+        except OSError:  # it has ended
             continue
-        if stat and int(stat.rsplit(")", 1)[1].split()[1]) == process.pid:
-            line = open(f"/proc/{child}/cmdline").read()  # noqa: SIM115, PTH123
-            if "resource_tracker" not in line:
-                found.append(int(child))
+        if stat and int(stat.rsplit(")", 1)[1].split()[1]) == process.pid and "resource_tracker" not in line:
+            found.append(int(child))
     return found
 
 

@@ -118,7 +118,7 @@ def test_answers_that_wait_for_a_slow_one_before_them_are_bounded(server):
     server.shell.outputs = {"x": np.zeros(4 * MIB, np.uint8)}
     with server.connect() as client:
         client.sendall(infer("held") + infer() * 20 + request("GET", "/metrics", close=False))
-        wait_until(lambda: server.shell.asked == 21)
+        wait_until(lambda: server.call(lambda: server.shell.asked == 21))  # between two requests
         assert 12 * MIB < memory.used <= 16 * MIB
         assert server.shell.failures == ["resource_exhausted"] * 17
         server.call(server.shell.let_go)
@@ -241,8 +241,8 @@ def test_a_client_that_never_waits_for_its_answers_does_not_hold_the_stop(server
     with server.connect() as client, client.makefile("rb") as stream:
         client.sendall(asked * sent + asked[:ahead])
         wait_until(lambda: shell.asked == sent)
-        drain(server)
         begun, connection = time.monotonic(), only_connection(server)
+        drain(server)
         while not is_last:
             server.call(lambda: shell.let_go(1))
             status, headers, _ = read_answer(stream)
