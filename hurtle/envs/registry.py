@@ -142,7 +142,12 @@ def make(env: EnvLike, *, render_mode: str | None = None, debug: bool = False, u
         return NativeEnv(found, render_mode, debug)
     if debug:
         raise HurtleError(f"debug=True is for native envs; {env!r} is plain Python already.")
-    made = found(render_mode=render_mode) if render_mode is not None else found()
+    try:
+        made = found(render_mode=render_mode) if render_mode is not None else found()
+    except TypeError as error:
+        if not isinstance(env, str):
+            raise
+        raise HurtleError(f"{env!r} cannot be made with the parameters {parameters}: {error}.") from error
     if not isinstance(made, gymnasium.Env) and not (hasattr(made, "possible_agents") or hasattr(made, "agents")):
         raise HurtleError(f"{env!r} made a {type(made).__name__}; expected a gymnasium.Env or a PettingZoo env.")
     return made

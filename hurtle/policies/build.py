@@ -5,9 +5,10 @@ PolicyConfig, spaces → network (ours or the user's) → memory, normalizer →
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,7 +61,7 @@ def build_policy(
     layout: SpaceLayout | None = None,
     normalize_observations: bool = False,
     observation_clip: float = 10.0,
-    module: nn.Module | None = None,
+    module: nn.Module | Callable[..., nn.Module] | None = None,
     seed: int = 0,
 ) -> Policy:
     """Make the policy of one row.
@@ -72,7 +73,8 @@ def build_policy(
         layout: How a flat observation holds the structured one; None where there is no structure.
         normalize_observations: Give it an `ObservationNormalizer`.
         observation_clip: What normalized observations are clipped to.
-        module: The user's own network, see `TorchPolicy`; trained in place.
+        module: The user's own network, see `TorchPolicy`: a module, which is trained in place, or a class, which is called with
+            the two spaces.
         seed: Of the initial weights; torch's global generator is left as it was.
 
     Raises:
@@ -92,8 +94,8 @@ def build_policy(
         torch.default_generator.manual_seed(seed)  # of the CPU only: networks are moved to a GPU later
         head = ActionHead(action_space, config.distribution)
         if is_users:
-            network = module if module is not None else load_reference(config.policy)(observation_space, action_space)
-            checked_policy(network)
+            users = load_reference(config.policy) if module is None else module
+            network = _users_network(users, observation_space, action_space)
         else:
             network = _own_network(config, observation_space, head, layout)
         features, distribution = _trial(network, _zeros(observation_space, normalizer))
@@ -103,6 +105,20 @@ def build_policy(
             check_distribution(distribution, head, type(network).__name__)
         memory = make_memory(config.recurrent, features)
     return Policy(observation_space, action_space, network, head, memory, normalizer, distribution.num_uniforms)
+
+
+def _users_network(given: Any, observation_space: spaces.Space, action_space: spaces.Space) -> nn.Module:
+    """A module as it is; what a class or function makes for the two spaces."""
+    is_maker = callable(given) and not isinstance(given, nn.Module)
+    if not is_maker or (isinstance(given, type) and not issubclass(given, nn.Module)):
+        return checked_policy(given)
+    try:
+        return checked_policy(given(observation_space, action_space))
+    except HurtleError:
+        raise
+    except Exception as error:
+        name = getattr(given, "__name__", type(given).__name__)
+        raise HurtleError(f"{name}(observation_space, action_space) failed: {type(error).__name__}: {error}") from error
 
 
 def _own_network(config: PolicyConfig, space: spaces.Space, head: ActionHead, layout: SpaceLayout | None) -> nn.Module:

@@ -59,9 +59,10 @@ class TorchPolicy(Protocol):
 def checked_policy(policy: Any) -> nn.Module:
     """`policy`, or an error that says what is missing in it."""
     if not isinstance(policy, nn.Module) or not isinstance(policy, TorchPolicy):
+        name = policy.__name__ if isinstance(policy, type) else type(policy).__name__
         raise HurtleError(
             f"A policy is a torch.nn.Module with two methods, encode(obs) -> features and decode(features) -> (distribution, "
-            f"value); {type(policy).__name__} {_lacks(policy)}."
+            f"value); {name} {_lacks(policy)}."
         )
     return policy
 

@@ -144,7 +144,7 @@ def _join(
         layout=vec.layout if own_actions is not None else None,
         normalize_observations=train.normalize_observations,
         observation_clip=train.observation_clip,
-        module=module(observation_space, action_space) if isinstance(module, type) else module,
+        module=module,
         seed=train.seed,
     ).to(device)
     _check_batches(config, num_rows, policy.is_recurrent)
