@@ -10,7 +10,7 @@ import os
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -36,12 +36,14 @@ class _Flags(ServeConfig):
 
     config: MaybeFile = None
     """TOML file with any of these options, and with those of single models under [model.NAME]."""
+    trust: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """The file of --config may name code: backends of your own, libraries, trusted=true."""
 
 
 def run_serve(arguments: list[str]) -> int:
     """Parse the arguments of `hurtle serve` and serve until told to stop; the exit code."""
     arguments, path = _without_config(arguments)
-    config = parse(arguments, defaults_from(path or os.environ.get(PREFIX + "CONFIG")))
+    config = parse(arguments, defaults_from(path or os.environ.get(PREFIX + "CONFIG"), trust="--trust" in arguments))
     if not config.models:
         raise HurtleError(f"Which models? For example:\n{_EXAMPLES}\n`hurtle serve --help` lists the options.")
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)

@@ -79,6 +79,10 @@ class PolicyFileError(HurtleError):
     """An exported policy that could not be written, or is missing, damaged or foreign; names the file and what is wrong."""
 
 
+class TrustError(HurtleError):
+    """A file that names code which the user has not allowed to run; names both, and how to allow it."""
+
+
 class ServingError(HurtleError):
     """A request that the inference server cannot answer.
 

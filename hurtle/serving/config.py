@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import tyro
 
-from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
+from hurtle.errors import HurtleError, TrustError, UnknownNameError, did_you_mean
 
 PREFIX = "HURTLE_SERVE_"
 ExecutorName = Literal["inline", "worker", "batch"]
@@ -192,10 +192,16 @@ def check_names(given: Mapping[str, Any], known: Sequence[Field[Any]], where: st
             raise UnknownNameError(f"{where} has no option {name!r}. {did_you_mean(name, names)}")
 
 
-def defaults_from(path: str | Path | None, environ: Mapping[str, str] = os.environ) -> ServeConfig:
+def defaults_from(path: str | Path | None, environ: Mapping[str, str] = os.environ, trust: bool = False) -> ServeConfig:
     """The config that a TOML file and HURTLE_SERVE_… variables make, for flags to change.
 
+    Args:
+        path: The TOML file, if there is one.
+        environ: The variables.
+        trust: The file may name code; HURTLE_SERVE_TRUST=1 says so too.
+
     Raises:
+        TrustError: The file names code, and nobody said that it may.
         HurtleError: Something in them cannot be; says where.
     """
     known = [option for option in fields(ServeConfig) if option.name != "overrides"]
@@ -205,15 +211,35 @@ def defaults_from(path: str | Path | None, environ: Mapping[str, str] = os.envir
         own = table.pop("model", {})
         if not isinstance(own, dict) or not all(isinstance(options, dict) for options in own.values()):
             raise HurtleError(f"{path}: options of a model are written as a table, [model.NAME].")
+        if not trust and environ.get(PREFIX + "TRUST", "") not in ("1", "true"):
+            _refuse_code(path, {"": table, **{f"[model.{name}] ": options for name, options in own.items()}})
         given["overrides"] = own
         check_names(table, known, str(path))
         given |= {key: _fitted(ServeConfig, key, value) for key, value in table.items()}
     for name, text in environ.items():
-        if name.startswith(PREFIX) and name != PREFIX + "CONFIG":
+        if name.startswith(PREFIX) and name not in (PREFIX + "CONFIG", PREFIX + "TRUST"):
             key = name.removeprefix(PREFIX).lower()
             check_names({key: text}, known, f"The environment variable {name}")
             given[key] = _from_text(key, text)
     return replace(ServeConfig(), **given) if given else ServeConfig()
+
+
+def _refuse_code(path: str | Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse a TOML file that names code: a backend that is not Hurtle's, libraries, files that torch may run."""
+    named = []
+    for where, options in tables.items():
+        if ":" in str(options.get("backend", "")):
+            named.append(f"{where}backend = {options['backend']!r}")
+        if options.get("load_library"):
+            named.append(f"{where}load_library = {options['load_library']!r}")
+        parameters = options.get("parameters", {})
+        if isinstance(parameters, dict):
+            named += [f"{where}parameters.{name}" for name in ("backend", "load_library", "trusted") if name in parameters]
+    if named:
+        raise TrustError(
+            f"{path} names code: {', '.join(named)}. A file can come from anybody: name it on the command line (--backend, "
+            f"--load-library, --parameters), or, if you trust whoever wrote the file, say --trust ({PREFIX}TRUST=1)."
+        )
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hurtle.cli_serve import parse
-from hurtle.errors import HurtleError
+from hurtle.cli_serve import parse, run_serve
+from hurtle.errors import HurtleError, TrustError
 from hurtle.serving.config import ServeConfig, defaults_from, describe
 
 TOML = """\
@@ -103,6 +103,33 @@ def test_variables_of_every_kind(tmp_path):
 def test_mistakes_in_a_file_are_named(tmp_path, text, said):
     with pytest.raises(HurtleError, match=said):
         defaults_from(write(tmp_path, text), {})
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("backend = 'helper.py:Mean'", "backend = 'helper.py:Mean'"),
+        ("model = {a = {backend = 'os:system'}}", r"\[model.a\] backend = 'os:system'"),
+        ("load_library = ['evil.so']", r"load_library = \['evil.so'\]"),
+        ("parameters = {backend = 'helper.py:Mean'}", "parameters.backend"),
+        ("model = {a = {parameters = {trusted = true}}}", r"\[model.a\] parameters.trusted"),
+    ],
+)
+def test_a_file_names_code_only_with_the_users_word(tmp_path, text, named):
+    file = write(tmp_path, text)
+    with pytest.raises(TrustError, match=rf"serve.toml names code: {named}.*--trust \(HURTLE_SERVE_TRUST=1\)"):
+        defaults_from(file, {})
+    assert defaults_from(file, {}, trust=True) == defaults_from(file, {"HURTLE_SERVE_TRUST": "1"})
+
+
+def test_trust_is_for_the_command_line(tmp_path):
+    with pytest.raises(HurtleError, match="has no option 'trust'"):
+        defaults_from(write(tmp_path, "trust = true"), {})
+    with pytest.raises(TrustError):
+        run_serve(["--config", str(write(tmp_path, "backend = 'helper.py:Mean'"))])
+    with pytest.raises(HurtleError, match="Which models"):
+        run_serve(["--config", str(write(tmp_path, "backend = 'helper.py:Mean'")), "--trust"])
+    assert parse(["--backend", "helper.py:Mean"], ServeConfig()).backend == "helper.py:Mean"
 
 
 @pytest.mark.parametrize(
