@@ -48,6 +48,7 @@ def evaluate(
     num_envs: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: what is fast)")] = None,
     device: str = "cpu",
     runs: Runs = "runs",
+    trust: Switch = False,
 ) -> None:
     """Score a trained policy over many episodes, with confidence.
 
@@ -61,6 +62,7 @@ def evaluate(
         num_envs: Envs side by side.
         device: cpu, cuda, cuda:1 or auto.
         runs: Folder of the runs, for latest and for names.
+        trust: Run code that the file names (my_env.py:MyEnv), though it is none of your own runs.
     """
     from hurtle.deploy.policy_file import is_policy_file
 
@@ -70,7 +72,7 @@ def evaluate(
         if device not in ("cpu", "auto"):
             raise HurtleError(f"--device {device}: exported policies run on the CPU.")
         pairs = _pairs(env_parameters)
-        print(evaluate_file(run, episodes, sampled or None, env, seed, num_envs, pairs))
+        print(evaluate_file(run, episodes, sampled or None, env, seed, num_envs, pairs, trust=trust))
         return
     from hurtle.runners.evaluate import evaluate_run
 
@@ -83,6 +85,7 @@ def evaluate(
         seed=seed,
         num_envs=num_envs,
         device=device,
+        trust=trust,
     )
     print(found)
 
@@ -98,6 +101,7 @@ def watch(
     env_parameters: EnvParameters = (),
     device: str = "cpu",
     runs: Runs = "runs",
+    trust: Switch = False,
 ) -> None:
     """Watch a trained policy play, in the terminal or as a video.
 
@@ -112,6 +116,7 @@ def watch(
         env_parameters: The env's own, such as gravity=1.6.
         device: cpu, cuda, cuda:1 or auto.
         runs: Folder of the runs, for latest and for names.
+        trust: Run code that the file names (my_env.py:MyEnv), though it is none of your own runs.
     """
     from hurtle.runners.watch import watch_run
 
@@ -125,6 +130,7 @@ def watch(
         env=env,
         env_parameters=_pairs(env_parameters),
         device=device,
+        trust=trust,
     )
 
 
@@ -135,6 +141,7 @@ def export(
     stochastic: Switch = False,
     masked: Literal["auto", "yes", "no"] = "auto",
     runs: Runs = "runs",
+    trust: Switch = False,
 ) -> None:
     """Write a trained policy to one file that runs anywhere, and check it.
 
@@ -145,11 +152,12 @@ def export(
         stochastic: Sample the action; otherwise it is the most likely one.
         masked: Take legal actions as an input; auto: if the run's env gave some.
         runs: Folder of the runs, for latest and for names.
+        trust: Run code that the file names (my_env.py:MyEnv), though it is none of your own runs.
     """
     from hurtle.deploy.exporting import export as write_policy
 
     wanted = None if masked == "auto" else masked == "yes"
-    print(write_policy(_find(run, runs), file, outputs=outputs, stochastic=stochastic, masked=wanted))
+    print(write_policy(_find(run, runs), file, outputs=outputs, stochastic=stochastic, masked=wanted, trust=trust))
 
 
 def _find(run: str, runs: str) -> str:

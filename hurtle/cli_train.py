@@ -21,6 +21,7 @@ from hurtle.errors import HurtleError
 from hurtle.runners.config import (
     Settings,
     TrainConfig,
+    check_settings_file,
     checked_words,
     make_settings,
     read_settings_file,
@@ -61,9 +62,9 @@ def run_train(arguments: list[str]) -> None:
     algorithm = _given(asked, "--algorithm")
     words: dict[str, Any] = read_settings_file(config, algorithm) if config else {}
     algorithm = algorithm or words.get("algorithm", "ppo")
-    base = settings_from_dict(words | {"algorithm": algorithm})
+    base = settings_from_dict(words | {"algorithm": algorithm, "env": ""})
     first = _parse(asked, base)  # to learn ENV; then again on its preset
-    env = first.train.env
+    env = first.train.env or words.get("env", "")
     if not env and not wants_help:
         raise HurtleError(
             f"Which env? For example:\n{_EXAMPLES}\n`hurtle envs` lists the native ones, `hurtle train --help` the settings."
@@ -73,9 +74,12 @@ def run_train(arguments: list[str]) -> None:
     if wants_help:
         _print_help(base)
         return
+    settings = _settings(asked, base)
+    if config:
+        check_settings_file(config, {*_flags(asked), *(["env"] if first.train.env else [])}, "--trust" in asked, algorithm)
     from hurtle.runners.training import train
 
-    train(**settings_to_dict(_settings(asked, base)))
+    train(**settings_to_dict(settings))
 
 
 def _resume(arguments: list[str], resume: str, config: str, wants_help: bool) -> None:
@@ -102,7 +106,10 @@ def _resume(arguments: list[str], resume: str, config: str, wants_help: bool) ->
     # The flags as given, not what differs from config.toml: that already has those of a resume that crashed before it saved.
     words = settings_to_dict(settings)
     source = resume if file.is_file() else str(folder.path)
-    train(resume=source, **{word: words[word] for word in _flags(arguments) if word in words})
+    given = {word: words[word] for word in _flags(arguments) if word in words}
+    if "--trust" in arguments:
+        given["trust"] = True
+    train(resume=source, **given)
 
 
 def _given(arguments: list[str], flag: str) -> str:
@@ -166,13 +173,14 @@ def _parse(arguments: list[str], base: Settings) -> Settings:
     """The settings of `base` with the flags that were given on top, as text."""
     _check_form(arguments, setting_types(base.train.algorithm))
     parts = [("train", TrainConfig), ("policy", type(base.policy)), ("algorithm", type(base.algorithm))]
-    command = make_dataclass("Train", [*parts, ("config", str), ("resume", str)], frozen=True)
+    switch = tyro.conf.FlagCreatePairsOff[bool]
+    command = make_dataclass("Train", [*parts, ("config", str), ("resume", str), ("trust", switch)], frozen=True)
     parsed: Any
     parsed, unknown = tyro.cli(
         command,
         prog="hurtle train",
         args=arguments,
-        default=command(base.train, base.policy, base.algorithm, "", ""),
+        default=command(base.train, base.policy, base.algorithm, "", "", False),
         config=(tyro.conf.OmitArgPrefixes,),
         registry=_registry(),
         return_unknown_args=True,
@@ -225,7 +233,11 @@ def _print_help(settings: Settings) -> None:
         group: [(_flag(word, values[word]), documents[word] + _state(values[word])) for word in words]
         for group, words in groups.items()
     }
-    rows["Run"] += [("--config FILE", "A TOML file of settings, flat or in tables"), ("--resume RUN", "Go on with a run")]
+    rows["Run"] += [
+        ("--config FILE", "A TOML file of settings, flat or in tables"),
+        ("--resume RUN", "Go on with a run"),
+        ("--trust", "Run code that the file of --config or --resume names"),
+    ]
     for group, lines in rows.items():
         console.print(Text(f"\n{group}", style="bold"))
         for flag, text in lines:

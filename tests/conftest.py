@@ -5,6 +5,7 @@ import itertools
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 REPO = Path(__file__).parent.parent
 if not Path("/dev/nvidia0").exists():  # before any test file imports triton: without a GPU, its kernels are interpreted
     os.environ["TRITON_INTERPRET"] = "1"
+_data = tempfile.TemporaryDirectory(prefix="hurtle-tests-")
+os.environ["HURTLE_DATA_DIR"] = _data.name  # runs are signed with a key of the tests' own, not with the user's
 _numbers = itertools.count()
 TOGETHER = (
     ("tests/native/test_engine.py", "tests/envs/test_zoo.py", "tests/envs/test_ocean.py", "tests/vector/test_native_state.py"),

@@ -9,6 +9,7 @@ from hurtle.runners.assembly import describe_spaces, structured_actions
 from hurtle.runners.config import make_settings, settings_to_dict
 from hurtle.tracking.checkpoints import Checkpoints
 from hurtle.tracking.run_folder import RunFolder
+from hurtle.trust import signed
 from hurtle.vector.factory import make_vec
 
 
@@ -43,13 +44,14 @@ def policy_for(env, module=None, emulate=False, parameters=None, **overrides):
     return policy, settings, described
 
 
-def write_run(parent, env, module=None, steps=100, best=False, weights_of=None, parameters=None, **options):
-    """A run folder with one checkpoint; returns the folder and the policy in it."""
+def write_run(parent, env, module=None, steps=100, best=False, weights_of=None, parameters=None, own=True, **options):
+    """A run folder with one checkpoint, signed by this user if it is `own`; returns the folder and the policy in it."""
     overrides = options if not parameters else {**options, "env_parameters": parameters}
     built, settings, described = policy_for(env, module, parameters=parameters, **overrides)
     policy = weights_of or built
+    words = signed(settings_to_dict(settings)) if own else settings_to_dict(settings)
     state = {
-        "settings": settings_to_dict(settings),
+        "settings": words,
         "spaces": described,
         "named_env": isinstance(env, str),
         "named_policy": module is None,
@@ -57,6 +59,6 @@ def write_run(parent, env, module=None, steps=100, best=False, weights_of=None, 
         "progress": {"steps": steps},
     }
     folder = RunFolder.create(parent, settings.train.env)
-    folder.write_config(settings_to_dict(settings))
+    folder.write_config(words)
     Checkpoints(folder.checkpoints).save(steps, state, best=best)
     return folder.path, policy

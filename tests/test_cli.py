@@ -223,6 +223,7 @@ def test_resume_passes_only_what_was_given(calls, tmp_path, capsys):
     words = trained_with(calls, "--resume", str(run.path), "--total-steps", "200_000", "--gamma", "0.5")
     assert words == {"resume": str(run.path), "total_steps": 200_000, "gamma": 0.5}  # as in config.toml, but perhaps not saved
     assert trained_with(calls, "--resume", str(run.path), "--no-shuffle") == {"resume": str(run.path), "shuffle": False}
+    assert trained_with(calls, "--resume", str(run.path), "--trust") == {"resume": str(run.path), "trust": True}
     words = trained_with(calls, "--resume", "latest", "--runs", str(tmp_path))
     assert words == {"resume": str(run.path), "runs": str(tmp_path)}
     assert trained_with(calls, "cartpole", "--resume", str(run.path)) == {"resume": str(run.path)}
@@ -273,7 +274,7 @@ def test_eval_watch_and_sanity_pass_their_words_on(monkeypatch, capsys, tmp_path
     flags = ["--runs", str(tmp_path), "--env", "CartPole-v1", "--env-parameters", "gravity=1.6"]
     assert main(["eval", "latest", "--episodes", "7", "--sampled", *flags]) == 0
     assert capsys.readouterr().out == "mean 1.0\n"
-    played = {"env": "CartPole-v1", "env_parameters": {"gravity": 1.6}}
+    played = {"env": "CartPole-v1", "env_parameters": {"gravity": 1.6}, "trust": False}
     expected = {"episodes": 7, "sampled": True, "seed": 0, "num_envs": None, "device": "cpu", **played}
     assert seen.pop() == (str(path), expected)
     assert main(["watch", "a", "--video", "out.gif", "--device", "cuda", *flags]) == 0

@@ -72,7 +72,8 @@ def export(
     outputs: str | tuple[str, ...] = ("action",),
     stochastic: bool = False,
     masked: bool | None = None,
-    policy: nn.Module | None = None,
+    policy: nn.Module | type[nn.Module] | str | None = None,
+    trust: bool = False,
 ) -> Export:
     """Write a trained policy to one file that runs without Hurtle, and check it.
 
@@ -88,9 +89,11 @@ def export(
             and "log_std", or "alpha" and "beta"; "heads" means these.
         stochastic: Sample the action, with random numbers drawn inside; else it is the most likely one.
         masked: Take legal actions, `mask`, as an input; None: if the run's env gave some.
-        policy: A module built like the one that the run was given, where it was given one as an object.
+        policy: Your own policy, instead of what the run names; as for `hurtle.load`.
+        trust: Run the policy's code that the checkpoint names, also if it is none of your own runs.
 
     Raises:
+        TrustError: The checkpoint names code that you have not allowed.
         HurtleError: The policy cannot be exported like this.
         PolicyFileError: The exported policy computes something else, or the file cannot be written. There is then no file.
 
@@ -102,7 +105,7 @@ def export(
     if path.suffix not in MAX_BYTES:
         raise HurtleError(f"The file's name must end in {' or '.join(MAX_BYTES)}, got {str(path)!r}.")
     folder, checkpoint = find_checkpoint(run)
-    restored = restore(checkpoint, module=policy)
+    restored = restore(checkpoint, module=policy, trust=trust)
     masked = restored.has_masks if masked is None else masked
     wanted = (outputs,) if isinstance(outputs, str) else tuple(outputs)
     draws = stochastic and path.suffix == ".pt2"  # an ONNX file is given its own random numbers once it is checked

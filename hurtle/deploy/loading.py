@@ -15,16 +15,31 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def load(path: Any, policy: nn.Module | None = None, device: str = "cpu", runtime: str = "auto") -> ActingPolicy:
-    """Load the policy that a run has learned, or one that was exported; its env is not made, and no pickled code is run.
+def load(
+    path: Any,
+    policy: nn.Module | type[nn.Module] | str | None = None,
+    device: str = "cpu",
+    runtime: str = "auto",
+    trust: bool = False,
+) -> ActingPolicy:
+    """Load the policy that a run has learned, or one that was exported; its env is not made.
+
+    Nothing is unpickled. If the run was trained with a policy from a file (`my_policy.py:MyPolicy`), that file is run only if
+    you trained the run yourself, on this machine, or with `trust=True`.
 
     Args:
         path: A run folder, "latest", the `Run` that `hurtle.train` returned, a checkpoint file, or a file that `hurtle.export`
             wrote (.onnx, .pt2). Of a run: its best checkpoint if it has one, else the newest.
-        policy: A module built like the one that the run was given, where it was given one as an object.
+        policy: Your own policy, instead of what the run names: its class, "my_policy.py:MyPolicy", or a module built like the
+            one that the run was given. Needed where that was an object.
         device: "cpu", "cuda", "cuda:1" … or "auto"; exported files run on the CPU.
         runtime: What runs an exported file: "native" (compiled, plain MLPs only), "onnxruntime", "torch" (.pt2), or "auto",
             the fastest of them that can.
+        trust: Run the policy's code that a checkpoint names, also if it is none of your own runs.
+
+    Raises:
+        TrustError: The checkpoint names code that you have not allowed.
+        CheckpointError: It is missing or damaged; a PolicyFileError likewise for exported files.
 
     Example:
         >>> policy = load("runs/cartpole")  # doctest: +SKIP
@@ -41,4 +56,4 @@ def load(path: Any, policy: nn.Module | None = None, device: str = "cpu", runtim
         raise HurtleError(f"runtime={runtime!r} is for exported files (.onnx, .pt2); {path} is a run, and runs in torch.")
     from hurtle.deploy.torch_policy import load_run
 
-    return load_run(path, policy, device)
+    return load_run(path, policy, device, trust)

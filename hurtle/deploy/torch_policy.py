@@ -1,4 +1,4 @@
-"""`LoadedPolicy`: the torch policy of a run or checkpoint, acting. Makes no env, and runs no pickled code."""
+"""`LoadedPolicy`: the torch policy of a run or checkpoint, acting. Makes no env."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ from hurtle.runners.restore import Restored, find_checkpoint, restore
 LOADED_STREAM = 0x6C6F61  # sampled actions of a loaded policy: a stream that nothing else draws from
 
 
-def load_run(path: Any, policy: nn.Module | None = None, device: str = "cpu") -> LoadedPolicy:
+def load_run(
+    path: Any, policy: nn.Module | type[nn.Module] | str | None = None, device: str = "cpu", trust: bool = False
+) -> LoadedPolicy:
     """The policy of a run or a checkpoint; see `hurtle.load`."""
     _, file = find_checkpoint(path)
-    return LoadedPolicy(restore(file, module=policy, device=device), file)
+    return LoadedPolicy(restore(file, module=policy, device=device, trust=trust), file)
 
 
 class LoadedPolicy(ActingPolicy):

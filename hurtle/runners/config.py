@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import import_module
@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import tyro
 
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
+from hurtle.references import absolute_reference
 from hurtle.runners.presets import preset_for
 from hurtle.runners.values import fit
+from hurtle.trust import SIGNATURE, check_code, is_signed
 
 if TYPE_CHECKING:
     from hurtle.algorithms.a2c import A2CConfig
@@ -140,7 +142,11 @@ def make_settings(env: Any, overrides: Mapping[str, Any], config_file: str | Pat
 
 
 def settings_from_dict(words: Mapping[str, Any]) -> Settings:
-    """Settings from flat words; those left out have their defaults, and no preset is used. Undoes `settings_to_dict`."""
+    """Settings from flat words; those left out have their defaults, and no preset is used. Undoes `settings_to_dict`.
+
+    A run's signature among them is left out.
+    """
+    words = {word: value for word, value in words.items() if word != SIGNATURE}
     algorithm = words.get("algorithm", "ppo")
     values = checked_words(words, algorithm)
     parts = [cls(**{word: values[word] for word in _types(cls) if word in values}) for cls in _parts(algorithm).values()]
@@ -158,15 +164,28 @@ def settings_to_dict(settings: Settings) -> dict[str, Any]:
     return words
 
 
+def check_settings_file(path: str | Path, given: Collection[str], trust: bool, algorithm: str | None = None) -> None:
+    """Refuse code that a TOML file names, unless the user trusts it or it is the config.toml of a run of this user's.
+
+    Args:
+        path: The file.
+        given: The words that the user gave, which override the file's.
+        trust: The user said that it may name code.
+        algorithm: As for `read_settings_file`.
+
+    Raises:
+        TrustError: Names the file and the code.
+    """
+    words = read_settings_file(path, algorithm)
+    trusted = trust or is_signed(words, _read_toml(path).get(SIGNATURE))
+    check_code(path, {word: value for word, value in words.items() if word not in given}, trusted)
+
+
 def read_settings_file(path: str | Path, algorithm: str | None = None) -> dict[str, Any]:
     """The flat words of a TOML file, checked, without the tables of algorithms other than `algorithm` (None: the file's)."""
     where = f" in {path}"
-    try:
-        content = tomllib.loads(Path(path).read_text())
-    except OSError as error:
-        raise HurtleError(f"Cannot read the settings file {path}: {error.strerror}.") from None
-    except ValueError as error:
-        raise HurtleError(f"{path} is not a TOML file: {error}.") from None
+    content = _read_toml(path)
+    content.pop(SIGNATURE, None)
     tables = {name: content.pop(name) for name in ("train", "policy", *ALGORITHMS) if isinstance(content.get(name), dict)}
     algorithm = algorithm or content.get("algorithm") or tables.get("train", {}).get("algorithm", "ppo")
     words = checked_words(content, algorithm, where)
@@ -177,7 +196,16 @@ def read_settings_file(path: str | Path, algorithm: str | None = None) -> dict[s
         if twice := sorted(words.keys() & table):
             raise HurtleError(f"{', '.join(twice)}{where}: set twice, the second time in [{name}].")
         words |= checked_words(table, algorithm, where)
-    return words
+    return words | {word: absolute_reference(words[word]) for word in ("env", "policy") if word in words}
+
+
+def _read_toml(path: str | Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text())
+    except OSError as error:
+        raise HurtleError(f"Cannot read the settings file {path}: {error.strerror}.") from None
+    except ValueError as error:
+        raise HurtleError(f"{path} is not a TOML file: {error}.") from None
 
 
 def check_divides(batch: int, minibatch: int) -> None:

@@ -20,6 +20,7 @@ from hurtle.runners.playing import Player, RowPolicy, eval_seed
 from hurtle.runners.restore import Restored, find_checkpoint, restore
 from hurtle.tracking.json_text import to_json
 from hurtle.tracking.statistics import summarize
+from hurtle.trust import check_code
 from hurtle.vector.factory import make_vec
 from hurtle.vector.options import check_count, check_seed
 
@@ -231,7 +232,10 @@ def env_to_play(found: Restored, env: EnvLike | None, parameters: dict[str, Any]
     """The env on which a restored policy is shown, and its parameters: the run's own, where it is the run's env, then these."""
     trained = found.settings.train
     own = trained.env_parameters if env is None or env == trained.env else {}
-    return found.named_env() if env is None else env, {**own, **(parameters or {})}
+    played, given = found.named_env() if env is None else env, parameters or {}
+    named: dict[str, Any] = {"env_parameters": {name: value for name, value in own.items() if name not in given}}
+    check_code(found.file, named | ({"env": played} if env is None else {}), found.trusted)
+    return played, {**own, **given}
 
 
 def evaluate_run(
@@ -243,6 +247,7 @@ def evaluate_run(
     num_envs: int | None = None,
     device: str = "cpu",
     env_parameters: dict[str, Any] | None = None,
+    trust: bool = False,
 ) -> Evaluation:
     """Evaluate what a run has learned, and write `evaluation.json` into its folder.
 
@@ -255,9 +260,10 @@ def evaluate_run(
         num_envs: Envs at a time; None takes up to 128 native ones, or 16.
         device: Where the policy runs.
         env_parameters: The env's own; those not named are the run's, if the env is.
+        trust: Run code that the checkpoint names, also if this user did not sign it.
     """
     folder, file = find_checkpoint(path)
-    found = restore(file, device=device)
+    found = restore(file, device=device, trust=trust)
     played, parameters = env_to_play(found, env, env_parameters)
     evaluation = evaluate_policy(
         found.policy,

@@ -1,4 +1,4 @@
-"""From a run folder or a checkpoint file back to the policy, without making the env and without running pickled code.
+"""From a run folder or a checkpoint file back to the policy, without making the env or running code that nobody allowed.
 
 path → checkpoint file → settings, spaces → the policy built anew → its weights. Knows nothing of training.
 """
@@ -17,10 +17,12 @@ from hurtle.errors import CheckpointError, HurtleError
 from hurtle.policies.build import build_policy
 from hurtle.policies.policy import Policy
 from hurtle.policies.spaces import layout_from_dict, space_from_dict
-from hurtle.runners.config import Settings, settings_from_dict
+from hurtle.references import load_reference
+from hurtle.runners.config import Settings, settings_from_dict, settings_to_dict
 from hurtle.runners.devices import find_device
 from hurtle.tracking.checkpoints import Checkpoints, load_checkpoint
 from hurtle.tracking.run_folder import RunFolder
+from hurtle.trust import SIGNATURE, check_code, is_signed
 
 BEST = "best.pt"
 
@@ -37,6 +39,8 @@ class Restored:
         steps: How long it was trained.
         has_named_env: Whether the env can be made from the settings; else the caller must have it.
         has_masks: Whether the env told which actions are legal.
+        file: The checkpoint.
+        trusted: Whether code that it names may run: the user said so, or signed it.
     """
 
     policy: Policy
@@ -45,7 +49,9 @@ class Restored:
     action_layout: ActionLayout | None
     steps: int
     has_named_env: bool
-    has_masks: bool = False
+    has_masks: bool
+    file: Path
+    trusted: bool
 
     def named_env(self) -> str:
         """The name of the run's env.
@@ -81,16 +87,20 @@ def find_checkpoint(path: Any) -> tuple[Path | None, Path]:
     return run.path, found
 
 
-def restore(file: Path, module: nn.Module | None = None, device: str = "cpu") -> Restored:
+def restore(
+    file: Path, module: nn.Module | type[nn.Module] | str | None = None, device: str = "cpu", trust: bool = False
+) -> Restored:
     """Build the policy of a checkpoint and load its weights.
 
     Args:
         file: The checkpoint.
-        module: The user's own module, where the run was given an instance of it.
+        module: The user's own module, its class, or the class as "my_policy.py:MyPolicy"; None: what the checkpoint names.
         device: Where the policy goes.
+        trust: Run code that the checkpoint names, also if this user did not sign it.
 
     Raises:
         CheckpointError: The file is none, or is damaged.
+        TrustError: It names code that the user has not allowed.
         HurtleError: It needs a module that was not given.
     """
     state = load_checkpoint(file)
@@ -98,7 +108,9 @@ def restore(file: Path, module: nn.Module | None = None, device: str = "cpu") ->
         raise HurtleError(
             f"{file} holds a module of your own: pass one that is built alike, hurtle.load(path, policy=MyPolicy(…))."
         )
-    settings = settings_from_dict(state["settings"])
+    settings, trusted = saved_settings(state, trust)
+    if module is None:
+        check_code(file, {"policy": settings.policy.policy}, trusted)
     spaces = state["spaces"]
     layout, action_layout = _layouts(spaces["structure"])
     policy = build_policy(
@@ -108,12 +120,18 @@ def restore(file: Path, module: nn.Module | None = None, device: str = "cpu") ->
         layout=layout,
         normalize_observations=settings.train.normalize_observations,
         observation_clip=settings.train.observation_clip,
-        module=module,
+        module=load_reference(module) if isinstance(module, str) else module,
     )
     load_weights(policy, state["policy"], file)
     policy.to(find_device(device)).eval()
     steps, has_masks = state["progress"]["steps"], spaces.get("masked", False)
-    return Restored(policy, settings, layout, action_layout, steps, state["named_env"], has_masks)
+    return Restored(policy, settings, layout, action_layout, steps, state["named_env"], has_masks, file, trusted)
+
+
+def saved_settings(state: dict[str, Any], trust: bool = False) -> tuple[Settings, bool]:
+    """The settings of a checkpoint, and whether code that they name may run: the user says so, or signed them."""
+    settings = settings_from_dict(state["settings"])
+    return settings, trust or is_signed(settings_to_dict(settings), state["settings"].get(SIGNATURE))
 
 
 def _layouts(structure: dict[str, Any] | None) -> tuple[SpaceLayout | None, ActionLayout | None]:

@@ -34,6 +34,7 @@ from hurtle.tracking.dashboard import make_display
 from hurtle.tracking.episodes import EpisodeWindow
 from hurtle.tracking.run_folder import RunFolder
 from hurtle.tracking.trackers import make_trackers
+from hurtle.trust import signed
 
 Callback = Callable[["Trainer"], bool | None]
 """Called after every update; returning False ends the run."""
@@ -109,7 +110,8 @@ class Trainer:
             self.folder = folder or RunFolder.create(train.runs, train.env, train.algorithm, train.seed, train.name or None)
             self._checkpoints = Checkpoints(self.folder.checkpoints, train.keep_checkpoints)
             words = settings_to_dict(settings)
-            self.folder.write_config(words)
+            self._signed_words = signed(words)  # whatever code they name, the user has allowed
+            self.folder.write_config(self._signed_words)
             self.folder.write_about({"seed": train.seed, "gear": self._parts.gear.name})
             self._trackers = make_trackers(
                 train.trackers, self.folder, words, None if saved is None else self.steps, self._display.message
@@ -373,7 +375,7 @@ class Trainer:
     def _state(self, with_envs: bool = True) -> dict[str, Any]:
         collector = self._collector_state(with_envs)
         return {
-            "settings": settings_to_dict(self.settings),
+            "settings": self._signed_words,
             "spaces": self._parts.spaces,
             "named_env": isinstance(self._env, str),
             "named_policy": self._module is None,

@@ -15,10 +15,12 @@ from torch import nn
 from hurtle.envs.registry import EnvLike
 from hurtle.errors import CheckpointError, HurtleError
 from hurtle.references import absolute_reference
-from hurtle.runners.config import make_settings, settings_from_dict
+from hurtle.runners.config import check_settings_file, make_settings, settings_from_dict, settings_to_dict
+from hurtle.runners.restore import saved_settings
 from hurtle.runners.trainer import Callback, Run, Trainer
 from hurtle.tracking.checkpoints import Checkpoints, load_checkpoint
 from hurtle.tracking.run_folder import RunFolder
+from hurtle.trust import check_code
 
 
 def train(
@@ -32,6 +34,7 @@ def train(
     callbacks: Callback | Sequence[Callback] = (),
     config: str | Path | None = None,
     resume: str | Path | Run | None = None,
+    trust: bool = False,
     **overrides: Any,
 ) -> Run:
     """Train a policy; everything about the run is kept in a folder of its own.
@@ -48,10 +51,13 @@ def train(
         callbacks: One or several, called with the `Trainer` after every update; one that returns False ends the run.
         config: A TOML file of settings.
         resume: A run folder, "latest" or a checkpoint file: go on where it stopped. Overrides apply, such as more total_steps.
+        trust: Run code (`my_env.py:MyEnv`) that the checkpoint of `resume` or the file of `config` names, also if it is none of
+            your own runs; see `docs/training.md`. What you name yourself needs no trust.
         **overrides: Any setting, flat: `num_envs=16, clip_range=0.1, hidden_sizes=(64, 64)`; `hurtle train --help` lists them.
 
     Raises:
         UnknownNameError: A setting or env that does not exist; the message suggests the nearest.
+        TrustError: `resume` or `config` names code that you have not allowed.
         HurtleError: Settings that contradict each other, the env or the machine.
 
     Example:
@@ -71,7 +77,9 @@ def train(
             raise HurtleError(
                 "resume goes on with the run's own settings; leave out config, and give what changes as overrides."
             )
-        return _resume(resume, env, words, module, callbacks)
+        return _resume(resume, env, words, module, callbacks, trust)
+    if config is not None:
+        check_settings_file(config, words if env is None else {*words, "env"}, trust, algorithm)
     settings = make_settings(_name_of(env), words, config)
     return Trainer(settings, settings.train.env if env is None else env, module, callbacks).run()
 
@@ -82,7 +90,9 @@ def _name_of(env: Any) -> Any:
     return env
 
 
-def _resume(source: str | Path | Run, env: Any, words: dict[str, Any], policy: Any, callbacks: Sequence[Callback]) -> Run:
+def _resume(
+    source: str | Path | Run, env: Any, words: dict[str, Any], policy: Any, callbacks: Sequence[Callback], trust: bool
+) -> Run:
     path = source.path if isinstance(source, Run) else Path(source)
     if path.is_file() and not (path.parent.parent / "config.toml").is_file():
         raise HurtleError(f"{path} is in no run folder: a run's checkpoints are RUN/checkpoints/step-….pt.")
@@ -91,6 +101,9 @@ def _resume(source: str | Path | Run, env: Any, words: dict[str, Any], policy: A
     if file is None:
         raise CheckpointError(f"{folder.path} has no checkpoint to resume from.")
     saved = load_checkpoint(file)
+    own, trusted = saved_settings(saved, trust)
+    given = {*words, *(() if env is None else ("env",)), *(() if policy is None else ("policy",))}
+    check_code(file, {word: value for word, value in settings_to_dict(own).items() if word not in given}, trusted)
     settings = settings_from_dict({**saved["settings"], **words})
     if saved["progress"]["steps"] >= settings.train.total_steps:
         done = saved["progress"]["steps"]

@@ -44,6 +44,7 @@ def watch_run(
     console: Console | None = None,
     device: str = "cpu",
     env_parameters: dict[str, Any] | None = None,
+    trust: bool = False,
 ) -> list[tuple[float, int]]:
     """Show what a run has learned. Ctrl-C ends it, and leaves a video that can be played.
 
@@ -58,6 +59,7 @@ def watch_run(
         console: Where to draw; None: standard output.
         device: Where the policy runs.
         env_parameters: The env's own; those not named are the run's, if the env is.
+        trust: Run code that the checkpoint names, also if this user did not sign it.
 
     Returns:
         Return and length of each episode that ended; with several agents the sum of their rewards divided by their number.
@@ -67,7 +69,7 @@ def watch_run(
     check_seed(seed)
     console = console or Console()
     screen = _Video(Path(video), fps, console) if video is not None else _Terminal(fps, console)
-    found = restore(find_checkpoint(path)[1], device=device)
+    found = restore(find_checkpoint(path)[1], device=device, trust=trust)
     played, parameters = env_to_play(found, env, env_parameters)
     results: list[tuple[float, int]] = []
     with _make(played, parameters, screen, found.emulated) as vec:

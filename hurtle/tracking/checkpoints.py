@@ -1,4 +1,4 @@
-"""Checkpoints: a state dict in one file that is whole or not there, verified when read, and never runs code.
+"""Checkpoints: a state dict in one file that is whole or not there, verified when read, with nothing in it to run.
 
 state → temporary file → fsync → rename; file → digest checked → plain values. Knows nothing of what the state means.
 
@@ -61,7 +61,7 @@ def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> None:
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Read and verify a checkpoint; tensors come back on the CPU, NumPy arrays as such. No code in the file is ever run.
+    """Read and verify a checkpoint; tensors come back on the CPU, NumPy arrays as such. Nothing in it is run.
 
     Raises:
         CheckpointError: The file is missing, damaged, not a Hurtle checkpoint or of another version. The message offers

@@ -1,16 +1,18 @@
 """An exported policy acts like the run's: it remembers, takes what envs give, and needs no torch."""
 
+import gymnasium
 import numpy as np
 import pytest
 from emulation_envs import Quest
 from export_helpers import TOLERANCE, fresh_observations, hand_made, scramble
+from gymnasium.envs.classic_control import CartPoleEnv
 from hand_made_runs import policy_for, write_run
 
 import hurtle
 from hurtle.deploy.exported import ExportedPolicy
 from hurtle.deploy.policy_file import read_policy_file
 from hurtle.deploy.scoring import evaluate_file
-from hurtle.errors import HurtleError, NonFiniteError, PolicyFileError, UnknownNameError
+from hurtle.errors import HurtleError, NonFiniteError, PolicyFileError, TrustError, UnknownNameError
 from hurtle.runners.evaluate import evaluate_run
 
 both = pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
@@ -278,13 +280,21 @@ def test_a_file_is_scored_like_its_run(tmp_path, suffix):
 
 
 def test_a_file_does_not_choose_the_parameters_of_envs_of_others(tmp_path):
-    run, _ = write_run(tmp_path, "CartPole-v1", parameters={"sutton_barto_reward": True})
-    file = hurtle.export(run, tmp_path / "cartpole.onnx").path
-    with pytest.raises(HurtleError, match=r"parameters for CartPole-v1, \{'sutton_barto_reward': True\}: .* say --env"):
-        evaluate_file(file, episodes=2)
-    assert evaluate_file(file, episodes=2, env="CartPole-v1").mean == -1.0  # the reward is -1 at the end, else 0
-    run, _ = write_run(tmp_path, "cartpole", parameters={"gravity": 5.0})
-    evaluate_file(hurtle.export(run, tmp_path / "cartpole.onnx").path, episodes=2)
+    gymnasium.register("Reader-v0", lambda path, **words: CartPoleEnv(**words), max_episode_steps=9)
+    try:
+        run, _ = write_run(tmp_path, "Reader-v0", parameters={"path": "a/b"})
+        file = hurtle.export(run, tmp_path / "reader.onnx").path
+        for env in (None, "Reader-v0"):
+            with pytest.raises(TrustError, match=r"reader.onnx names a file .*: env_parameters = \{'path': 'a/b'\}"):
+                evaluate_file(file, episodes=2, env=env)
+        evaluate_file(file, episodes=2, trust=True)
+        evaluate_file(file, episodes=2, env_parameters={"path": "mine/b"})
+    finally:
+        del gymnasium.registry["Reader-v0"]
+    for env, numbers, mean in (("cartpole", {"gravity": 5.0}, None), ("CartPole-v1", {"sutton_barto_reward": True}, -1.0)):
+        run, _ = write_run(tmp_path, env, parameters=numbers)
+        found = evaluate_file(hurtle.export(run, tmp_path / "cartpole.onnx").path, episodes=2)
+        assert mean in (None, found.mean)  # CartPole-v1's reward is then -1 at the end, else 0
 
 
 def test_rows_that_begin_an_episode_remember_nothing(recurrent):

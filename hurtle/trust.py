@@ -1,0 +1,185 @@
+"""Who may run code: a checkpoint, an export or a TOML file may name some, but only the user allows it to run.
+
+what a file names → which of it is code → trust=True, or this user's signature, or else `TrustError`. Resolves no name and
+imports nothing. Names in the user's own call or command line never come here.
+
+A run is signed when it is written: an HMAC over the names of its code, the files behind them and the env's parameters, with a
+key that only this user can read. The contents of those files are not signed, so that you can edit your policy and resume.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import importlib.util
+import json
+import os
+import secrets
+import site
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hurtle.errors import TrustError
+from hurtle.references import absolute_reference
+
+SIGNATURE = "signature"
+"""The setting that holds it, in checkpoints and in config.toml."""
+_NAMES = ("env", "policy")
+_PARAMETERS = "env_parameters"
+_KEY_BYTES = 32
+_OF_THIS_PROCESS = secrets.token_bytes(_KEY_BYTES)  # where no key can be kept: what this process wrote is still the user's own
+_INSTEAD = {"env": "env=MyEnv", "policy": "policy=MyPolicy", _PARAMETERS: "env_parameters={…}"}
+
+
+def check_code(source: Any, words: Mapping[str, Any], trusted: bool) -> None:
+    """Refuse code that a file names, unless the user trusts it.
+
+    Args:
+        source: The file.
+        words: The settings of the file that are about to be used: `env`, `policy` and `env_parameters` of them are looked at.
+        trusted: The user said so, or `is_signed`.
+
+    Raises:
+        TrustError: Names the file, the code, and how to allow it.
+    """
+    named = {} if trusted else _code_in(words)
+    if not named:
+        return
+    is_name = bool(named.keys() - {_PARAMETERS})
+    what = "code that is in no installed package" if is_name else "a file or module for its env"
+    listed = ", ".join(f"{word} = {value!r:.200}" for word, value in named.items())
+    instead = ", ".join(_INSTEAD[word] for word in named)
+    _, problem = _key()
+    raise TrustError(
+        f"{source} names {what}: {listed}. Nothing was run, since a file can come from anybody. Pass your own instead "
+        f"({instead}); or, if you trust whoever made the file, say trust=True, on the command line --trust. Runs that you "
+        f"train on this machine carry your signature and need neither; this file does not{f' ({problem})' if problem else ''}."
+    )
+
+
+def signed(words: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run with this user's signature among them, if there is any code for it to vouch for."""
+    if not _code_in(words):
+        return dict(words)
+    key, _ = _key(create=True)
+    return {**words, SIGNATURE: _sign(words, key)}
+
+
+def is_signed(words: Mapping[str, Any], signature: Any) -> bool:
+    """Whether this user signed these settings, and their names still mean the same files."""
+    if not isinstance(signature, str):
+        return False
+    key, _ = _key()
+    return hmac.compare_digest(signature.encode(), _sign(words, key).encode())
+
+
+def _code_in(words: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `env`, `policy` and `env_parameters` that can make code run that no installed package offers."""
+    named = {word: words[word] for word in _NAMES if word in words and not _is_free(str(words[word]))}
+    if not _is_plain(list(words.get(_PARAMETERS, {}).values())):
+        named[_PARAMETERS] = words[_PARAMETERS]
+    return named
+
+
+def _is_free(name: str) -> bool:
+    """Whether resolving a name imports nothing but installed packages: names of Hurtle and Gymnasium, "minigrid:MiniGrid-…-v0".
+
+    The standard library is not among them, since some of its modules act when they are imported, and neither are modules inside
+    packages, since one can be a script.
+    """
+    package, colon, _ = name.partition(":")
+    if not colon:
+        return True
+    place = _place_of(package) if package.isidentifier() else None
+    return place is not None and any(place.is_relative_to(folder) for folder in _site_folders())
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a parameter is a number or a word such as "8x8": other text may be a path or a name that the env resolves."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and not set(value) & set("./\\:"))
+
+
+def _place_of(package: str) -> Path | None:
+    """The file that importing a top-level package would run; does not import it."""
+    try:
+        found = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    return Path(found.origin).resolve() if found is not None and found.has_location and found.origin else None
+
+
+def _site_folders() -> list[Path]:
+    return [Path(folder).resolve() for folder in (*site.getsitepackages(), site.getusersitepackages())]
+
+
+def _sign(words: Mapping[str, Any], key: bytes) -> str:
+    meant = [_meaning(str(words.get(word, ""))) for word in _NAMES]
+    text = json.dumps(["hurtle run", meant, words.get(_PARAMETERS, {})], sort_keys=True, default=repr)
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+
+
+def _meaning(name: str) -> str:
+    """A name with the file that it means here: "helper.py:P" in another folder, or behind a link, is something else."""
+    if ".py:" in name:
+        return absolute_reference(name)
+    package, colon, _ = name.partition(":")
+    return f"{name} of {_place_of(package)}" if colon and package.isidentifier() else name
+
+
+# The key.
+
+
+def key_file() -> Path:
+    """The file of the key: in $HURTLE_DATA_DIR, else in the user's data folder.
+
+    Raises:
+        RuntimeError: The user has no home.
+    """
+    chosen = os.environ.get("HURTLE_DATA_DIR")
+    data = Path(chosen) if chosen else Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "hurtle"
+    return data / "signing-key"
+
+
+def _key(create: bool = False) -> tuple[bytes, str]:
+    """The key, and why it is only that of this process, if it is."""
+    try:
+        file = key_file()
+        if create and not file.exists():
+            _create(file)
+        return _read(file), ""
+    except FileNotFoundError:
+        return _OF_THIS_PROCESS, ""
+    except (OSError, RuntimeError) as error:
+        return _OF_THIS_PROCESS, f"your key cannot be used: {error}"
+
+
+def _read(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        status = os.fstat(opened.fileno())
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+            raise PermissionError(f"{file} must be yours, and readable by nobody else (chmod 600)")
+        key = opened.read()
+    if len(key) != _KEY_BYTES:
+        raise OSError(f"{file} is damaged; remove it, and a new one is made")
+    return key
+
+
+def _create(file: Path) -> None:
+    """Write a new key, whole or not at all; of two processes that do, the first one wins."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, part = tempfile.mkstemp(dir=file.parent)  # only the user can read it
+    try:
+        with os.fdopen(descriptor, "wb") as opened:
+            opened.write(secrets.token_bytes(_KEY_BYTES))
+            opened.flush()
+            os.fsync(opened.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(part, file)
+    finally:
+        Path(part).unlink()
