@@ -11,6 +11,7 @@ from hurtle.policies.build import PolicyConfig, build_policy
 from hurtle.policies.cnn import GridCNN, NatureCNN
 from hurtle.policies.mlp import MLP
 from hurtle.policies.structured import Structured
+from hurtle.references import load_reference
 
 VECTOR, TWO = spaces.Box(-1.0, 1.0, (4,)), spaces.Discrete(2)
 STRUCTURE = spaces.Dict(a=spaces.Discrete(3), b=spaces.Box(-1, 1, (2,)))
@@ -137,6 +138,8 @@ def test_a_network_from_a_file(tmp_path):
     assert one.memory.size == 8
     with pytest.raises(UnknownNameError, match=r"has no 'Nett'\. Did you mean Net\?"):
         build(policy=f"{file}:Nett")
+    of_class = build(module=load_reference(f"{file}:Net"), recurrent="gru", seed=5)
+    assert torch.equal(one.network.actor.weight, of_class.network.actor.weight)
     file.write_text(NET.replace("int(action_space.n)", "2"))
     with pytest.raises(HurtleError, match=r"3 logits; got a Categorical over 2"):
         build(policy=f"{file}:Net", actions=spaces.Discrete(3))
