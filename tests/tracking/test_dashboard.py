@@ -5,10 +5,10 @@ import math
 import os
 import pty
 import re
-import select
 import signal
 import subprocess
 import sys
+import threading
 import timeit
 from time import monotonic, sleep
 
@@ -380,28 +380,35 @@ with make_display("auto", "cartpole", 1000) as display:
     display.start("runs/x")
     display.update({"steps": 10.0})
     print("ready", file=sys.stderr)
-    time.sleep(60)
+    while True:
+        time.sleep(0.1)
 """
     parent, child = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=child, stderr=child, env={**os.environ, "TERM": "xterm", "COLUMNS": "80"}
     )
     os.close(child)
-    seen, end, interrupted = "", monotonic() + 30, False
-    while monotonic() < end:
-        if select.select([parent], [], [], 0.1)[0]:
+    hang_guard = threading.Timer(300, process.kill)
+    hang_guard.start()
+    output, interrupted = b"", False
+    try:
+        while True:  # until the process has closed its end
             try:
                 piece = os.read(parent, 65536)
-            except OSError:  # the other end is closed
+            except OSError:
                 break
             if not piece:
                 break
-            seen += piece.decode(errors="replace")
-        if not interrupted and "ready" in seen:
-            process.send_signal(signal.SIGINT)
-            interrupted = True
-    assert process.wait(10) != 0
-    os.close(parent)
+            output += piece
+            if not interrupted and b"ready" in output:
+                process.send_signal(signal.SIGINT)
+                interrupted = True
+        assert process.wait() != 0
+    finally:
+        hang_guard.cancel()
+        process.kill()
+        os.close(parent)
+    seen = output.decode(errors="replace")
     assert "cartpole" in seen
     assert "KeyboardInterrupt" in seen
     assert seen.rindex("\x1b[?25h") > seen.rindex("\x1b[?25l")
