@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hurtle.serving.backends.registry import can_serve
@@ -25,6 +25,8 @@ class Source:
     """The file to give the backend."""
     fingerprint: Fingerprint
     """Changes when a file of the version does."""
+    refusal: str = ""
+    """Why the file must not be loaded, whatever is in it."""
 
 
 def source_of(path: Path, files: list[Path]) -> Source:
@@ -51,16 +53,18 @@ def is_model_folder(path: Path) -> bool:
 
 
 def versions_in(folder: Path, root: Path) -> dict[str, Source]:
-    """name/version/model.*, none of it outside the root, wherever links may lead."""
+    """name/version/model.*; no folder outside the root, wherever links may lead, and a file outside it only to be refused."""
     found = {}
     for child in children_of(folder) if folder.resolve().is_relative_to(root) else ():
         if not (_VERSION.fullmatch(child.name) and child.is_dir() and child.resolve().is_relative_to(root)):
             continue
         files = children_of(child)
-        models = [path for path in files if path.name.startswith("model.") and path.resolve().is_relative_to(root)]
+        models = [path for path in files if path.name.startswith("model.")]
         known = [path for path in models if can_serve(path)]
         best = known or [path for path in models if path.suffix != ".json"] or models
         if best and (source := source_of(best[0], [path for path in files if path.is_file()])).fingerprint:
+            if not best[0].resolve().is_relative_to(root):
+                source = replace(source, refusal=f"{best[0]} is a link that leads out of the repository")
             found[child.name] = source
     return dict(sorted(found.items(), key=lambda item: int(item[0])))
 

@@ -98,13 +98,15 @@ class Repository:
         raise ServingError("unavailable", f"Model {name!r} is not ready: {reason or state.lower()}.")
 
     def is_ready(self, name: str, version: str = "") -> bool:
-        """Whether a model that exists can answer."""
+        """Whether a model can answer; one that is not known cannot."""
         try:
             return bool(self.find(name, version))
-        except ServingError as error:
-            if error.reason == "not_found" and name not in self._entries:
-                raise
+        except ServingError:
             return False
+
+    def has_model(self, name: str) -> bool:
+        """Whether a model of this name was ever loaded, though it may not be ready."""
+        return name in self._entries
 
     def versions(self, name: str) -> list[str]:
         """Of a model, those that are ready."""
@@ -172,6 +174,11 @@ class Repository:
             found += [problem_of_root(folder), *(problem_of(child, folder) for child in model_folders(folder))]
         return [problem for problem in found if problem]
 
+    def _problem_of(self, name: str) -> str:
+        """What is wrong with the folder of a model, if there is one."""
+        folders = [folder for folder in self._folders if (folder / name).is_dir()]
+        return problem_of(folders[0] / name, folders[0]) if folders else ""
+
     def may_change(self) -> bool:
         """Whether models may come that are not there yet."""
         return bool(self._folders)
@@ -186,7 +193,8 @@ class Repository:
             raise ServingError("invalid_argument", f"{name!r:.80} cannot be a model's name: letters, digits, _ . - only.")
         entry = self._entries.get(name)
         if entry is None and not self._sources(name):
-            raise ServingError("not_found", f"No model {name!r} to load. {did_you_mean(name, self.names())}")
+            why = self._problem_of(name) or did_you_mean(name, self.names())
+            raise ServingError("not_found", f"No model {name!r} to load. {why}")
         entry = self._entries.setdefault(name, Entry())
         async with entry.lock:
             sources = await asyncio.to_thread(self._sources, name)
@@ -214,6 +222,8 @@ class Repository:
         if version not in entry.ready:
             entry.states[version] = ("LOADING", "")
         try:
+            if source.refusal:
+                raise HurtleError(f"{source.refusal}.")
             options = self._config.for_model(name)
             model = await asyncio.to_thread(_load, name, version, source.path, options)
         except Exception as error:  # of any backend

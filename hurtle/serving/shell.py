@@ -294,8 +294,12 @@ class Shell:
         return self._started and not self.draining
 
     def is_model_ready(self, name: str, version: str = "") -> bool:
-        """Whether a model can answer."""
+        """Whether a model can answer; one that is not known cannot, which is no error (as in Triton)."""
         return self.repository.is_ready(name, version) and not self.draining
+
+    def has_model(self, name: str) -> bool:
+        """Whether a model of this name is known, ready or not."""
+        return self.repository.has_model(name)
 
     def server_metadata(self) -> dict[str, Any]:
         """Name, version and extensions."""

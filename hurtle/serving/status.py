@@ -29,6 +29,20 @@ CODES = {
 }
 
 
+UNSUPPORTED = {
+    "systemsharedmemory": "system shared memory; send tensors in the request",
+    "cudasharedmemory": "CUDA shared memory; send tensors in the request",
+    "trace": "trace settings; --otlp-endpoint sends traces",
+    "logging": "log settings",
+}
+"""Triton's extensions that the server lacks: by the first part of their REST paths, what is not supported."""
+
+
+def unsupported(extension: str) -> ServingError:
+    """The error of a request for one of Triton's extensions that the server lacks, in both protocols."""
+    return ServingError("unimplemented", f"This server does not support {UNSUPPORTED[extension]}.")
+
+
 def invalid(message: str) -> ServingError:
     """The error of a request that is wrong in itself; the message names the tensor, what was expected and what came."""
     return ServingError("invalid_argument", message)

@@ -37,7 +37,7 @@ class FakeShell:
         self.memory = Memory(max(max_buffered_bytes, 4 * max_message_bytes))
         self.notices = Notices()
         self.connections, self.access_log, self.draining = set(), None, False
-        self.ready, self.token = True, token
+        self.ready, self.token, self.unloaded = True, token, set()
         self.cancelled = self.asked = self.running = self.most_running = 0
         self.requests, self.loads = [], []
 
@@ -85,15 +85,17 @@ class FakeShell:
         return self.ready and not self.draining
 
     def is_model_ready(self, name, version=""):
-        if name not in ("echo", "slow"):
-            raise ServingError("not_found", f"Model {name!r} is not known.")
-        return True
+        return self.is_ready() and self.has_model(name) and name not in self.unloaded
+
+    def has_model(self, name):
+        return name in ("echo", "slow")
 
     def server_metadata(self):
         return {"name": "fake", "version": "1", "extensions": ["a", "b"]}
 
     def model_metadata(self, name, version=""):
-        self.is_model_ready(name)
+        if not self.has_model(name):
+            raise ServingError("not_found", f"Model {name!r} is not known.")
         tensor = {"name": "x", "datatype": "FP32", "shape": [-1, 4]}
         return {"name": name, "versions": ["1"], "platform": "fake", "inputs": [tensor], "outputs": [tensor]}
 

@@ -156,8 +156,8 @@ def test_a_client_that_says_nothing_is_not_waited_for(server):
 def test_the_grpc_library_loses_no_call_that_was_taken(server):
     """With retries off, a call fails only if it never reached the server: what the server took and what clients got are equal.
 
-    Such a call finds nobody to connect to, or, where GOAWAY came between the choice of the connection and the call's first frame,
-    is failed by the library without being sent ("GOAWAY received").
+    Such a call finds nobody to connect to; or GOAWAY comes between the choice of its connection and its first frame, and the
+    library fails it without sending it ("GOAWAY received").
     """
     payload = infer_request("double", ROW).SerializeToString()
     options = [*OPTIONS, ("grpc.enable_retries", 0)]

@@ -16,6 +16,8 @@ from grpc_server import TIMEOUT, Client, FakeShell, client, infer_request, servi
 
 from hurtle.serving.protos import HEALTH, INFERENCE, REFLECTION, REFLECTION_ALPHA, message_class
 
+SHARED_MEMORY = ("SharedMemoryStatus", "SharedMemoryRegister", "SharedMemoryUnregister")
+
 
 @pytest.fixture(scope="module")
 def server():
@@ -66,7 +68,7 @@ def test_errors_have_the_right_code_and_their_text_survives(calls):
     code, text = fails(lambda: calls.ModelInfer(infer_request("nobody"), timeout=TIMEOUT))
     assert code is grpc.StatusCode.NOT_FOUND
     assert text == "Model 'nobody' is not known – ünknown, 100%\n."
-    assert fails(lambda: calls.ask("ModelReady", name="x"))[0] is grpc.StatusCode.NOT_FOUND
+    assert fails(lambda: calls.ask("ModelMetadata", name="x"))[0] is grpc.StatusCode.NOT_FOUND
     assert fails(lambda: calls.ask("RepositoryModelUnload", model_name="x"))[0] is grpc.StatusCode.FAILED_PRECONDITION
     assert fails(lambda: calls.ask("RepositoryIndex", repository_name="x"))[0] is grpc.StatusCode.NOT_FOUND
     code, text = fails(lambda: calls.ModelInfer(infer_request(datatype="FP31"), timeout=TIMEOUT))
@@ -307,6 +309,37 @@ def test_health_follows_the_shell(server, calls):
     assert check(calls) == check(calls, INFERENCE) == 2
     server.shell.ready = True
     assert fails(lambda: check(calls, "nobody"))[0] is grpc.StatusCode.NOT_FOUND
+
+
+def test_health_knows_each_model_by_its_name(server, calls):
+    request = message_class("grpc.health.v1.HealthCheckRequest")(service="echo")
+    watching = calls.method(HEALTH, "Watch")(request, timeout=TIMEOUT)
+    assert check(calls, "echo") == next(watching).status == 1
+    server.shell.unloaded.add("echo")
+    assert check(calls, "echo") == next(watching).status == 2
+    assert check(calls, "slow") == check(calls) == 1
+    server.shell.unloaded.clear()
+    assert check(calls, "echo") == next(watching).status == 1
+    watching.cancel()
+
+
+def test_an_unknown_model_is_not_ready_which_is_no_error(calls):
+    assert not calls.ask("ModelReady", name="nobody").ready
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        *((f"System{name}", "system shared memory") for name in SHARED_MEMORY),
+        *((f"Cuda{name}", "CUDA shared memory") for name in SHARED_MEMORY),
+        ("TraceSetting", "trace settings"),
+        ("LogSettings", "log settings"),
+    ],
+)
+def test_extensions_of_triton_that_are_not_there_are_named(calls, method, says):
+    code, details = fails(lambda: calls.channel.unary_unary(f"/{INFERENCE}/{method}")(b"", timeout=TIMEOUT))
+    assert code is grpc.StatusCode.UNIMPLEMENTED
+    assert f"does not support {says}" in details
 
 
 def test_watching_health_tells_changes(server, calls):

@@ -219,8 +219,7 @@ def test_what_is_unloaded_is_gone_until_it_is_loaded_again(tmp_path):
         assert not found.is_ready("m")  # a client said so
         await found.load("m")
         assert found.is_ready("m")
-        with pytest.raises(ServingError, match="No model 'n'"):
-            found.is_ready("n")
+        assert (found.is_ready("n"), found.has_model("n"), found.has_model("m")) == (False, False, True)
         with pytest.raises(ServingError, match="No model 'n' to unload"):
             await found.unload("n")
         found.close()
@@ -314,8 +313,6 @@ def test_names_cannot_leave_the_folder(tmp_path, name):
         write(tmp_path, "secret", "1")
         (root / "link").symlink_to(tmp_path / "secret")
         (root / "m" / "2").symlink_to(tmp_path / "secret" / "1")
-        (root / "m" / "3").mkdir()
-        (root / "m" / "3" / "model.test").symlink_to(tmp_path / "secret" / "1" / "model.test")
         found = repository(root, backend=BACKEND)
         assert found.names() == ["m"]
         with pytest.raises(ServingError, match=r"cannot be a model's name|No model"):
@@ -323,6 +320,39 @@ def test_names_cannot_leave_the_folder(tmp_path, name):
         await found.load("m")
         assert found.versions("m") == ["1"]
         found.close()
+
+    run(main())
+
+
+def test_a_model_file_that_is_a_link_out_of_the_repository_is_refused_with_that_reason(tmp_path):
+    async def main():
+        root = tmp_path / "zoo"
+        write(root, "m", "1")
+        write(tmp_path, "outside", "1")
+        for name, version in (("m", "2"), ("n", "1"), ("p", "1")):
+            (root / name / version).mkdir(parents=True)
+            target = tmp_path / "outside" if name != "p" else root / "m"
+            (root / name / version / "model.test").symlink_to(target / "1" / "model.test")
+        found = repository(root, backend=BACKEND)
+        for name, version in (("m", "2"), ("n", "1")):
+            reason = f"{name}/{version}/model.test is a link that leads out of the repository"
+            with pytest.raises(ServingError, match=reason) as caught:
+                await found.load(name)
+            assert caught.value.reason == "failed_precondition"
+            (row,) = [row for row in found.index() if (row["name"], row["version"]) == (name, version)]
+            assert (row["state"], reason in row["reason"]) == ("UNAVAILABLE", True)
+        assert found.versions("m") == ["1"]
+        await found.load("p")  # a link that stays inside
+        found.close()
+
+    run(main())
+
+
+def test_a_folder_that_cannot_be_loaded_says_why(tmp_path):
+    async def main():
+        (tmp_path / "m" / "newest").mkdir(parents=True)
+        with pytest.raises(ServingError, match="No model 'm' to load.*'newest' is no version's number"):
+            await repository(tmp_path, backend=BACKEND).load("m")
 
     run(main())
 

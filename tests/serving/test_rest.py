@@ -107,7 +107,7 @@ def test_paths_about_the_repository(server):
         ("GET", "/v2/models/a%FFb", 400, "UTF-8"),
         ("GET", "/v2/models/%3Cscript%3E", 404, "No model '<script>'."),
         ("GET", "*", 404, "No such path"),
-        ("GET", "/v2/systemsharedmemory/status", 501, "no systemsharedmemory"),
+        ("GET", "/v2/systemsharedmemory/status", 501, "does not support system shared memory"),
         ("GET", INFER, 405, "expected POST, got GET"),
         ("PUT", "/v2", 405, "expected GET, HEAD, got PUT"),
         ("OPTIONS", INFER, 405, "expected POST"),
@@ -129,11 +129,17 @@ def test_errors_of_models_have_their_codes(server):
         assert (status, "Inference-Header-Content-Length" in found["error"]) == (400, True)
 
 
+def test_a_model_that_is_not_known_is_not_ready_as_triton_says_it(server):
+    refusal = {"name": "other", "ready": False, "error": "Model 'other' version '2' is not ready."}
+    assert ask(server, "GET", "/v2/models/other/versions/2/ready") == (400, refusal)
+
+
 def test_a_server_that_is_not_ready_says_503(server):
     server.shell.ready = False
     try:
         assert ask(server, "GET", "/v2/health/ready") == (503, {"ready": False})
-        assert ask(server, "GET", "/v2/models/echo/ready") == (503, {"name": "echo", "ready": False})
+        refusal = {"name": "echo", "ready": False, "error": "Model 'echo' is not ready."}
+        assert ask(server, "GET", "/v2/models/echo/ready") == (503, refusal)
         assert ask(server, "GET", "/v2/health/live") == (200, {"live": True})
     finally:
         server.shell.ready = True

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hurtle.errors import ServingError
 from hurtle.serving.grpc.http2_headers import Field, Fields
-from hurtle.serving.status import invalid
+from hurtle.serving.status import invalid, unsupported
 from hurtle.serving.unpacking import DEFLATE, GZIP
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class Method:
     run: Callable[..., Any] | None = None
     public: bool = False
     """Needs no token."""
+    unsupported: str = ""
+    """The extension of Triton's that it belongs to, where the server lacks it."""
 
 
 @dataclass(slots=True)
@@ -163,6 +165,8 @@ def read_head(fields: Sequence[Field], methods: Mapping[bytes, Method]) -> CallH
 def _read_values(head: CallHead, fields: Sequence[Field], values: dict[bytes, bytes]) -> None:
     if head.method is None:
         raise ServingError("unimplemented", f"Method {head.path[:200]!r} is not known.")
+    if head.method.unsupported:
+        raise unsupported(head.method.unsupported)
     if sum(len(name) + len(value) + 32 for name, value in fields) > MAX_METADATA:
         raise ServingError("resource_exhausted", f"The call's metadata is larger than {MAX_METADATA:,} bytes.")
     encoding = values.get(b"grpc-encoding", b"identity")

@@ -1,4 +1,4 @@
-"""grpc.health.v1 for the whole server and its inference service. Knows nothing of single models."""
+"""grpc.health.v1 for the whole server (""), its inference service, and each model by its name."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ class WatchCall(StreamingCall):
 
 
 def health_of(shell: Any, service: str) -> int | None:
-    """The health protocol's status of a service; None: there is no such service."""
+    """The health protocol's status of the server, its inference service or a model; None: there is nothing of that name."""
     if service and service != INFERENCE:
-        return None
+        if not shell.has_model(service):
+            return None
+        return SERVING if shell.is_model_ready(service) else NOT_SERVING
     return SERVING if shell.is_ready() else NOT_SERVING

@@ -25,6 +25,14 @@ _ServerMetadata, _ModelMetadata = _response("ServerMetadata"), _response("ModelM
 _ModelConfig, _ModelStatistics = _response("ModelConfig"), _response("ModelStatistics")
 _Index, _Load, _Unload = _response("RepositoryIndex"), _response("RepositoryModelLoad"), _response("RepositoryModelUnload")
 _Health = message_class(f"{HEALTH}CheckResponse")
+_SHARED_MEMORY = ("SharedMemoryStatus", "SharedMemoryRegister", "SharedMemoryUnregister")
+_UNSUPPORTED = {
+    **{f"System{name}": "systemsharedmemory" for name in _SHARED_MEMORY},
+    **{f"Cuda{name}": "cudasharedmemory" for name in _SHARED_MEMORY},
+    "TraceSetting": "trace",
+    "LogSettings": "logging",
+}
+"""Methods of Triton's service that are refused, and the extensions that they belong to."""
 
 
 def server_live(shell: Any, request: Any) -> Any:
@@ -38,7 +46,7 @@ def server_ready(shell: Any, request: Any) -> Any:
 
 
 def model_ready(shell: Any, request: Any) -> Any:
-    """Whether a model is."""
+    """Whether a model can answer; false, and no error, for one that is not known."""
     return _ModelReady(ready=shell.is_model_ready(request.name, request.version))
 
 
@@ -88,7 +96,10 @@ def check_health(shell: Any, request: Any) -> Any:
     """grpc.health.v1's Check."""
     status = health_of(shell, request.service)
     if status is None:
-        raise ServingError("not_found", f"Service {request.service!r:.200} is not known.")
+        raise ServingError(
+            "not_found",
+            f"Service {request.service!r:.200} is not known: expected a model's name, {INFERENCE!r}, or nothing for the server.",
+        )
     return _Health(status=status)
 
 
@@ -126,6 +137,9 @@ def _methods() -> dict[bytes, Method]:
     add(HEALTH, "Watch", WatchCall, public=True)
     add(REFLECTION, "ServerReflectionInfo", ReflectionCall)
     add(REFLECTION_ALPHA, "ServerReflectionInfo", ReflectionCall)
+    for name, extension in _UNSUPPORTED.items():
+        path = f"/{INFERENCE}/{name}"
+        methods[path.encode()] = Method(path, UnaryCall, None, unsupported=extension)
     return methods
 
 

@@ -19,7 +19,7 @@ from hurtle.serving.messages import InferRequest, InferResponse
 from hurtle.serving.rest import page
 from hurtle.serving.rest.codec import decode, encode, parse_json
 from hurtle.serving.rest.exchange import Exchange, HttpError, memory_error
-from hurtle.serving.status import invalid
+from hurtle.serving.status import UNSUPPORTED, invalid, unsupported
 
 log = logging.getLogger("hurtle.serving")
 JSON_ASIDE = 256 << 10
@@ -28,7 +28,6 @@ _CACHED = 1024
 _SAFE = b"X-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\n"
 _READ = frozenset((b"GET", b"HEAD"))
 _WRITE = frozenset((b"POST",))
-_ELSEWHERE = ("systemsharedmemory", "cudasharedmemory", "trace", "logging")
 _ours = (b"same-origin", b"none")
 
 
@@ -105,8 +104,8 @@ def _match(url: bytes) -> Route:
             found = _of_model(model, version, rest)
         case ["v2", "models", model, *rest] if model:
             found = _of_model(model, "", rest)
-        case ["v2", group, *_] if group in _ELSEWHERE:
-            raise ServingError("unimplemented", f"This server has no {group}.")
+        case ["v2", group, *_] if group in UNSUPPORTED:
+            raise unsupported(group)
         case _:
             found = None
     if found is None:
@@ -256,8 +255,13 @@ async def _ready(shell: Any, exchange: Exchange, route: Route) -> None:
 
 
 async def _model_ready(shell: Any, exchange: Exchange, route: Route) -> None:
-    is_ready = shell.is_model_ready(route.model, route.version)
-    _json(exchange, {"name": route.model, "ready": is_ready}, 200 if is_ready else 503)
+    """Status 400 for a model that is not ready or not known, as Triton; 503 while the server itself is not ready."""
+    found: dict[str, Any] = {"name": route.model, "ready": shell.is_model_ready(route.model, route.version)}
+    if found["ready"]:
+        _json(exchange, found)
+        return
+    name = f"Model {route.model!r:.80}" + (f" version {route.version!r:.40}" if route.version else "")
+    _json(exchange, {**found, "error": f"{name} is not ready."}, 400 if shell.is_ready() else 503)
 
 
 async def _server_metadata(shell: Any, exchange: Exchange, route: Route) -> None:

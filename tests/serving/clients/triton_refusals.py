@@ -228,11 +228,11 @@ def _(s: Session) -> None:
 
 @both("shared memory")
 def _(s: Session) -> None:
-    s.fails("UNIMPLEMENTED", lambda: s.client.register_system_shared_memory("region", "/key", 64))
-    s.fails("UNIMPLEMENTED", s.client.get_system_shared_memory_status)
-    s.fails("UNIMPLEMENTED", s.client.unregister_system_shared_memory)
-    s.fails("UNIMPLEMENTED", s.client.get_cuda_shared_memory_status)
-    s.fails("UNIMPLEMENTED", lambda: s.client.register_cuda_shared_memory("region", b"aGFuZGxl", 0, 64))
+    s.fails("UNIMPLEMENTED", lambda: s.client.register_system_shared_memory("region", "/key", 64), "system shared memory")
+    s.fails("UNIMPLEMENTED", s.client.get_system_shared_memory_status, "system shared memory")
+    s.fails("UNIMPLEMENTED", s.client.unregister_system_shared_memory, "system shared memory")
+    s.fails("UNIMPLEMENTED", s.client.get_cuda_shared_memory_status, "CUDA shared memory")
+    s.fails("UNIMPLEMENTED", lambda: s.client.register_cuda_shared_memory("region", b"aGFuZGxl", 0, 64), "CUDA shared memory")
     inputs = s.pair()
     inputs[0].set_shared_memory("region", 16)
     s.fails("UNIMPLEMENTED", lambda: s.client.infer("sum_difference", inputs), "'a'", "shared_memory_region")
@@ -246,5 +246,5 @@ def _(s: Session) -> None:
 
 @both("trace and log settings")
 def _(s: Session) -> None:
-    s.fails("UNIMPLEMENTED", s.client.get_trace_settings)
-    s.fails("UNIMPLEMENTED", s.client.get_log_settings)
+    s.fails("UNIMPLEMENTED", s.client.get_trace_settings, "trace settings")
+    s.fails("UNIMPLEMENTED", s.client.get_log_settings, "log settings")
