@@ -351,7 +351,7 @@ def test_a_model_file_that_is_a_link_out_of_the_repository_is_refused_with_that_
 def test_a_folder_that_cannot_be_loaded_says_why(tmp_path):
     async def main():
         (tmp_path / "m" / "newest").mkdir(parents=True)
-        with pytest.raises(ServingError, match="No model 'm' to load.*'newest' is no version's number"):
+        with pytest.raises(ServingError, match=r"No model 'm' to load.*'newest' is no version's number"):
             await repository(tmp_path, backend=BACKEND).load("m")
 
     run(main())

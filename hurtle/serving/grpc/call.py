@@ -12,6 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from hurtle.errors import ServingError
+from hurtle.serving.compression import PACKER, pays
 from hurtle.serving.grpc.head import CallHead
 from hurtle.serving.grpc.http2_frames import (
     DATA,
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hurtle.serving")
 _HEAD = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")])
+_HEADS = {
+    None: _HEAD,
+    **{name: _HEAD + encode_headers([(b"grpc-encoding", name)]) for name in (b"gzip", b"deflate")},
+}
+"""By how messages after it may be compressed."""
 _OK = encode_headers([(b"grpc-status", b"0")])
 _HEAD_START = frame_head(len(_HEAD), HEADERS, END_HEADERS, 0)[:5]
 _TAIL_START = frame_head(len(_OK), HEADERS, END_HEADERS | END_STREAM, 0)[:5]
@@ -238,6 +244,11 @@ class Call(Stream):
         """Send the only message, and the status OK."""
         if self.ended:
             return
+        if self.head.coding is not None and pays(message) and self.may_keep(message):
+            self.release(self.held)
+            self.hold(len(message))
+            PACKER.pack(message, self.head.coding, self._on_packed)
+            return
         output, size = self.connection.output, len(message) + 5
         if not self.headers_sent and not output.table_update and output.fits(self, size):
             output.window -= size
@@ -257,7 +268,13 @@ class Call(Stream):
             self.send(message)
             self.end()
 
-    def send(self, message: bytes) -> None:
+    def _on_packed(self, message: bytes, is_compressed: bool) -> None:
+        if not self.ended:
+            self.release(self.held)
+            self.send(message, is_compressed)
+            self.end()
+
+    def send(self, message: bytes, is_compressed: bool = False) -> None:
         """Send one of several messages."""
         if self.ended:
             return
@@ -268,8 +285,8 @@ class Call(Stream):
             return
         if not self.headers_sent:
             self.headers_sent = True
-            output.write(self._headers_frame(_HEAD, END_HEADERS))
-        data = b"".join((b"\0", len(message).to_bytes(4, "big"), message))
+            output.write(self._headers_frame(_HEADS[self.head.coding], END_HEADERS))
+        data = b"".join((b"\1" if is_compressed else b"\0", len(message).to_bytes(4, "big"), message))
         self.sent += len(data)
         if fits:
             output.window -= len(data)

@@ -16,6 +16,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from hurtle.errors import ServingError
+from hurtle.serving.compression import PACKER, pays
 from hurtle.serving.grpc.call import Call
 from hurtle.serving.grpc.codec import decode_request, encode_response, varint
 from hurtle.serving.memory import FULL
@@ -213,13 +214,14 @@ def _missing(buffer: bytes | bytearray, more: bytes) -> int:
 class Slot:
     """The place of an answer in a stream."""
 
-    __slots__ = ("held", "message", "request", "ticket")
+    __slots__ = ("held", "is_compressed", "message", "request", "ticket")
 
     def __init__(self, held: int) -> None:
         self.held = held
         """Bytes of its request, then of its answer."""
         self.request: InferRequest | None = None
         self.message: bytes | None = None
+        self.is_compressed = False
         self.ticket: Any = None
 
 
@@ -273,15 +275,26 @@ class StreamInferCall(StreamingCall):
         if self.ended:
             return
         self.release(slot.held)
-        slot.message = self._encode(slot, response)
-        slot.request, slot.held = None, len(slot.message)
+        message = self._encode(slot, response)
+        slot.request, slot.held = None, len(message)
         self.held += slot.held
         self.connection.memory.used += slot.held
+        if self.head.coding is not None and pays(message):
+            PACKER.pack(message, self.head.coding, partial(self._fill, slot))
+        else:
+            self._fill(slot, message, False)
+
+    def _fill(self, slot: Slot, message: bytes, is_compressed: bool) -> None:
+        """An answer is as it will be sent; send those whose turn it is."""
+        if self.ended:
+            return
+        self.release(slot.held - len(message))
+        slot.message, slot.is_compressed, slot.held = message, is_compressed, len(message)
         slots = self.slots
         while slots and slots[0].message is not None:
             first = slots.popleft()
             self.release(first.held)
-            self.send(first.message)  # type: ignore[arg-type]
+            self.send(first.message, first.is_compressed)  # type: ignore[arg-type]
         self.take_messages()
         self._end_if_done()
 

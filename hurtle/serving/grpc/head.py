@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hurtle.errors import ServingError
+from hurtle.serving.compression import accepted_coding
 from hurtle.serving.grpc.http2_headers import Field, Fields
 from hurtle.serving.status import invalid, unsupported
 from hurtle.serving.unpacking import DEFLATE, GZIP
@@ -66,6 +67,8 @@ class CallHead:
     """They are well formed, but those of a call's end."""
     http_status: int = 200
     error: ServingError | None = None
+    coding: bytes | None = None
+    """How answers may be compressed."""
 
 
 class Heads:
@@ -104,6 +107,7 @@ def _with_changing(head: CallHead, fields: Fields) -> CallHead:
         head.is_trailers,
         head.http_status,
         head.error,
+        head.coding,
     )
     is_late = False
     for name, value in fields:
@@ -151,6 +155,7 @@ def read_head(fields: Sequence[Field], methods: Mapping[bytes, Method]) -> CallH
     head.path = path.decode("ascii", "replace")
     head.method = methods.get(path)
     head.authorization = values.get(b"authorization")
+    head.coding = accepted_coding(values.get(b"grpc-accept-encoding"))
     if values.get(b":method") != b"POST":
         head.http_status = 405
     elif not _CONTENT_TYPE.fullmatch(values.get(b"content-type", b"")):

@@ -98,7 +98,7 @@ def check_health(shell: Any, request: Any) -> Any:
     if status is None:
         raise ServingError(
             "not_found",
-            f"Service {request.service!r:.200} is not known: expected a model's name, {INFERENCE!r}, or nothing for the server.",
+            f"Service {request.service!r:.200} is not known: expected a model, {INFERENCE!r} or '' for the server.",
         )
     return _Health(status=status)
 

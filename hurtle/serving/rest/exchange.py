@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import orjson
 
 from hurtle.errors import ServingError
+from hurtle.serving.compression import COMPRESSED_ASIDE, MIN_COMPRESSED, accepted_coding, deflate
 from hurtle.serving.memory import FULL
 from hurtle.serving.status import CODES
 
@@ -17,10 +18,6 @@ if TYPE_CHECKING:
     from hurtle.serving.rest.connection import HttpConnection
     from hurtle.serving.rest.routes import Route
 
-MIN_COMPRESSED = 4 << 10
-"""Answers shorter than this are not worth compressing: it takes about 20 µs a KiB, and many clients ask for it always."""
-COMPRESSED_ASIDE = 32 << 10
-"""Answers longer than this are compressed in a thread."""
 _REASONS = {
     200: b"OK", 400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden", 404: b"Not Found", 405: b"Method Not Allowed",
     408: b"Request Timeout", 413: b"Content Too Large", 414: b"URI Too Long", 415: b"Unsupported Media Type",
@@ -122,12 +119,12 @@ class Exchange:
     ) -> None:
         """Answer; `extra`: more header lines, each with its end."""
         size = sum(map(len, parts)) if len(parts) > 1 else len(parts[0])
-        if size > MIN_COMPRESSED and compress and (coding := _coding(self.headers.get(b"accept-encoding"))):
+        if size > MIN_COMPRESSED and compress and (coding := accepted_coding(self.headers.get(b"accept-encoding"))):
             extra += b"Content-Encoding: %b\r\nVary: Accept-Encoding\r\n" % coding
             if size > COMPRESSED_ASIDE:
                 self.connection.spawn(self, self._compress_aside(status, parts, content_type, extra, coding))
                 return
-            parts = [_deflate(parts, coding)]
+            parts = [deflate(parts, coding)]
             size = len(parts[0])
         self._send(status, parts, size, content_type, extra)
 
@@ -161,7 +158,7 @@ class Exchange:
     async def _compress_aside(
         self, status: int, parts: Sequence[bytes], content_type: bytes, extra: bytes, coding: bytes
     ) -> None:
-        packed = await self.connection.watch.aside(_deflate, parts, coding)
+        packed = await self.connection.watch.aside(deflate, parts, coding)
         self._send(status, [packed], len(packed), content_type, extra)
 
     def _send(self, status: int, parts: Sequence[bytes], size: int, content_type: bytes, extra: bytes) -> None:
@@ -207,19 +204,3 @@ def with_close(answer: bytes | tuple[bytes, ...]) -> bytes | tuple[bytes, ...]:
     start = start.removesuffix(b"\r\nConnection: keep-alive")
     head = b"%b\r\nConnection: close\r\n\r\n%b" % (start, rest)
     return head if isinstance(answer, bytes) else (head, *answer[1:])
-
-
-def _coding(accepted: bytes | None) -> bytes | None:
-    """How the client wants answers compressed; None: not."""
-    if accepted is None:
-        return None
-    for option in accepted.lower().split(b","):
-        name, *parameters = option.replace(b" ", b"").split(b";")
-        if name in (b"gzip", b"deflate") and not any(p.startswith(b"q=0") and not p.strip(b"q=0.") for p in parameters):
-            return name
-    return None
-
-
-def _deflate(parts: Sequence[bytes], coding: bytes) -> bytes:
-    packer = zlib.compressobj(1, zlib.DEFLATED, 31 if coding == b"gzip" else 15)
-    return b"".join([*map(packer.compress, parts), packer.flush()])
