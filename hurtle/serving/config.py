@@ -14,6 +14,8 @@ import tyro
 from hurtle.errors import HurtleError, TrustError, UnknownNameError, did_you_mean
 
 PREFIX = "HURTLE_SERVE_"
+_TRUTHS = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
+"""In environment variables."""
 ExecutorName = Literal["inline", "worker", "batch"]
 MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT")]
 MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
@@ -106,6 +108,8 @@ class ServeConfig(ModelOptions):
     """Size at which the access log is rotated: FILE becomes FILE.1, FILE.1 becomes FILE.2, and so on."""
     access_log_files: int = 4
     """Rotated access logs that are kept; older ones are deleted."""
+    triton_metrics: bool = False
+    """Report metrics under Triton's names too (nv_inference_…), for dashboards that know these."""
     drain: float = 30.0
     """Seconds for all that clients have sent to be answered after SIGTERM or Ctrl-C."""
     otlp_endpoint: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None
@@ -278,6 +282,10 @@ def _from_text(key: str, text: str) -> Any:
         return tuple(part for part in text.split(os.pathsep) if part)
     if kind == dict[str, str]:
         return parse_pairs(text.split(","))
+    if kind is bool:
+        if text.lower() not in _TRUTHS:
+            raise HurtleError(f"{PREFIX}{key.upper()} must be true or false, got {text!r}.")
+        return _TRUTHS[text.lower()]
     options = [option for option in get_args(kind) if isinstance(option, type)] or [kind]
     if type(None) in options and text.lower() in ("", "none", "off"):
         return None

@@ -40,6 +40,7 @@ class Job:
         "done",
         "finished",
         "leads",
+        "phases",
         "reply",
         "request",
         "result",
@@ -60,12 +61,16 @@ class Job:
         self.result: Outputs | ServingError | None = None
         self.leads = False
         """Whether it is the first of its call, the one to count it by."""
+        self.phases: tuple[int, int] | None = None
+        """Nanoseconds that its call prepared inputs and extracted outputs, where the backend measures it."""
         self.reply: Any = None
         """Whoever made the job may keep here what `done` needs."""
 
 
 def run_jobs(backend: Backend, jobs: Sequence[Job]) -> None:
     """Run jobs in one call and give each its result. When the call fails, each runs alone: one bad request fails by itself."""
+    if backend.phases is not None:
+        backend.phases.take()  # of what was run before, such as a warm-up
     started = perf_counter_ns()
     results: Sequence[Outputs | ServingError]
     if len(jobs) == 1:
@@ -78,9 +83,10 @@ def run_jobs(backend: Backend, jobs: Sequence[Job]) -> None:
         except BaseException:
             results = [_run_alone(backend, job.request) for job in jobs]
     finished, rows = perf_counter_ns(), sum(job.rows for job in jobs)
+    phases = None if backend.phases is None else backend.phases.take()
     jobs[0].leads = True
     for job, result in zip(jobs, results, strict=True):
-        job.result, job.started, job.finished, job.batch = result, started, finished, rows
+        job.result, job.started, job.finished, job.batch, job.phases = result, started, finished, rows, phases
 
 
 def _run_alone(backend: Backend, request: InferRequest) -> Outputs | ServingError:

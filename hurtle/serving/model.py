@@ -63,6 +63,7 @@ class Model:
         self.on_idle: Callable[[Model], None] = lambda model: None
         self.executor: Executor = _executor(make, options)
         self.metadata: Metadata = self.executor.backend.metadata()
+        self.statistics.measures_phases = self.executor.backend.phases is not None
         self._inputs = {spec.name: spec for spec in self.metadata.inputs}
         self._outputs = {spec.name for spec in self.metadata.outputs}
         self._required = [spec.name for spec in self.metadata.inputs if spec.name not in self.metadata.optional]

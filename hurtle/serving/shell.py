@@ -23,7 +23,7 @@ from hurtle.serving.messages import InferRequest, Reply
 from hurtle.serving.notices import Notices
 from hurtle.serving.repository import Repository
 from hurtle.serving.sequences import Sequences
-from hurtle.serving.statistics import add, as_prometheus, as_triton
+from hurtle.serving.statistics import add, as_prometheus, as_triton, as_triton_metrics
 from hurtle.serving.tracing import Tracing
 
 log = logging.getLogger("hurtle.serving")
@@ -447,4 +447,5 @@ class Shell:
         }
         models = [(*key.split("\n"), values) for key, values in sorted(found["models"].items())]
         shown = [entry for entry in models if self.repository.has_version(*entry[:2])]
-        return as_prometheus(shown, others, found["refused"])
+        text = as_prometheus(shown, others, found["refused"])
+        return text + as_triton_metrics(shown) if self.config.triton_metrics else text

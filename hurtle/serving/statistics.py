@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 SECONDS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -39,8 +39,14 @@ class ModelStatistics:
         self.queue_ns = self.compute_ns = 0
         self.rows = self.executions = 0
         self.last_ms = 0
+        self.measured = self.input_ns = self.output_ns = 0
+        """Requests whose calls were timed by phase, and those times; both are part of `compute_ns`."""
+        self.measures_phases = False
+        """Whether the backend times its phases at all; else statistics leave them out."""
         self.batches: dict[int, list[int]] = {}
         """Rows of a call → how many such calls, and their time."""
+        self.batch_phases: dict[int, list[int]] = {}
+        """Rows of a call → how many such calls were timed by phase, and their times of inputs and outputs."""
         self.reasons: dict[str, int] = {}
         self.histograms = {name: Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
 
@@ -52,6 +58,10 @@ class ModelStatistics:
         self.queue_ns += queued
         self.compute_ns += job.finished - job.started
         self.rows += job.rows
+        if job.phases is not None:
+            self.measured += 1
+            self.input_ns += job.phases[0]
+            self.output_ns += job.phases[1]
         self.histograms["request_seconds"].observe(total * 1e-9)
         self.histograms["queue_seconds"].observe(queued * 1e-9)
 
@@ -63,6 +73,11 @@ class ModelStatistics:
         batch = self.batches.setdefault(job.batch, [0, 0])
         batch[0] += 1
         batch[1] += spent
+        if job.phases is not None:
+            timed = self.batch_phases.setdefault(job.batch, [0, 0, 0])
+            timed[0] += 1
+            timed[1] += job.phases[0]
+            timed[2] += job.phases[1]
         self.histograms["compute_seconds"].observe(spent * 1e-9)
         self.histograms["batch_rows"].observe(job.batch)
 
@@ -79,6 +94,7 @@ class ModelStatistics:
             **plain,
             "reasons": dict(self.reasons),
             "batches": {str(rows): list(values) for rows, values in self.batches.items()},
+            "batch_phases": {str(rows): list(values) for rows, values in self.batch_phases.items()},
             "histograms": {name: {"counts": list(h.counts), "total": h.total} for name, h in self.histograms.items()},
         }
 
@@ -106,6 +122,13 @@ def as_triton(name: str, version: str, found: dict[str, Any]) -> dict[str, Any]:
     def duration(count: int, spent: int) -> dict[str, int]:
         return {"count": count, "ns": spent}
 
+    def compute(count: int, spent: int, measured: int, input_ns: int, output_ns: int) -> dict[str, dict[str, int]]:
+        """The phases of computing; inputs and outputs only where they are measured."""
+        infer = {"compute_infer": duration(count, spent - input_ns - output_ns)}
+        if not (found["measures_phases"] or measured):
+            return infer
+        return {"compute_input": duration(measured, input_ns), **infer, "compute_output": duration(measured, output_ns)}
+
     return {
         "name": name,
         "version": version,
@@ -116,18 +139,14 @@ def as_triton(name: str, version: str, found: dict[str, Any]) -> dict[str, Any]:
             "success": duration(found["succeeded"], found["succeeded_ns"]),
             "fail": duration(found["failed"], found["failed_ns"]),
             "queue": duration(found["succeeded"], found["queue_ns"]),
-            "compute_input": duration(found["succeeded"], 0),
-            "compute_infer": duration(found["succeeded"], found["compute_ns"]),
-            "compute_output": duration(found["succeeded"], 0),
+            **compute(found["succeeded"], found["compute_ns"], found["measured"], found["input_ns"], found["output_ns"]),
             "cache_hit": duration(0, 0),
             "cache_miss": duration(0, 0),
         },
         "batch_stats": [
             {
                 "batch_size": int(rows),
-                "compute_input": duration(count, 0),
-                "compute_infer": duration(count, spent),
-                "compute_output": duration(count, 0),
+                **compute(count, spent, *found["batch_phases"].get(rows, (0, 0, 0))),
             }
             for rows, (count, spent) in sorted(found["batches"].items(), key=lambda item: int(item[0]))
         ],
@@ -187,3 +206,50 @@ def _labels(model: str, version: str, **others: str) -> str:
 
 def _escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+_TRITON_REASONS = {"deadline_exceeded": "REJECTED", "cancelled": "CANCELED", "internal": "BACKEND"}
+"""Triton's reasons of failures, by ours; the others are OTHER."""
+
+
+def as_triton_metrics(models: Iterable[tuple[str, str, dict[str, Any]]]) -> str:
+    """Snapshots (name, version, values) as the Prometheus text of Triton: its names, labels and units."""
+    models = list(models)
+    lines: list[str] = []
+
+    def metric(name: str, text: str, value: Callable[[dict[str, Any]], int | None], kind: str = "counter") -> None:
+        lines.extend((f"# HELP nv_inference_{name} {text}", f"# TYPE nv_inference_{name} {kind}"))
+        values = [(model, version, value(found)) for model, version, found in models]
+        lines.extend(f"nv_inference_{name}{_labels(model, version)} {n}" for model, version, n in values if n is not None)
+
+    def measured_us(key: str) -> Callable[[dict[str, Any]], int | None]:
+        return lambda found: found[key] // 1000 if found["measures_phases"] or found["measured"] else None
+
+    metric("request_success", "Number of successful inference requests, all batch sizes", lambda found: found["succeeded"])
+    lines.extend(_triton_failures(models))
+    metric("count", "Number of inferences performed (a batch of n counts as n)", lambda found: found["rows"])
+    metric("exec_count", "Number of model executions performed", lambda found: found["executions"])
+    metric("request_duration_us", "Cumulative inference request duration in microseconds", lambda f: f["succeeded_ns"] // 1000)
+    metric("queue_duration_us", "Cumulative inference queuing duration in microseconds", lambda f: f["queue_ns"] // 1000)
+    metric("compute_input_duration_us", "Cumulative compute input duration in microseconds", measured_us("input_ns"))
+    metric(
+        "compute_infer_duration_us",
+        "Cumulative compute inference duration in microseconds",
+        lambda found: (found["compute_ns"] - found["input_ns"] - found["output_ns"]) // 1000,
+    )
+    metric("compute_output_duration_us", "Cumulative compute output duration in microseconds", measured_us("output_ns"))
+    metric("pending_request_count", "Number of requests awaiting execution now", lambda found: found.get("queued", 0), "gauge")
+    return "\n".join(lines) + "\n"
+
+
+def _triton_failures(models: Sequence[tuple[str, str, dict[str, Any]]]) -> list[str]:
+    """As in Triton, a request whose client went away is a failure."""
+    name = "nv_inference_request_failure"
+    lines = [f"# HELP {name} Number of failed inference requests, all batch sizes", f"# TYPE {name} counter"]
+    for model, version, found in models:
+        counts = dict.fromkeys(("REJECTED", "CANCELED", "BACKEND", "OTHER"), 0)
+        counts["CANCELED"] = found["cancelled"]
+        for reason, count in found["reasons"].items():
+            counts[_TRITON_REASONS.get(reason, "OTHER")] += count
+        lines += [f"{name}{_labels(model, version, reason=reason)} {count}" for reason, count in counts.items()]
+    return lines

@@ -63,8 +63,11 @@ def test_variables_of_every_kind(tmp_path):
             "HURTLE_SERVE_GRPC_PORT": "off",
             "HURTLE_SERVE_WATCH": "0.5",
             "HURTLE_SERVE_EXECUTOR": "inline",
+            "HURTLE_SERVE_TRITON_METRICS": "true",
         },
     )
+    assert found.triton_metrics is True
+    assert defaults_from(None, {"HURTLE_SERVE_TRITON_METRICS": "0"}).triton_metrics is False
     assert found.models == ("a.onnx", "b.onnx")
     assert found.parameters == {"device": "cuda", "threads": "2"}
     assert (found.grpc_port, found.watch, found.executor) == (None, 0.5, "inline")
@@ -137,6 +140,7 @@ def test_trust_is_for_the_command_line(tmp_path):
     [
         ("HURTLE_SERVE_LANES", "many", "HURTLE_SERVE_LANES must be a number, got 'many'"),
         ("HURTLE_SERVE_LANE", "1", "HURTLE_SERVE_LANE has no option 'lane'"),
+        ("HURTLE_SERVE_TRITON_METRICS", "maybe", "HURTLE_SERVE_TRITON_METRICS must be true or false, got 'maybe'"),
         ("HURTLE_SERVE_PARAMETERS", "cuda", "Expected NAME=VALUE, got 'cuda'"),
     ],
 )

@@ -5,22 +5,22 @@ import re
 from serving_helpers import request
 
 from hurtle.serving.lanes import Job
-from hurtle.serving.statistics import ModelStatistics, add, as_prometheus, as_triton, past_counts
+from hurtle.serving.statistics import ModelStatistics, add, as_prometheus, as_triton, as_triton_metrics, past_counts
 
 
-def job(rows=2, queue=5_000_000, compute=20_000_000, batch=6, leads=True):
+def job(rows=2, queue=5_000_000, compute=20_000_000, batch=6, leads=True, phases=None):
     made = Job(request(), lambda job: None, rows)
     made.arrived, made.started, made.finished = 1000, 1000 + queue, 1000 + queue + compute
-    made.batch, made.leads = batch, leads
+    made.batch, made.leads, made.phases = batch, leads, phases
     return made
 
 
-def filled(count=3):
+def filled(count=3, phases=None):
     found = ModelStatistics()
     for n in range(count):
-        found.succeed(job(), 30_001_000)
+        found.succeed(job(phases=phases), 30_001_000)
         if n == 0:
-            found.execute(job())
+            found.execute(job(phases=phases))
     found.fail("not_found")
     return found
 
@@ -35,6 +35,56 @@ def test_triton_statistics_count_requests_rows_calls_and_time():
     assert stats["fail"]["count"] == 1
     assert entry["batch_stats"][0]["batch_size"] == 6
     assert entry["batch_stats"][0]["compute_infer"] == {"count": 1, "ns": 20_000_000}
+
+
+def test_what_is_not_measured_is_left_out_of_triton_s_statistics():
+    entry = as_triton("m", "1", filled().snapshot())
+    for stats in (entry["inference_stats"], *entry["batch_stats"]):
+        assert not {"compute_input", "compute_output"} & stats.keys()
+    found = ModelStatistics()
+    found.measures_phases = True  # nothing was run yet, but it will be measured
+    assert as_triton("m", "1", found.snapshot())["inference_stats"]["compute_input"] == {"count": 0, "ns": 0}
+
+
+def test_the_phases_of_computing_add_up_to_all_of_it():
+    both = add(filled(3, (2_000_000, 500_000)).snapshot(), filled(1, (2_000_000, 500_000)).snapshot())
+    entry = as_triton("m", "1", both)
+    stats = entry["inference_stats"]
+    assert stats["compute_input"] == {"count": 4, "ns": 8_000_000}
+    assert stats["compute_infer"] == {"count": 4, "ns": 70_000_000}
+    assert stats["compute_output"] == {"count": 4, "ns": 2_000_000}
+    (batch,) = entry["batch_stats"]
+    assert batch["compute_input"] == {"count": 2, "ns": 4_000_000}
+    assert batch["compute_infer"] == {"count": 2, "ns": 35_000_000}
+    assert batch["compute_output"] == {"count": 2, "ns": 1_000_000}
+
+
+def test_metrics_under_triton_s_names_have_its_labels_units_and_reasons():
+    found = filled(3, (2_000_000, 500_000))
+    found.fail("internal")
+    found.fail("deadline_exceeded")
+    found.cancelled += 2
+    lines = as_triton_metrics([("m", "1", {**found.snapshot(), "queued": 4}), ("n", "2", filled(1).snapshot())]).splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    of_m = {name.partition("{")[0]: int(value) for name, value in values.items() if 'model="m",version="1"}' in name}
+    assert of_m == {
+        "nv_inference_request_success": 3,
+        "nv_inference_count": 6,
+        "nv_inference_exec_count": 1,
+        "nv_inference_request_duration_us": 90_000,
+        "nv_inference_queue_duration_us": 15_000,
+        "nv_inference_compute_input_duration_us": 6_000,
+        "nv_inference_compute_infer_duration_us": 52_500,
+        "nv_inference_compute_output_duration_us": 1_500,
+        "nv_inference_pending_request_count": 4,
+    }
+    failures = [f'nv_inference_request_failure{{model="m",version="1",reason="{reason}"}}' for reason in
+                ("REJECTED", "CANCELED", "BACKEND", "OTHER")]  # fmt: skip
+    assert [values[name] for name in failures] == ["1", "2", "1", "1"]
+    assert 'nv_inference_compute_infer_duration_us{model="n",version="2"}' in values
+    assert not any("compute_input" in name and 'model="n"' in name for name in values)  # it was not measured
+    assert "# TYPE nv_inference_pending_request_count gauge" in lines
+    assert "# TYPE nv_inference_request_failure counter" in lines
 
 
 def test_processes_are_added_up():

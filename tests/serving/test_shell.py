@@ -77,6 +77,22 @@ def test_requests_go_to_the_version_they_name(tmp_path):
     run(main())
 
 
+def test_metrics_under_triton_s_names_are_an_option(tmp_path):
+    async def main():
+        for is_on in (False, True):
+            shell, answers = shell_of(tmp_path, executor="inline", triton_metrics=is_on), Answers()
+            await shell.start()
+            shell.infer(row(), answers.append)
+            text = await shell.metrics()
+            assert ('nv_inference_request_success{model="m",version="2"} 1' in text.splitlines()) is is_on
+            assert 'hurtle_requests_total{model="m",version="2"} 1' in text
+            stats = (await shell.statistics())["model_stats"][1]["inference_stats"]
+            assert "compute_input" not in stats  # the test's backend does not measure it
+            await shell.stop(1)
+
+    run(main())
+
+
 def test_counts_outlive_reloads_and_unloads(tmp_path):
     async def main():
         shell, answers = shell_of(tmp_path, executor="inline"), Answers()

@@ -9,13 +9,14 @@ import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 import torch
 
 from hurtle.errors import ServingError
-from hurtle.serving.backends.base import Backend, Metadata, TensorSpec
+from hurtle.serving.backends.base import Backend, Metadata, Phases, TensorSpec
 from hurtle.serving.backends.dlrm_model import DLRM, NUM_DENSE, NUM_SPARSE
 from hurtle.serving.backends.feature_lists import BAD_ID, FINE, NEGATIVE_LENGTH, join
 from hurtle.serving.backends.parameters import Given
@@ -49,6 +50,8 @@ class DLRMBackend(Backend):
         precision = given.word("precision", "fp32", ("fp32", "fp16"))
         self._model = DLRM.open(path, device, torch.float16 if precision == "fp16" else torch.float32)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._phases = Phases()
+        self.phases = self._phases if self._stream is None else None  # copies to a GPU overlap with the model
         self._rooms: dict[str, torch.Tensor] = {}
 
     def metadata(self) -> Metadata:
@@ -95,6 +98,7 @@ class DLRMBackend(Backend):
         self, dense: Sequence[np.ndarray], lengths: Sequence[np.ndarray], values: Sequence[np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
         """The scores of all requests that are fine, float32 [B], and the faults of all, int64 [R, 4]."""
+        begun = perf_counter_ns()
         rows, counts = (np.array([len(part) for part in parts], np.int64) for parts in (dense, values))
         faults = np.empty((len(rows), 4), np.int64)
         ids = self._room("ids", torch.int32, int(counts.sum()))
@@ -109,7 +113,12 @@ class DLRMBackend(Backend):
         np.concatenate(fine, out=numbers.numpy())
         with torch.inference_mode(), nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             batch = [tensor.to(self._model.device, non_blocking=True) for tensor in (numbers, ids[:used], offsets[:lists])]
-            return self._model.forward(*batch).float().cpu().numpy(), faults
+            ready = perf_counter_ns()
+            scores = self._model.forward(*batch)
+            done = perf_counter_ns()
+            found = scores.float().cpu().numpy()
+        self._phases.add(ready - begun, perf_counter_ns() - done)
+        return found, faults
 
     def _room(self, name: str, dtype: torch.dtype, *shape: int) -> torch.Tensor:
         """Memory that is used again and grows when needed; pinned for a GPU, which then reads it by itself."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 
 from hurtle.errors import HurtleError, ServingError
+from hurtle.serving.backends.base import Phases
 from hurtle.serving.messages import InferRequest, Outputs
 
 Run = Callable[[dict[str, np.ndarray]], Outputs]
 
 
-def infer_fused(requests: Sequence[InferRequest], run: Run) -> list[Outputs | ServingError]:
+def infer_fused(requests: Sequence[InferRequest], run: Run, phases: Phases | None = None) -> list[Outputs | ServingError]:
     """Run requests as one batch: joined along the first dimension, run, and split again.
 
     Requests that do not fit together (other inputs, or other sizes behind the batch) are run in groups that do. One whose own
@@ -22,21 +24,25 @@ def infer_fused(requests: Sequence[InferRequest], run: Run) -> list[Outputs | Se
     Args:
         requests: What to run.
         run: All inputs → all outputs, of as many rows.
+        phases: Where to count the time that joining and splitting take.
 
     Raises:
         HurtleError: The model gave another number of rows than it was given; requests must then be run one by one.
     """
     if len(requests) == 1:
         return [run(requests[0].inputs)]
+    phases = phases or Phases()
+    begun = perf_counter_ns()
     inputs = [request.inputs for request in requests]
     columns = _columns(inputs)
     if columns is not None:
         try:
             joined = {name: np.concatenate(arrays) for name, arrays in columns.items()}
         except ValueError:  # sizes behind the batch differ
-            return _infer_groups(inputs, run)
-        return _split(joined, [len(array) for array in next(iter(columns.values()))], run)
-    return _infer_groups(inputs, run)
+            return _infer_groups(inputs, run, phases)
+        phases.add(input_ns=perf_counter_ns() - begun)
+        return _split(joined, [len(array) for array in next(iter(columns.values()))], run, phases)
+    return _infer_groups(inputs, run, phases)
 
 
 def _columns(inputs: Sequence[dict[str, np.ndarray]]) -> dict[str, list[np.ndarray]] | None:
@@ -57,10 +63,11 @@ def _columns(inputs: Sequence[dict[str, np.ndarray]]) -> dict[str, list[np.ndarr
     return columns
 
 
-def _split(joined: dict[str, np.ndarray], rows: Sequence[int], run: Run) -> list[Outputs | ServingError]:
+def _split(joined: dict[str, np.ndarray], rows: Sequence[int], run: Run, phases: Phases) -> list[Outputs | ServingError]:
     """Run a batch and give each request its rows."""
     total = sum(rows)
     fused = list(run(joined).items())
+    begun = perf_counter_ns()
     for name, array in fused:
         if not array.ndim or array.shape[0] != total:
             raise HurtleError(f"The model gave {name!r} of shape {list(array.shape)} for {total} rows: its rows are no batch.")
@@ -70,10 +77,11 @@ def _split(joined: dict[str, np.ndarray], rows: Sequence[int], run: Run) -> list
         end = start + count
         results.append({name: array[start:end] for name, array in fused})
         start = end
+    phases.add(output_ns=perf_counter_ns() - begun)
     return results
 
 
-def _infer_groups(inputs: Sequence[dict[str, np.ndarray]], run: Run) -> list[Outputs | ServingError]:
+def _infer_groups(inputs: Sequence[dict[str, np.ndarray]], run: Run, phases: Phases) -> list[Outputs | ServingError]:
     groups: dict[Any, list[int]] = {}
     for n, given in enumerate(inputs):
         is_even = len({array.shape[:1] for array in given.values()}) == 1 and all(array.ndim for array in given.values())
@@ -85,9 +93,11 @@ def _infer_groups(inputs: Sequence[dict[str, np.ndarray]], run: Run) -> list[Out
             if len(members) == 1:
                 found: list[Outputs | ServingError] = [run(inputs[members[0]])]
             else:
+                begun = perf_counter_ns()
                 parts = [inputs[n] for n in members]
                 joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-                found = _split(joined, [len(next(iter(part.values()))) for part in parts], run)
+                phases.add(input_ns=perf_counter_ns() - begun)
+                found = _split(joined, [len(next(iter(part.values()))) for part in parts], run, phases)
         except ServingError as error:
             if len(members) > 1:  # one of them is wrong, and which is not known
                 raise

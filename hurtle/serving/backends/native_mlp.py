@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from hurtle.deploy.exported import ExportedPolicy
 from hurtle.deploy.policy_file import read_policy_file
 from hurtle.errors import HurtleError, ServingError
-from hurtle.serving.backends.base import Backend, Metadata
+from hurtle.serving.backends.base import Backend, Metadata, Phases
 from hurtle.serving.backends.fusing import infer_fused
 from hurtle.serving.backends.parameters import Given
 from hurtle.serving.backends.policy_tensors import spec_of
@@ -42,6 +43,7 @@ class NativeMLPBackend(Backend):
         self._metadata = Metadata(inputs, (self._action,), "hurtle_native_mlp", optional)
         is_plain = len(inputs) == 1 and len(inputs[0].shape) > 1 and file.card.layouts == (None, None)
         self._act = self._policy.act if is_plain else None
+        self._phases = self.phases = Phases()
         self._may_be_nan = [spec.name for spec in inputs if spec.dtype.kind == "f"]
 
     def metadata(self) -> Metadata:
@@ -50,18 +52,26 @@ class NativeMLPBackend(Backend):
 
     def infer(self, request: InferRequest) -> Outputs:
         """The actions for the request's rows; for one plain row in a few microseconds."""
+        begun = perf_counter_ns()
         if self._act is not None and len(rows := request.inputs[self._first.name]) == 1 and rows.flags.aligned:
+            row = rows[0]
+            ready = perf_counter_ns()
             try:
-                return {"action": np.array([self._act(rows[0])], self._action.dtype)}
+                action = self._act(row)
             except HurtleError as error:
                 raise invalid(f"Tensor {self._first.name!r}: {error}") from None
+            done = perf_counter_ns()
+            outputs = {"action": np.array([action], self._action.dtype)}
+            self._phases.add(ready - begun, perf_counter_ns() - done)
+            return outputs
         return self._run(request.inputs)
 
     def infer_batch(self, requests: Sequence[InferRequest]) -> Sequence[Outputs | ServingError]:
         """The actions for all rows in one call."""
-        return infer_fused(requests, self._run)
+        return infer_fused(requests, self._run, self.phases)
 
     def _run(self, inputs: dict[str, np.ndarray]) -> Outputs:
+        begun = perf_counter_ns()
         for name, array in inputs.items():
             flags = array.flags
             if not (flags.aligned and flags.c_contiguous):  # compiled code is given addresses
@@ -71,4 +81,8 @@ class NativeMLPBackend(Backend):
                 raise invalid(f"Tensor {name!r}: expected numbers, got NaN.")
         if not len(inputs[self._first.name]):
             return {"action": np.empty((0, *self._action.shape[1:]), self._action.dtype)}
-        return self._policy.run(inputs)
+        ready = perf_counter_ns()
+        found = self._policy.run(inputs)
+        done = perf_counter_ns()
+        self._phases.add(ready - begun, perf_counter_ns() - done)
+        return found

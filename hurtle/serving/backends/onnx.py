@@ -9,6 +9,7 @@ import ctypes
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
 import ml_dtypes
@@ -16,7 +17,7 @@ import numpy as np
 
 from hurtle.deploy.onnx_file import KEY, read_sealed
 from hurtle.errors import DeviceError, HurtleError, PolicyFileError, ServingError
-from hurtle.serving.backends.base import Backend, Metadata, TensorSpec
+from hurtle.serving.backends.base import Backend, Metadata, Phases, TensorSpec
 from hurtle.serving.backends.external_data import check_external_data
 from hurtle.serving.backends.fusing import infer_fused
 from hurtle.serving.backends.parameters import Given
@@ -57,7 +58,10 @@ class OnnxBackend(Backend):
         super().__init__(path, parameters)
         given = Given("onnx", parameters, ("device", "threads", "optional", "batched", "runtime"))
         given.word("runtime", "onnxruntime", ("onnxruntime",))
-        self._session = _open_session(path, given.device(), given.whole("threads", 1))
+        device = given.device()
+        self._session = _open_session(path, device, given.whole("threads", 1))
+        self._phases = Phases()
+        self.phases = self._phases if device == "cpu" else None  # the runtime copies to and from a GPU within its call
         self._metadata = self._read_metadata(given)
         self._names = [spec.name for spec in self._metadata.outputs]
         self._invalid_argument = _runtime().capi.onnxruntime_pybind11_state.InvalidArgument
@@ -80,7 +84,7 @@ class OnnxBackend(Backend):
             return [self._run_alone(request) for request in requests]
         if self._masks:
             requests = [InferRequest(request.model, with_masks(request.inputs, self._masks)) for request in requests]
-        return infer_fused(requests, self._run)
+        return infer_fused(requests, self._run, self.phases)
 
     def close(self) -> None:
         """Free the session."""
@@ -93,30 +97,43 @@ class OnnxBackend(Backend):
             return error
 
     def _run(self, inputs: dict[str, np.ndarray]) -> Outputs:
+        begun = perf_counter_ns()
         for name, array in inputs.items():
             if not array.flags.aligned:  # of a message that it shares memory with; the runtime's code may count on it
                 inputs = {**inputs, name: array.copy()}
         try:
             if self._has_text or self._has_bfloat16:
-                return self._run_converted(inputs)
-            return dict(zip(self._names, self._session.run(self._names, inputs), strict=True))
+                return self._run_converted(inputs, begun)
+            ready = perf_counter_ns()
+            found = self._session.run(self._names, inputs)
+            done = perf_counter_ns()
+            outputs = dict(zip(self._names, found, strict=True))
+            self._phases.add(ready - begun, perf_counter_ns() - done)
+            return outputs
         except self._invalid_argument as error:
             raise invalid(f"ONNX Runtime refuses the inputs: {_short(error)}") from None
 
-    def _run_converted(self, inputs: dict[str, np.ndarray]) -> Outputs:
+    def _run_converted(self, inputs: dict[str, np.ndarray], begun: int) -> Outputs:
         """With types that ONNX Runtime has, and its way with NumPy's arrays has not."""
         if not self._has_bfloat16:
             feeds = {name: _decoded(name, array) if array.dtype == object else array for name, array in inputs.items()}
+            ready = perf_counter_ns()
             found = self._session.run(self._names, feeds)
+            done = perf_counter_ns()
         else:
             values = {name: self._as_value(name, array) for name, array in inputs.items()}
-            found = [_as_array(value) for value in self._session.run_with_ort_values(self._names, values)]
-        return {
+            ready = perf_counter_ns()
+            given = self._session.run_with_ort_values(self._names, values)
+            done = perf_counter_ns()
+            found = [_as_array(value) for value in given]
+        outputs = {
             name: as_bytes_array([str(text).encode() for text in array.ravel()], array.shape)
             if array.dtype == object
             else array
             for name, array in zip(self._names, found, strict=True)
         }
+        self._phases.add(ready - begun, perf_counter_ns() - done)
+        return outputs
 
     def _as_value(self, name: str, array: np.ndarray) -> Any:
         make = _runtime().OrtValue

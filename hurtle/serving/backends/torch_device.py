@@ -73,6 +73,12 @@ def to_array(tensor: torch.Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
+def wait_for(device: torch.device) -> None:
+    """Until the device has done what it was given, so that what comes next can be timed by itself."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
 def model_failed(error: Exception) -> ServingError:
     """What the client is told of torch's error, which is long: its last line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

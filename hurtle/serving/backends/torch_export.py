@@ -11,6 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,19 @@ from torch.utils import _pytree as pytree
 from hurtle.deploy.card import Card
 from hurtle.deploy.policy_file import read_policy_file
 from hurtle.errors import HurtleError, PolicyFileError, ServingError
-from hurtle.serving.backends.base import Backend, Metadata, TensorSpec
+from hurtle.serving.backends.base import Backend, Metadata, Phases, TensorSpec
 from hurtle.serving.backends.fusing import infer_fused
 from hurtle.serving.backends.parameters import Given
 from hurtle.serving.backends.policy_tensors import is_mask, spec_of, state_pairs, with_masks
-from hurtle.serving.backends.torch_device import LOADING, datatype_of_tensor, model_failed, open_device, to_array, to_tensor
+from hurtle.serving.backends.torch_device import (
+    LOADING,
+    datatype_of_tensor,
+    model_failed,
+    open_device,
+    to_array,
+    to_tensor,
+    wait_for,
+)
 from hurtle.serving.messages import InferRequest, Outputs
 from hurtle.serving.status import invalid
 
@@ -45,6 +54,7 @@ class TorchExportBackend(Backend):
         super().__init__(path, parameters)
         given = Given("torch_export", parameters, ("device", "threads", "trusted"))
         self._device = open_device(given)
+        self._phases = self.phases = Phases()
         with LOADING:
             program, card = _load(path, given.truth("trusted", False))
             if self._device.type != "cpu":
@@ -67,19 +77,25 @@ class TorchExportBackend(Backend):
             return super().infer_batch(requests)
         if self._masks:
             requests = [InferRequest(request.model, with_masks(request.inputs, self._masks)) for request in requests]
-        return infer_fused(requests, self._run)
+        return infer_fused(requests, self._run, self.phases)
 
     def _run(self, inputs: dict[str, np.ndarray]) -> Outputs:
+        begun = perf_counter_ns()
         tensors = [to_tensor(inputs[spec.name], self._device) for spec in self._metadata.inputs]
         args, kwargs = pytree.tree_unflatten(tensors, self._in_spec)
+        ready = perf_counter_ns()
         try:
             with torch.inference_mode():
                 found = pytree.tree_leaves(self._module(*args, **kwargs))
+            wait_for(self._device)
         except AssertionError as error:  # sizes that the program was not exported for
             raise invalid(f"The exported program refuses these inputs: {error!s:.300}") from None
         except RuntimeError as error:
             raise model_failed(error) from None
-        return {spec.name: to_array(tensor) for spec, tensor in zip(self._metadata.outputs, found, strict=True)}
+        done = perf_counter_ns()
+        outputs = {spec.name: to_array(tensor) for spec, tensor in zip(self._metadata.outputs, found, strict=True)}
+        self._phases.add(ready - begun, perf_counter_ns() - done)
+        return outputs
 
 
 def _load(path: Path, trusted: bool) -> tuple[Any, Card | None]:

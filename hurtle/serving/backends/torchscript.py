@@ -10,18 +10,19 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 import torch
 
 from hurtle.errors import HurtleError, ServingError
-from hurtle.serving.backends.base import Backend, Metadata, TensorSpec
+from hurtle.serving.backends.base import Backend, Metadata, Phases, TensorSpec
 from hurtle.serving.backends.fusing import infer_fused
 from hurtle.serving.backends.parameters import Given
 from hurtle.serving.backends.policy_tensors import state_pairs
 from hurtle.serving.backends.tensor_lists import KEYS, TensorLists, example, read_tensor_lists
-from hurtle.serving.backends.torch_device import LOADING, model_failed, open_device, to_array, to_tensor
+from hurtle.serving.backends.torch_device import LOADING, model_failed, open_device, to_array, to_tensor, wait_for
 from hurtle.serving.messages import InferRequest, Outputs
 from hurtle.serving.status import invalid
 from hurtle.serving.tensors import datatype_of
@@ -55,6 +56,7 @@ class TorchScriptBackend(Backend):
         super().__init__(path, parameters)
         given = Given("torchscript", parameters, ("device", "threads", "load_library", *KEYS))
         self._device = open_device(given)
+        self._phases = self.phases = Phases()
         for library in given.words("load_library"):
             _load_library(library)
         self._module = _load_module(path, self._device)
@@ -76,16 +78,22 @@ class TorchScriptBackend(Backend):
 
     def infer_batch(self, requests: Sequence[InferRequest]) -> Sequence[Outputs | ServingError]:
         """One call for all, if the first dimension is the batch."""
-        return infer_fused(requests, self._run) if self._metadata.batched else super().infer_batch(requests)
+        return infer_fused(requests, self._run, self.phases) if self._metadata.batched else super().infer_batch(requests)
 
     def _run(self, inputs: dict[str, np.ndarray]) -> Outputs:
+        begun = perf_counter_ns()
         arguments = self._arguments({name: to_tensor(array, self._device) for name, array in inputs.items()})
+        ready = perf_counter_ns()
         try:
             with torch.inference_mode():
                 found = self._module(*arguments)
+            wait_for(self._device)
         except Exception as error:  # torch.jit.Error is of no kind of its own
             raise model_failed(error) from None
-        return {name: to_array(tensor) for name, tensor in _named(found, self._names).items()}
+        done = perf_counter_ns()
+        outputs = {name: to_array(tensor) for name, tensor in _named(found, self._names).items()}
+        self._phases.add(ready - begun, perf_counter_ns() - done)
+        return outputs
 
     def _arguments(self, tensors: dict[str, torch.Tensor]) -> list[Any]:
         if self._signature.kind == "dict":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol

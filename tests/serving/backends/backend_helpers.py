@@ -52,3 +52,15 @@ def assert_only_fails(results, bad, reason="invalid_argument", words=""):
             assert words in str(result)
         else:
             assert isinstance(result, dict), result
+
+
+def assert_phases_are_measured(backend, requests):
+    """Inputs and outputs take time of every call, fused or not, and no more than the call does."""
+    backend.infer(requests[0])  # as a warm-up, which must not count
+    for together in (requests, requests[:1]):
+        jobs = [Job(each, lambda job: None) for each in together]
+        run_jobs(backend, jobs)
+        assert all(isinstance(job.result, dict) for job in jobs)
+        assert {job.phases for job in jobs} == {jobs[0].phases}
+        assert all(spent > 0 for spent in jobs[0].phases)
+        assert sum(jobs[0].phases) <= jobs[0].finished - jobs[0].started

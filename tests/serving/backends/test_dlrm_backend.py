@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from backend_helpers import assert_fused_is_single, assert_only_fails, open_backend, unaligned
+from backend_helpers import assert_fused_is_single, assert_only_fails, assert_phases_are_measured, open_backend, unaligned
 
 from hurtle.errors import DeviceError, HurtleError
 from hurtle.serving.backends.dlrm import DENSE, LENGTHS, OUTPUT, VALUES
@@ -199,3 +199,8 @@ def test_files_that_are_no_model_are_refused(tmp_path, path):
         open_backend(bad)
     with pytest.raises(DeviceError):
         open_backend(path, device="cuda:99")
+
+
+def test_preparing_inputs_and_extracting_outputs_are_timed(path):
+    rng = np.random.default_rng(0)
+    assert_phases_are_measured(open_backend(path), [ragged(rng, rows) for rows in (3, 2)])

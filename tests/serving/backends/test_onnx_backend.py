@@ -5,7 +5,15 @@ import numpy as np
 import onnx
 import onnx_models
 import pytest
-from backend_helpers import assert_fused_is_single, assert_only_fails, open_backend, request, run_as_server, unaligned
+from backend_helpers import (
+    assert_fused_is_single,
+    assert_only_fails,
+    assert_phases_are_measured,
+    open_backend,
+    request,
+    run_as_server,
+    unaligned,
+)
 from onnx import TensorProto, helper
 
 from hurtle.errors import DeviceError, HurtleError, ServingError, UnknownNameError
@@ -52,6 +60,11 @@ def test_outputs_are_those_of_the_arithmetic_also_from_a_message_at_an_odd_addre
     expected = x @ np.arange(6, dtype=np.float32).reshape(3, 2)
     for given in (x, unaligned(x), np.asfortranarray(x)):
         np.testing.assert_allclose(backend.infer(request(x=given))["y"], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_preparing_inputs_and_extracting_outputs_are_timed(tmp_path):
+    backend = open_backend(onnx_models.linear(tmp_path / "m.onnx"))
+    assert_phases_are_measured(backend, [request(x=rows(n)) for n in (3, 2)])
 
 
 def test_fused_calls_give_what_single_calls_give(tmp_path):

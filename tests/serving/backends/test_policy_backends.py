@@ -10,7 +10,15 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from backend_helpers import assert_fused_is_single, assert_only_fails, open_backend, request, run_as_server, unaligned
+from backend_helpers import (
+    assert_fused_is_single,
+    assert_only_fails,
+    assert_phases_are_measured,
+    open_backend,
+    request,
+    run_as_server,
+    unaligned,
+)
 
 import hurtle
 from hurtle.errors import HurtleError, ServingError
@@ -41,6 +49,13 @@ def exports(tmp_path_factory):
 
 def observations(count, size=5):
     return RNG.standard_normal((count, size)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", ["box.onnx", "plain.onnx", "plain.pt2"])
+@pytest.mark.parametrize("count", [1, 4])
+def test_preparing_inputs_and_extracting_outputs_are_timed(exports, name, count):
+    options = {"runtime": "native"} if name.endswith(".onnx") else {}
+    assert_phases_are_measured(open_backend(exports / name, **options), [request(obs=observations(count)) for _ in range(2)])
 
 
 def test_all_three_choose_the_same_actions(exports):

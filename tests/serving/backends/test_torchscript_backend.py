@@ -8,7 +8,15 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from backend_helpers import assert_fused_is_single, assert_only_fails, open_backend, request, run_as_server, unaligned
+from backend_helpers import (
+    assert_fused_is_single,
+    assert_only_fails,
+    assert_phases_are_measured,
+    open_backend,
+    request,
+    run_as_server,
+    unaligned,
+)
 
 from hurtle.errors import HurtleError, ServingError
 
@@ -87,6 +95,7 @@ def test_a_traced_module_knows_its_inputs_and_a_run_shows_its_outputs(tmp_path):
     np.testing.assert_allclose(backend.infer(request(x=unaligned(x)))["output"], expected, rtol=1e-6, atol=1e-6)
     assert_fused_is_single(backend, [request(x=rows(n)) for n in (1, 4, 0, 2)], tolerance=1e-6)
     assert backend.infer(backend.warm_up_request())["output"].shape == (1, 2)
+    assert_phases_are_measured(backend, [request(x=rows(n)) for n in (3, 2)])
 
 
 def test_a_scripted_module_needs_its_inputs_written_down_and_the_error_shows_how(tmp_path):
