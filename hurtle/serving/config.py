@@ -110,6 +110,8 @@ class ServeConfig(ModelOptions):
     """Rotated access logs that are kept; older ones are deleted."""
     triton_metrics: bool = False
     """Report metrics under Triton's names too (nv_inference_…), for dashboards that know these."""
+    allow_file_overrides: bool = False
+    """Let clients who load a model send its .onnx file along. Whoever may load models then decides what the server runs."""
     drain: float = 30.0
     """Seconds for all that clients have sent to be answered after SIGTERM or Ctrl-C."""
     otlp_endpoint: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None

@@ -22,6 +22,7 @@ from typing import Any
 
 from hurtle.errors import HurtleError, ServingError
 from hurtle.serving.config import ServeConfig
+from hurtle.serving.overrides import Overrides
 from hurtle.serving.server import Server, bound, run_server
 from hurtle.serving.shell import Shell
 from hurtle.serving.statistics import add, past_counts
@@ -180,7 +181,7 @@ class Parent:
         self._children: dict[int, Child] = {}
         self._calls: dict[int, Call] = {}
         self._numbers = itertools.count()
-        self._changes: list[tuple[str, str]] = []
+        self._changes: list[tuple[str, tuple[Any, ...]]] = []
         """Loads and unloads by clients: what a child that is started again must do too."""
         self._past: dict[str, Any] | None = None
         """What children had done that are gone: counts must not go down."""
@@ -213,7 +214,7 @@ class Parent:
 
     async def _start(self, index: int) -> None:
         ours, theirs = socket.socketpair()
-        arguments = (self._config, theirs, index == 0, _unloaded(self._changes))
+        arguments = (self._config, theirs, index == 0, *_last_changes(self._changes))
         process = multiprocessing.get_context("spawn").Process(target=_child, args=arguments, name=f"hurtle-serve-{index}")
         process.start()
         theirs.close()
@@ -248,8 +249,8 @@ class Parent:
 
     def _welcome(self, child: Child) -> None:
         child.is_ready = True
-        for method, name in self._changes[child.changes :]:  # that came while it was starting
-            child.writer.write(framed(("do", -1, method, (name,))))
+        for method, arguments in self._changes[child.changes :]:  # that came while it was starting
+            child.writer.write(framed(("do", -1, method, arguments)))
         if not self._is_announced and sum(child.is_ready for child in self._children.values()) == self._config.processes:
             self._is_announced = True
             self._started(self._config.http_port, self._config.grpc_port)
@@ -279,7 +280,7 @@ class Parent:
         if call.method == "snapshot_here" and self._past is not None:
             results.append(self._past)
         if call.method in ("load_here", "unload_here") and not any(isinstance(result, Failure) for result in results):
-            self._changes.append((call.method, call.arguments[0]))
+            self._changes.append((call.method, call.arguments))
         if call.asker in self._children:
             self._children[call.asker].writer.write(framed(("answer", call.number, results)))
 
@@ -329,13 +330,16 @@ class Parent:
             self._ended.set()
 
 
-def _unloaded(changes: list[tuple[str, str]]) -> frozenset[str]:
-    """Of the models that clients loaded and unloaded, those that are out of service now."""
-    last = {name: method for method, name in changes}
-    return frozenset(name for name, method in last.items() if method == "unload_here")
+def _last_changes(changes: list[tuple[str, tuple[Any, ...]]]) -> tuple[frozenset[str], dict[str, Overrides]]:
+    """Of the models that clients loaded and unloaded, those that are out of service now; and what was changed of the others."""
+    last = {name: (method, more) for method, (name, *more) in changes}
+    unloaded = frozenset(name for name, (method, _) in last.items() if method == "unload_here")
+    return unloaded, {name: more[0] for name, (method, more) in last.items() if method == "load_here" and more}
 
 
-def _child(config: ServeConfig, link: socket.socket, is_first: bool, unloaded: frozenset[str]) -> None:
+def _child(
+    config: ServeConfig, link: socket.socket, is_first: bool, unloaded: frozenset[str], overrides: dict[str, Overrides]
+) -> None:
     """What a child runs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent tells us
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -347,7 +351,7 @@ def _child(config: ServeConfig, link: socket.socket, is_first: bool, unloaded: f
         hub.say_ready()
 
     try:
-        clean = run_server(Server(config, hub, unloaded), started)
+        clean = run_server(Server(config, hub, unloaded, overrides), started)
     except HurtleError as error:
         spare.setblocking(True)
         spare.sendall(framed(("failed", str(error))))

@@ -11,7 +11,8 @@ import gc
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,13 @@ from hurtle.serving.layout import (
     versions_in,
 )
 from hurtle.serving.model import Model
+from hurtle.serving.model_config import check_described
+from hurtle.serving.overrides import Overrides, written
 from hurtle.serving.statistics import ModelStatistics
 
 log = logging.getLogger("hurtle.serving")
+MAX_SENT = 16
+"""Models whose files clients sent, at a time."""
 KEPT_COUNTS = 64
 """Versions whose files are gone and whose counts are kept, should they come back."""
 
@@ -46,6 +51,8 @@ class Entry:
     """By version, the newest last."""
     sources: dict[str, Source] = field(default_factory=dict)
     """Of what is ready."""
+    changed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By version, the options that a client changed when it was loaded."""
     states: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Of versions that are not: state and reason."""
     refused: dict[str, str] = field(default_factory=dict)
@@ -54,6 +61,10 @@ class Entry:
     """What the files were when they were last loaded or refused."""
     is_unloaded: bool = False
     """By a client: only a client loads it again."""
+    overrides: Overrides = field(default_factory=Overrides)
+    """What a client changed when it last loaded the model, without its files."""
+    is_sent: bool = False
+    """A client sent its files, which are gone."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -183,40 +194,99 @@ class Repository:
         """Whether models may come that are not there yet."""
         return bool(self._folders)
 
-    async def load(self, name: str) -> None:
+    async def load(self, name: str, overrides: Overrides | None = None) -> None:
         """Load what is new or changed of a model, and take out of service what is gone.
+
+        Args:
+            name: The model's.
+            overrides: What a client sent along; files in it stand for those that lie here.
 
         Raises:
             ServingError: No such model, or a version cannot be loaded (the others are; an old one stays).
         """
         if not NAME.fullmatch(name):
             raise ServingError("invalid_argument", f"{name!r:.80} cannot be a model's name: letters, digits, _ . - only.")
+        overrides = overrides or Overrides()
+        try:
+            options = replace(self._config.for_model(name), **overrides.options)
+        except HurtleError as error:
+            raise ServingError("invalid_argument", f"Model {name!r}: config: {error}") from None
+        if overrides.files:
+            await self._load_sent(name, overrides, options)
+            return
         entry = self._entries.get(name)
         if entry is None and not self._sources(name):
             why = self._problem_of(name) or did_you_mean(name, self.names())
             raise ServingError("not_found", f"No model {name!r} to load. {why}")
         entry = self._entries.setdefault(name, Entry())
         async with entry.lock:
+            self._check_known(name, entry)
             sources = await asyncio.to_thread(self._sources, name)
             if not sources:
                 raise ServingError("not_found", f"The files of model {name!r} are gone; what was loaded serves on.")
-            entry.tried, entry.is_unloaded = _fingerprints(sources), False
+            entry.tried, entry.is_unloaded, entry.is_sent = _fingerprints(sources), False, False
             problems = [
                 problem
                 for version, source in sources.items()
-                if (problem := await self._load_version(name, version, source, entry)) is not None
+                if (problem := await self._load_version(name, version, source, entry, options, overrides)) is not None
             ]
-            for version in [version for version in entry.ready if version not in sources]:
-                self._retire(entry.ready.pop(version), "removed")
-                entry.sources.pop(version)
-                entry.refused.pop(version, None)
-            entry.states = {version: state for version, state in entry.states.items() if version in sources}
-            self._forget_counts()
+            self._remove_others(entry, sources)
+            if not problems:
+                entry.overrides = Overrides(overrides.options)
         if problems:
             raise ServingError("failed_precondition", f"Model {name!r}: {'; '.join(problems)}")
 
-    async def _load_version(self, name: str, version: str, source: Source, entry: Entry) -> str | None:
-        if version in entry.ready and entry.sources[version].fingerprint == source.fingerprint:
+    async def _load_sent(self, name: str, overrides: Overrides, options: ModelOptions) -> None:
+        """Load a model from files that a client sent: all or nothing, and only as ONNX, whatever other models are."""
+        if options.backend not in (None, "onnx"):
+            raise ServingError(
+                "failed_precondition", f"Model {name!r} is run by {options.backend!r}, which takes no files from clients."
+            )
+        parameters = {key: value for key, value in options.parameters.items() if key != "runtime"}
+        options = replace(options, backend="onnx", parameters=parameters, load_library=())
+        sent = {key for key, entry in self._entries.items() if entry.is_sent} | {name}
+        if len(sent) > MAX_SENT:
+            raise ServingError("resource_exhausted", f"{MAX_SENT} models have come from clients already; unload one.")
+        entry = self._entries.setdefault(name, Entry())
+        async with entry.lock:
+            self._check_known(name, entry)
+            was_sent, entry.is_sent = entry.is_sent, True
+            states = dict(entry.states)
+            try:
+                with ExitStack() as stack:
+                    sources = await asyncio.to_thread(stack.enter_context, written(overrides))
+                    (source,) = sources.values()
+                    problem = await self._load_version(name, overrides.version, source, entry, options, overrides)
+                if problem is not None:
+                    raise ServingError("failed_precondition", f"Model {name!r}: {problem}")
+            except ServingError:
+                entry.is_sent, entry.states = was_sent, states
+                entry.refused.pop(overrides.version, None)
+                if not entry.ready and not states:
+                    del self._entries[name]
+                raise
+            entry.is_unloaded, entry.overrides = False, Overrides()
+            self._remove_others(entry, sources)
+
+    def _check_known(self, name: str, entry: Entry) -> None:
+        """An entry may have been dropped while its lock was waited for."""
+        if self._entries.get(name) is not entry:
+            raise ServingError("unavailable", f"Model {name!r} was unloaded meanwhile; try again.")
+
+    def _remove_others(self, entry: Entry, sources: Mapping[str, Source]) -> None:
+        """Take out of service the versions that a model has no more."""
+        for version in [version for version in entry.ready if version not in sources]:
+            self._retire(entry.ready.pop(version), "removed")
+            entry.sources.pop(version)
+            entry.refused.pop(version, None)
+        entry.states = {version: state for version, state in entry.states.items() if version in sources}
+        self._forget_counts()
+
+    async def _load_version(
+        self, name: str, version: str, source: Source, entry: Entry, options: ModelOptions, overrides: Overrides
+    ) -> str | None:
+        is_same = version in entry.ready and entry.sources[version].fingerprint == source.fingerprint
+        if is_same and entry.changed[version] == overrides.options:
             entry.refused.pop(version, None)
             return None
         if version not in entry.ready:
@@ -224,8 +294,7 @@ class Repository:
         try:
             if source.refusal:
                 raise HurtleError(f"{source.refusal}.")
-            options = self._config.for_model(name)
-            model = await asyncio.to_thread(_load, name, version, source.path, options)
+            model = await asyncio.to_thread(_load, name, version, source.path, options, overrides.described)
         except Exception as error:  # of any backend
             problem = str(error) if isinstance(error, HurtleError) else f"{type(error).__name__}: {error}"
             if version in entry.ready:
@@ -235,7 +304,7 @@ class Repository:
             return f"version {version} was refused: {problem[:500]}"
         old = entry.ready.get(version)
         model.statistics = self._statistics.setdefault((name, version), model.statistics)
-        entry.ready[version], entry.sources[version] = model, source
+        entry.ready[version], entry.sources[version], entry.changed[version] = model, source, overrides.options
         entry.ready = dict(sorted(entry.ready.items(), key=lambda item: int(item[0])))
         entry.states.pop(version, None)
         entry.refused.pop(version, None)
@@ -262,6 +331,8 @@ class Repository:
         async with entry.lock:
             self._retire_all(entry, "unloaded")
             entry.is_unloaded = True
+            if entry.is_sent and not self._sources(name):
+                del self._entries[name]  # nothing is left that could be loaded again
 
     def leave_out(self, name: str) -> None:
         """Know a model as one that a client has unloaded, though it was never loaded here."""
@@ -273,11 +344,11 @@ class Repository:
         for name in {**dict.fromkeys(await asyncio.to_thread(self.names)), **self._entries}:
             entry = self._entries.get(name)
             sources = await asyncio.to_thread(self._sources, name)
-            if entry is not None and (entry.is_unloaded or entry.tried == _fingerprints(sources)):
+            if entry is not None and (entry.is_unloaded or entry.is_sent or entry.tried == _fingerprints(sources)):
                 continue
             try:
                 if sources:
-                    await self.load(name)
+                    await self.load(name, entry.overrides if entry is not None else None)
                 elif entry is not None:
                     async with entry.lock:
                         self._retire_all(entry, "its files are gone")
@@ -363,13 +434,19 @@ def _fingerprints(sources: dict[str, Source]) -> dict[str, Fingerprint]:
     return {version: source.fingerprint for version, source in sources.items()}
 
 
-def _load(name: str, version: str, path: Path, options: ModelOptions) -> Model:
+def _load(name: str, version: str, path: Path, options: ModelOptions, described: dict[str, Any]) -> Model:
     parameters: dict[str, Any] = dict(options.parameters)
     if options.backend is not None:
         parameters["backend"] = options.backend
     if options.load_library:
         parameters["load_library"] = list(options.load_library)
-    return Model(name, version, partial(backend_for(path, parameters), path, parameters), options)
+    model = Model(name, version, partial(backend_for(path, parameters), path, parameters), options)
+    try:
+        check_described(described, model)
+    except HurtleError:
+        model.close()
+        raise
+    return model
 
 
 def describe(model: Model) -> str:

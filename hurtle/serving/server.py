@@ -15,7 +15,7 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -26,6 +26,7 @@ from hurtle.serving.config import ServeConfig
 from hurtle.serving.event_loop import new_event_loop
 from hurtle.serving.grpc.connection import GOODBYE as GRPC_GOODBYE
 from hurtle.serving.grpc.connection import GrpcConnection
+from hurtle.serving.overrides import Overrides
 from hurtle.serving.rest.connection import GOODBYE as HTTP_GOODBYE
 from hurtle.serving.rest.connection import HttpConnection
 from hurtle.serving.shell import Peers, Shell
@@ -40,10 +41,17 @@ class Server:
         config: What it was told.
         peers: The other processes on the same ports.
         unloaded: Models that clients have taken out of service since these began.
+        overrides: What clients have changed of the others, by name.
     """
 
-    def __init__(self, config: ServeConfig, peers: Peers | None = None, unloaded: Collection[str] = ()):
-        self.config, self._unloaded = config, unloaded
+    def __init__(
+        self,
+        config: ServeConfig,
+        peers: Peers | None = None,
+        unloaded: Collection[str] = (),
+        overrides: Mapping[str, Overrides] | None = None,
+    ):
+        self.config, self._unloaded, self._overrides = config, unloaded, overrides
         self.shell = Shell(config)
         self.shell.peers = peers
         self.is_started = False
@@ -68,7 +76,7 @@ class Server:
                 if port is not None:
                     taken = bound(self.config.host, port, self.config.processes > 1)
                     sockets.append((taken, connection, protocol, goodbye))
-            await self.shell.start(self._unloaded)
+            await self.shell.start(self._unloaded, self._overrides)
         except BaseException:
             for taken, *_ in sockets:
                 taken.close()

@@ -10,7 +10,7 @@ import hmac
 import logging
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from hurtle import __version__
@@ -20,7 +20,9 @@ from hurtle.serving.config import ServeConfig
 from hurtle.serving.layout import NAME
 from hurtle.serving.memory import Memory
 from hurtle.serving.messages import InferRequest, Reply
+from hurtle.serving.model_config import config_of
 from hurtle.serving.notices import Notices
+from hurtle.serving.overrides import Overrides, read_overrides
 from hurtle.serving.repository import Repository
 from hurtle.serving.sequences import Sequences
 from hurtle.serving.statistics import add, as_prometheus, as_triton, as_triton_metrics
@@ -114,11 +116,12 @@ class Shell:
         self._chores: list[asyncio.Task[None]] = []
         self._changes: set[asyncio.Future[Any]] = set()
 
-    async def start(self, unloaded: Collection[str] = ()) -> None:
+    async def start(self, unloaded: Collection[str] = (), overrides: Mapping[str, Overrides] | None = None) -> None:
         """Load all models.
 
         Args:
             unloaded: Names of those that clients have taken out of service since the server began.
+            overrides: What clients have changed of the others, by name.
 
         Raises:
             HurtleError: One cannot be loaded, or there are none.
@@ -136,7 +139,7 @@ class Shell:
             if name in unloaded:
                 self.repository.leave_out(name)
             else:
-                await self._load_at_start(name)
+                await self._load_at_start(name, (overrides or {}).get(name))
         self._started = True
         self._chores.append(asyncio.create_task(self._tidy()))
 
@@ -155,9 +158,9 @@ class Shell:
             raise HurtleError(" ".join(found))
         return found
 
-    async def _load_at_start(self, name: str) -> None:
+    async def _load_at_start(self, name: str, overrides: Overrides | None) -> None:
         try:
-            await self.repository.load(name)
+            await self.repository.load(name, overrides)
         except ServingError as error:
             if not self.repository.is_ready(name):
                 raise
@@ -322,37 +325,7 @@ class Shell:
 
     def model_config(self, name: str, version: str = "") -> dict[str, Any]:
         """How a model is run, in the words of Triton's ModelConfig."""
-        model = self.repository.find(name, version)
-        options, metadata = model.options, model.metadata
-        most = (options.max_rows or options.batch_size) if metadata.batched else 0
-
-        def tensors(specs: Any) -> list[dict[str, Any]]:
-            skip = 1 if metadata.batched else 0
-            kinds = {"BYTES": "TYPE_STRING"}
-            return [
-                {
-                    "name": spec.name,
-                    "data_type": kinds.get(spec.datatype, f"TYPE_{spec.datatype}"),
-                    "dims": list(spec.shape[skip:]),
-                }
-                for spec in specs
-            ]
-
-        found: dict[str, Any] = {
-            "name": name,
-            "platform": metadata.platform,
-            "backend": metadata.platform.split("_")[0],
-            "max_batch_size": most,
-            "input": tensors(metadata.inputs),
-            "output": tensors(metadata.outputs),
-            "parameters": {
-                "executor": {"string_value": options.executor},
-                "lanes": {"string_value": str(model.executor.lanes)},
-            },
-        }
-        if options.executor == "batch":
-            found["dynamic_batching"] = {"max_queue_delay_microseconds": int(options.batch_timeout_ms * 1000)}
-        return found
+        return config_of(self.repository.find(name, version))
 
     # Models come and go; in all processes.
 
@@ -361,22 +334,26 @@ class Shell:
         return self.repository.index(ready, None if ready else await asyncio.to_thread(self.repository.on_disk))
 
     async def load(self, name: str, parameters: dict[str, Any] | None = None) -> None:
-        """Load a model, or what has changed of it."""
+        """Load a model, or what has changed of it.
+
+        Args:
+            name: The model's.
+            parameters: Triton's: `config` changes how it is run until it is loaded without; `file:…` are files to load it from.
+        """
         if parameters:
-            raise ServingError(
-                "unimplemented",
-                f"Models come from files: loading takes no parameters, got {', '.join(sorted(parameters))[:80]}.",
-            )
-        await self._change("load_here", name)
+            overrides = await asyncio.to_thread(read_overrides, name, parameters, self.config)
+            await self._change("load_here", name, overrides)
+        else:
+            await self._change("load_here", name)
 
     async def unload(self, name: str, parameters: dict[str, Any] | None = None) -> None:
         """Take a model out of service."""
         await self._change("unload_here", name)
 
-    async def load_here(self, name: str) -> None:
+    async def load_here(self, name: str, overrides: Overrides | None = None) -> None:
         """Load a model in this process."""
         try:
-            await self.repository.load(name)
+            await self.repository.load(name, overrides)
         except ServingError as error:
             if error.reason == "failed_precondition":
                 log.error("%s", error)
@@ -388,11 +365,11 @@ class Shell:
             self.sequences.forget(model)
         await self.repository.unload(name)
 
-    async def _change(self, method: str, name: str) -> None:
+    async def _change(self, method: str, name: str, *more: Any) -> None:
         """Load or unload everywhere, to the end, though the client that asked may go away meanwhile."""
         if not NAME.fullmatch(name):
             raise ServingError("invalid_argument", f"{name!r:.80} cannot be a model's name: letters, digits, _ . - only.")
-        change = asyncio.ensure_future(self._everywhere(method, name))
+        change = asyncio.ensure_future(self._everywhere(method, name, *more))
         self._changes.add(change)
         change.add_done_callback(self._changes.discard)
         await asyncio.shield(change)

@@ -27,6 +27,7 @@ BOTH = (
     "live, ready and model ready", "server metadata", "model metadata", "model config", "infer with no rows",
     "several inputs and outputs, request id echoed", "requested outputs, in their order",
     "a version by name, the newest by default", "large tensors", "compression with gzip", "compression with deflate",
+    "load with a config", "load with files, which this server does not allow",
     "many in flight", "a sequence by single calls", "unload, index and load", "statistics",
     "unknown model", "unknown version", "unknown input", "missing input", "an input twice", "wrong datatype",
     "a datatype that does not exist", "wrong shape", "inputs of different batches", "negative and overflowing dimensions",

@@ -80,6 +80,22 @@ def test_a_process_that_is_started_again_knows_what_was_unloaded(server):
     assert {infer(port)[0] for _ in range(20)} == {200}
 
 
+def test_a_config_that_a_client_loads_with_reaches_all_processes_also_one_that_is_started_again(server):
+    process, port, _ = server
+
+    def most():
+        answers = [ask(port, path="/v2/models/double/config")[1] for _ in range(20)]
+        return {json.loads(answer)["max_batch_size"] for answer in answers}
+
+    config = json.dumps({"parameters": {"config": json.dumps({"max_batch_size": 5})}})
+    assert ask(port, "POST", "/v2/repository/models/double/load", config)[0] == 200
+    assert most() == {5}
+    kill_one(process, port)
+    assert most() == {5}
+    assert ask(port, "POST", "/v2/repository/models/double/load", "{}")[0] == 200
+    assert most() == {64}
+
+
 def test_names_that_are_none_do_not_travel(server):
     _, port, _ = server
     for _ in range(8):

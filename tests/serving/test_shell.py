@@ -321,15 +321,3 @@ def test_a_client_that_has_not_gone_by_the_end_makes_it_no_clean_one(tmp_path):
         assert client.aborted
 
     run(main())
-
-
-def test_parameters_of_a_load_are_refused(tmp_path):
-    async def main():
-        shell = shell_of(tmp_path)
-        await shell.start()
-        with pytest.raises(ServingError, match="takes no parameters, got config") as caught:
-            await shell.load("m", {"config": "{}"})
-        assert caught.value.reason == "unimplemented"
-        await shell.stop(1)
-
-    run(main())

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hurtle.serving")
 _HEAD = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")])
-_HEADS = {
+_HEADS: dict[bytes | None, bytes] = {
     None: _HEAD,
     **{name: _HEAD + encode_headers([(b"grpc-encoding", name)]) for name in (b"gzip", b"deflate")},
 }

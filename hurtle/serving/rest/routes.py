@@ -297,20 +297,24 @@ async def _index(shell: Any, exchange: Exchange, route: Route) -> None:
     _json(exchange, await shell.index(ready))
 
 
-def _load_parameters(exchange: Exchange) -> dict[str, Any]:
-    found = _asked(exchange).get("parameters")
+async def _load_parameters(exchange: Exchange) -> dict[str, Any]:
+    if len(exchange.body) > JSON_ASIDE:  # files of a model
+        asked = await exchange.connection.watch.aside(_asked, exchange)
+    else:
+        asked = _asked(exchange)
+    found = asked.get("parameters")
     if found is not None and not isinstance(found, dict):
         raise invalid("'parameters': expected a JSON object, got something else.")
     return found or {}
 
 
 async def _load(shell: Any, exchange: Exchange, route: Route) -> None:
-    await shell.load(route.model, _load_parameters(exchange))
+    await shell.load(route.model, await _load_parameters(exchange))
     _json(exchange, {})
 
 
 async def _unload(shell: Any, exchange: Exchange, route: Route) -> None:
-    await shell.unload(route.model, _load_parameters(exchange))
+    await shell.unload(route.model, await _load_parameters(exchange))
     _json(exchange, {})
 
 

@@ -279,7 +279,29 @@ def _(s: Session) -> None:
     equal(s.client.infer("other", x).as_numpy("y").tolist(), [[5.125] * 2])
     s.fails("NOT_FOUND", lambda: s.client.load_model("nobody"), "nobody")
     s.fails("NOT_FOUND", lambda: s.client.unload_model("nobody"), "nobody")
-    s.fails("UNIMPLEMENTED", lambda: s.client.load_model("other", config="{}"), "config")
+
+
+@both("load with a config")
+def _(s: Session) -> None:
+    def most() -> int:
+        found = as_json(s, s.client.get_model_config, "other")
+        return int((found["config"] if s.is_grpc else found)["max_batch_size"])
+
+    default = most()
+    s.client.load_model("other", config='{"max_batch_size": 3}')
+    equal(most(), 3)
+    s.fails("INVALID_ARGUMENT", lambda: s.client.infer("other", [s.input("x", np.ones((4, 2), np.float32))]), "3 rows", "4")
+    s.fails("INVALID_ARGUMENT", lambda: s.client.load_model("other", config='{"ensemble": 1}'), "ensemble")
+    s.fails("INVALID_ARGUMENT", lambda: s.client.load_model("other", config='{"max_batch_size": -1}'), "max_batch_size")
+    equal(most(), 3)
+    s.client.load_model("other")
+    equal(most(), default)
+
+
+@both("load with files, which this server does not allow")
+def _(s: Session) -> None:
+    files = {"file:1/model.onnx": b"bytes"}
+    s.fails("PERMISSION_DENIED", lambda: s.client.load_model("sent", config="{}", files=files), "--allow-file-overrides")
 
 
 @both("statistics")
