@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from hurtle.errors import HurtleError
 
+MAX_FIELDS = 1 << 22
+"""Of the messages that are followed; reading more would take many seconds."""
 MAX_DEPTH = 64
 """Graphs inside nodes inside graphs …; real models have two or three."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -54,25 +57,30 @@ def external_files(content: Any) -> Iterator[str]:
         ValueError: These bytes are no such message.
     """
     todo = [("model", 0, len(content), 0)]
+    seen = count(1)
     while todo:
         kind, start, end, depth = todo.pop()
         inside = _INSIDE.get(kind, {})
         if depth > MAX_DEPTH:
             raise ValueError("its graphs are nested too deeply")
-        for number, first, last in _fields(content, start, end):
+        for number, first, last in _fields(content, start, end, seen):
             if number in inside:
                 todo.append((inside[number], first, last, depth + 1))
             elif kind == "tensor" and number == _TENSOR_LOCATION:
-                entry = {key: bytes(content[a:b]) for key, a, b in _fields(content, first, last)}
+                entry = {key: bytes(content[a:b]) for key, a, b in _fields(content, first, last, seen)}
                 if entry.get(1) == _LOCATION_KEY:
                     yield entry.get(2, b"").decode()
 
 
-def _fields(content: Any, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The fields of a message that have a length: number, start and end."""
+def _fields(content: Any, at: int, end: int, seen: Iterator[int]) -> Iterator[tuple[int, int, int]]:
+    """The fields of a message that have a length: number, start and end. `seen` counts all fields."""
     while at < end:
         tag, at = _varint(content, at, end)
         number, kind = tag >> 3, tag & 7
+        if not number:
+            raise ValueError("a field without a number")
+        if next(seen) > MAX_FIELDS:
+            raise ValueError(f"it has more than {MAX_FIELDS:,} fields")
         if kind == _BYTES:
             size, at = _varint(content, at, end)
             if size > end - at:

@@ -17,6 +17,7 @@ from backend_helpers import (
 from onnx import TensorProto, helper
 
 from hurtle.errors import DeviceError, HurtleError, ServingError, UnknownNameError
+from hurtle.serving.backends import external_data
 from hurtle.serving.backends.base import TensorSpec
 from hurtle.serving.backends.external_data import external_files
 from hurtle.serving.tensors import DTYPES
@@ -162,6 +163,19 @@ def test_weights_in_files_outside_of_the_models_folder_are_refused(tmp_path, loc
         open_backend(onnx_models.external(folder / "m.onnx", location))
     backend = open_backend(onnx_models.external(folder / "m.onnx", "w.bin"))
     np.testing.assert_array_equal(backend.infer(request(x=np.eye(3, dtype=np.float32)[:1]))["y"], [[0, 1]])
+
+
+def test_files_that_would_take_long_to_read_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(bytes(10_000_000))
+    with pytest.raises(HurtleError, match=r"is not ONNX.*a field without a number"):
+        open_backend(path)
+    monkeypatch.setattr(external_data, "MAX_FIELDS", 1000)
+    onnx_models.linear(path)
+    open_backend(path)
+    path.write_bytes(b"\x08\x01" * 1001)
+    with pytest.raises(HurtleError, match="more than 1,000 fields"):
+        open_backend(path)
 
 
 def test_external_files_are_found_wherever_a_model_can_name_them(tmp_path):
