@@ -224,13 +224,15 @@ class Repository:
             sources = await asyncio.to_thread(self._sources, name)
             if not sources:
                 raise ServingError("not_found", f"The files of model {name!r} are gone; what was loaded serves on.")
-            entry.tried, entry.is_unloaded, entry.is_sent = _fingerprints(sources), False, False
+            entry.tried, entry.is_unloaded = _fingerprints(sources), False
             problems = [
                 problem
                 for version, source in sources.items()
                 if (problem := await self._load_version(name, version, source, entry, options, overrides)) is not None
             ]
-            self._remove_others(entry, sources)
+            if not (problems and entry.is_sent):  # else what the client had sent serves on
+                entry.is_sent = False
+                self._remove_others(entry, sources)
             if not problems:
                 entry.overrides = Overrides(overrides.options)
         if problems:

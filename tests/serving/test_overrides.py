@@ -225,6 +225,10 @@ def test_a_model_can_be_loaded_from_a_client_s_file_which_is_then_gone(onnx_zoo,
             assert shell.repository.versions(name) == ["7"]  # it stands for what lies in the folder
             await shell.repository.refresh()
             assert shell.repository.versions(name) == ["7"]
+        (onnx_zoo / "m" / "4" / "model.onnx").write_bytes(b"damaged")
+        assert (await refused(shell, {}))[0] == "failed_precondition"
+        assert "7" in shell.repository.versions("m")
+        (onnx_zoo / "m" / "4" / "model.onnx").write_bytes(linear)
         await shell.load("m", {})
         assert shell.repository.versions("m") == ["3", "4"]
         await shell.unload("sent")
