@@ -138,19 +138,19 @@ def test_what_a_sequence_refuses_when_it_is_its_turn_is_counted_once(server):
 
 
 def test_what_is_no_inference_is_not_among_the_failures_of_a_model(server):
-    asked = json.dumps({"parameters": {"config": "{}"}})
+    asked = json.dumps({"parameters": {"force": True}})
     load = "/v2/repository/models/count/load"
-    assert added(server, lambda: post(server, load, asked)) == {("", "unimplemented"): 1}
+    assert added(server, lambda: post(server, load, asked)) == {("", "invalid_argument"): 1}
 
     def load_over_grpc():
         made = message_class("inference.RepositoryModelLoadRequest")(model_name="count")
-        made.parameters["config"].string_param = "{}"
+        made.parameters["force"].bool_param = True
         with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
             call = channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelLoad")
             with pytest.raises(grpc.RpcError):
                 call(made.SerializeToString(), timeout=TIMEOUT, metadata=list(TOKEN.items()))
 
-    assert added(server, load_over_grpc) == {("", "unimplemented"): 1}
+    assert added(server, load_over_grpc) == {("", "invalid_argument"): 1}
 
 
 def test_other_paths_and_methods_are_counted(server):
