@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import pickle
-from typing import Any
+import sys
+import threading
+import weakref
+from collections import ChainMap
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import cloudpickle
 
@@ -36,14 +43,65 @@ def dumps(value: Any) -> bytes:
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception:
-        return cloudpickle.dumps(value)
+        return dumps_by_value(value)
+
+
+def dumps_by_value(value: Any) -> bytes:
+    """Pickle so that another process can load it: what is defined in `__main__`, a notebook or a function travels by value."""
+    with io.BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
 
 
 def portable(error: BaseException | None) -> bytes | None:
     """An error pickled, or None: some cannot travel; their text always does."""
     try:
-        pickled = cloudpickle.dumps(error)
+        pickled = dumps_by_value(error)
         pickle.loads(pickled)
         return pickled
     except Exception:
         return None
+
+
+def _reduce_cached(cached: Any) -> Any:
+    """A function under `functools.lru_cache`: by name where a worker can import it, else the function and its settings.
+
+    The cache itself stays behind.
+    """
+    found: Any = sys.modules.get(cached.__module__)
+    if cached.__module__ != "__main__" and found is not None and not _travels_by_value(cached.__module__):
+        for name in cached.__qualname__.split("."):
+            found = getattr(found, name, None)
+        if found is cached:
+            return cached.__qualname__
+    attributes = {name: value for name, value in vars(cached).items() if name != "cache_parameters"}
+    return _cached, (cached.__wrapped__, cached.cache_parameters()), attributes
+
+
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _travels_by_value(module: str) -> bool:
+    """Whether the module, or a package that it is in, was given to `cloudpickle.register_pickle_by_value`."""
+    registered = cloudpickle.cloudpickle.list_registry_pickle_by_value()
+    parts = module.split(".")
+    return any(".".join(parts[:depth]) in registered for depth in range(1, len(parts) + 1))
+
+
+class _Pickler(cloudpickle.Pickler):
+    """cloudpickle, and what classes and functions of `__main__` hold that it leaves out."""
+
+    dispatch_table: ClassVar[Any] = ChainMap(
+        {
+            functools._lru_cache_wrapper: _reduce_cached,
+            # A lock guards the threads of one process (cached_property has one up to Python 3.11): the worker gets its own.
+            type(threading.Lock()): lambda lock: (threading.Lock, ()),
+            type(threading.RLock()): lambda lock: (threading.RLock, ()),
+            # functools.singledispatch has a weak dict, and so have registries of instances.
+            weakref.WeakKeyDictionary: lambda weak: (weakref.WeakKeyDictionary, (dict(weak),)),
+            weakref.WeakValueDictionary: lambda weak: (weakref.WeakValueDictionary, (dict(weak),)),
+            weakref.WeakSet: lambda weak: (weakref.WeakSet, (list(weak),)),
+        },
+        cloudpickle.Pickler.dispatch_table,
+    )

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NoReturn
 
-import cloudpickle
 import numpy as np
 
 from hurtle.errors import EnvFailedError, EnvTimeoutError, HurtleError, WorkerDiedError
@@ -26,7 +25,7 @@ from hurtle.vector import wire
 from hurtle.vector.description import Description, EnvMaker
 from hurtle.vector.fleet import Fleet
 from hurtle.vector.options import VecOptions
-from hurtle.vector.pickling import refuse_inside_import
+from hurtle.vector.pickling import dumps_by_value, refuse_inside_import
 from hurtle.vector.python_vec import PythonVecEnv
 from hurtle.vector.revival import Revival
 from hurtle.vector.rows import RowPlan, map_shared
@@ -59,7 +58,7 @@ class ProcessVecEnv(PythonVecEnv):
         self._resetting: dict[int, _Reset] = {}  # resets under way
         self._early: list[int] = []  # done, and read before anyone waited for it
         try:
-            pickled = cloudpickle.dumps((maker, options.emulate, options.check))
+            pickled = dumps_by_value((maker, options.emulate, options.check))
             for k in range(count):
                 self._fleet.start(k)
             description = self._ask_description(pickled)
@@ -99,7 +98,7 @@ class ProcessVecEnv(PythonVecEnv):
         maker, description, plan = self._setup
         options = self._options
         share = (len(worker.envs), worker.envs.start)
-        worker.send(wire.SETUP, cloudpickle.dumps((maker, *share, description, plan, options.autoreset_mode, options.check)))
+        worker.send(wire.SETUP, dumps_by_value((maker, *share, description, plan, options.autoreset_mode, options.check)))
 
     def _expect(self, worker: WorkerProcess, kind: int, timeout: float | None, current: Any) -> bytes:
         """The next frame of this kind from a worker that sets up or answers a call; `timeout` is for each env."""
@@ -166,7 +165,7 @@ class ProcessVecEnv(PythonVecEnv):
             self._resetting[index] = reset = (index, fallback if seed is None else seed, options)
             orders.setdefault(self._owner[index], []).append(reset)
         for owner, order in orders.items():
-            self._order(self._fleet.workers[owner], [reset[0] for reset in order], wire.RESET, cloudpickle.dumps(order))
+            self._order(self._fleet.workers[owner], [reset[0] for reset in order], wire.RESET, dumps_by_value(order))
 
     def _order(self, worker: WorkerProcess, ids: Sequence[int], kind: int, payload: bytes) -> None:
         worker.busy.update(ids)
@@ -330,7 +329,7 @@ class ProcessVecEnv(PythonVecEnv):
         requests = {}
         for owner, positions in shares.items():
             kind, request = make([ids[p] for p in positions], positions)
-            requests[owner] = (kind, cloudpickle.dumps(request))
+            requests[owner] = (kind, dumps_by_value(request))
         try:
             return self._exchange(ids, shares, requests)
         except (EnvFailedError, WorkerDiedError):

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from hurtle.errors import EnvFailedError, EnvTimeoutError, HurtleError, WorkerDiedError
 from hurtle.vector import ray_worker
 from hurtle.vector.description import Description, EnvMaker
 from hurtle.vector.options import VecOptions
+from hurtle.vector.pickling import dumps_by_value
 from hurtle.vector.ray_cluster import cluster_cpus, free_cpus, join, leave, ray
 from hurtle.vector.rows import RowPlan
 
@@ -70,7 +70,7 @@ class Fleet:
         bounds = np.linspace(0, options.num_envs, count + 1).astype(int).tolist()
         self.workers = [Worker(k, range(*edges), _Host.remote()) for k, edges in enumerate(pairwise(bounds))]
         self._await_start(self.workers)
-        self._maker = ray.put(cloudpickle.dumps((maker, options.emulate, options.check)))
+        self._maker = ray.put(dumps_by_value((maker, options.emulate, options.check)))
         description = self._ask_new({self.workers[0].actor.describe.remote(self._maker): self.workers[0]})[0]
         plan = RowPlan.of(description, options.num_envs)
         self._setup = (description, plan, options.autoreset_mode, options.step_timeout)

@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from hurtle.errors import EnvFailedError, EnvTimeoutError, HurtleError, WorkerDiedError
 from hurtle.vector import ray_worker
 from hurtle.vector.description import EnvMaker
 from hurtle.vector.options import VecOptions
-from hurtle.vector.pickling import refuse_inside_import
+from hurtle.vector.pickling import dumps_by_value, refuse_inside_import
 from hurtle.vector.python_vec import PythonVecEnv
 from hurtle.vector.ray_cluster import ray
 from hurtle.vector.ray_fleet import Fleet, Worker
@@ -115,7 +114,7 @@ class RayVecEnv(PythonVecEnv):
             of[index] = (index, fallback if seed is None else seed, options)
         for worker, chosen in self._by_worker(list(of)).items():
             share = [of[index] for index in chosen]
-            self._calls[worker.actor.reset.remote(cloudpickle.dumps(share))] = _Call(worker, chosen, share)
+            self._calls[worker.actor.reset.remote(dumps_by_value(share))] = _Call(worker, chosen, share)
 
     def _by_worker(self, ids: Sequence[int]) -> dict[Worker, list[int]]:
         shares: dict[Worker, list[int]] = {}
@@ -222,12 +221,12 @@ class RayVecEnv(PythonVecEnv):
     # Single envs.
 
     def _call(self, ids: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        answers = self._ask(ids, lambda actor, share: actor.call.remote(cloudpickle.dumps((share, name, args, kwargs))))
+        answers = self._ask(ids, lambda actor, share: actor.call.remote(dumps_by_value((share, name, args, kwargs))))
         return [answers[index] for index in ids]
 
     def _set_attr(self, ids: Sequence[int], name: str, values: Sequence[Any]) -> None:
         of = dict(zip(ids, values, strict=True))
-        self._ask(ids, lambda actor, share: actor.set_attr.remote(cloudpickle.dumps((share, name, [of[i] for i in share]))))
+        self._ask(ids, lambda actor, share: actor.set_attr.remote(dumps_by_value((share, name, [of[i] for i in share]))))
 
     def _ask(self, ids: Sequence[int], post: Callable[[Any, list[int]], Any]) -> dict[int, Any]:
         self._check_open()
