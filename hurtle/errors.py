@@ -26,8 +26,12 @@ class EnvIndexError(EnvCodeError, IndexError):
     """Environment code that indexed an array out of bounds; names the author's line, the index and the length."""
 
 
-class ActionError(HurtleError, ValueError):
+class ActionError(HurtleError, ValueError, TypeError):
     """Actions of the wrong shape or type, or outside the action space."""
+
+
+class ResetMaskError(HurtleError, ValueError, TypeError):
+    """`options["reset_mask"]` of the wrong shape or type, or without a True."""
 
 
 class DeviceError(HurtleError, RuntimeError):

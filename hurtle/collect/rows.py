@@ -57,7 +57,7 @@ class VecRows:
         if "action_mask" not in infos:
             return None
         mask, told = np.asarray(infos["action_mask"]), infos.get("_action_mask")
-        if told is None:  # ours: of every row
+        if told is None or (mask.dtype != object and np.all(told)):  # of every row
             return mask.reshape(-1, mask.shape[-1]).astype(np.bool_, copy=False)
         told = np.asarray(told)
         legal = np.ones((len(told), len(mask[told.argmax()])), np.bool_)

@@ -224,6 +224,15 @@ class SpaceLayout:
         self.__init__(**state)  # type: ignore[misc]
 
 
+def same_layout(one: SpaceLayout, other: SpaceLayout) -> bool:
+    """Whether values of both spaces are stored alike: the same leaves, in the same places, with the same bounds."""
+
+    def about(layout: SpaceLayout) -> list[Any]:
+        return [(leaf.path, leaf.dtype, leaf.shape, leaf.low.tobytes(), leaf.high.tobytes()) for leaf in layout.leaves]
+
+    return about(one) == about(other)
+
+
 def _writer_source(nodes: Tree) -> tuple[str, list[Any]]:
     """Code of `bind(explain, place 0, place 1, …) → write(value)`, and the keys it looks up."""
     lines: list[str] = []

@@ -105,6 +105,9 @@ def resolve(env: EnvLike, parameters: dict[str, Any]) -> Env | Callable[..., Any
     raise HurtleError(f"An environment is a name, a class or a callable that makes one, got {env!r}.{made}")
 
 
+APIS = ("gymnasium", "pettingzoo")
+
+
 def unchecked(env: Env | Callable[..., Any]) -> Env:
     """A native env that is compiled without bounds checks.
 
@@ -118,13 +121,23 @@ def unchecked(env: Env | Callable[..., Any]) -> Env:
     return env
 
 
-def make(env: EnvLike, *, render_mode: str | None = None, debug: bool = False, unsafe: bool = False, **parameters: Any) -> Any:
+def make(
+    env: EnvLike,
+    *,
+    api: str = "gymnasium",
+    render_mode: str | None = None,
+    debug: bool = False,
+    unsafe: bool = False,
+    **parameters: Any,
+) -> Any:
     """Make one environment: a `gymnasium.Env`, or a PettingZoo env as PettingZoo made it.
 
     Args:
         env: A native env's short name ("cartpole") or class, "my_env.py:MyEnv", a Gymnasium id ("CartPole-v1", "ALE/Pong-v5"),
             an Atari game with its preprocessing ("atari/Pong"), a game of PettingZoo ("pettingzoo/butterfly/pistonball_v6"),
             or a callable that returns an env.
+        api: Of a native env: "gymnasium", where several agents are an axis of the arrays, or "pettingzoo" for a `ParallelEnv`
+            with dicts by agent.
         render_mode: "rgb_array", "ansi" or None (Gymnasium envs: what they offer).
         debug: Native envs only: run the author's code uncompiled, for pdb.
         unsafe: Native envs only: compile without bounds checks; an index out of bounds then corrupts memory.
@@ -136,10 +149,14 @@ def make(env: EnvLike, *, render_mode: str | None = None, debug: bool = False, u
         >>> obs.shape
         (4,)
     """
+    if api not in APIS:
+        raise UnknownNameError(f"No api {api!r}. {did_you_mean(api, APIS)}")
     found = resolve(env, parameters)
     found = unchecked(found) if unsafe else found
     if isinstance(found, Env):
-        return NativeEnv(found, render_mode, debug)
+        return (NativeEnv if api == "gymnasium" else _parallel_class())(found, render_mode, debug)
+    if api != "gymnasium":
+        raise HurtleError(f"api={api!r} is for native envs; {env!r} is made as it is: leave out api.")
     if debug:
         raise HurtleError(f"debug=True is for native envs; {env!r} is plain Python already.")
     try:
@@ -151,3 +168,13 @@ def make(env: EnvLike, *, render_mode: str | None = None, debug: bool = False, u
     if not isinstance(made, gymnasium.Env) and not (hasattr(made, "possible_agents") or hasattr(made, "agents")):
         raise HurtleError(f"{env!r} made a {type(made).__name__}; expected a gymnasium.Env or a PettingZoo env.")
     return made
+
+
+def _parallel_class() -> Any:
+    try:
+        import pettingzoo  # noqa: F401 (only whether it is there)
+    except ImportError as error:
+        raise HurtleError('api="pettingzoo" needs PettingZoo: pip install "hurtle[pettingzoo]".') from error
+    from hurtle.native.parallel import NativeParallelEnv
+
+    return NativeParallelEnv

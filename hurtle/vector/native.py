@@ -20,7 +20,7 @@ from hurtle.native.env import Env, EnvSpec
 from hurtle.native.rng import MASK, seed_range
 from hurtle.native.single import RENDER_MODES, check_render_mode, render_env
 from hurtle.native.spaces import env_action_space, env_observation_space, infos_of
-from hurtle.vector.options import autoreset_mode_of, check_count, check_seed
+from hurtle.vector.options import autoreset_mode_of, check_count, check_reset_mask, check_seed
 from hurtle.vector.vec_env import Results, Seed, VecEnv
 
 SENT = ("", "reset", "step", "ended")
@@ -74,12 +74,15 @@ class NativeVecEnv(VecEnv):
         self._same_step = mode is AutoresetMode.SAME_STEP
         self._copy = copy
         self._first_seed: int | None = seed
+        self._env_seeds = seed_range(seed, self.num_envs)
         self._sent: tuple[str, Results] | None = None  # what recv() will return, and the one of SENT that it comes from
         self._all = np.ones(self.num_envs, np.bool_)
         self._batch = self._make_batch(num_workers, debug)
         self._actions = self._batch.actions
         self._outcome = self._views()
         self._step_infos = infos_of(self.native_spec, self._batch.arrays)
+        if (mask := self._step_infos.get("action_mask")) is not None:  # of NumPy or torch; every env tells one
+            self._step_infos["_action_mask"] = mask.reshape(self.num_envs, -1).any(1) | True
         self._episode_infos = self._make_episode_infos()
 
     @property
@@ -91,6 +94,11 @@ class NativeVecEnv(VecEnv):
     def agent_action_space(self) -> spaces.Space:
         """The space of one agent's action."""
         return self.native_spec.action_space
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The seed that each env was last reset with; before the first reset, the one that it will be reset with."""
+        return tuple(self._env_seeds.tolist())
 
     def _make_batch(self, num_workers: int | None, debug: bool) -> Any:
         return CpuBatch(self.native_spec, self.num_envs, num_workers, debug)
@@ -228,11 +236,12 @@ class NativeVecEnv(VecEnv):
         chosen = ~self._all
         chosen[index] = True
         if seed is not None:
-            self._batch.seed(seed_range(seed, 1).repeat(self.num_envs), chosen)
+            self._seed_envs(seed_range(seed, 1).repeat(self.num_envs), chosen)
         if options:
             self._batch.set_options(options, chosen)
         self._batch.reset(chosen)
-        return self._copied(self._outcome[0][index]), self._copied({k: v[index] for k, v in self._step_infos.items()})
+        own = {name: array[index] for name, array in self._step_infos.items() if name != "_action_mask"}
+        return self._copied(self._outcome[0][index]), self._copied(own)
 
     def get_attr(self, name: str, indices: Any = None) -> tuple[Any, ...]:
         """A State field, or a parameter or attribute of the env class, of every env or of those in `indices`."""
@@ -292,22 +301,21 @@ class NativeVecEnv(VecEnv):
     def _chosen(self, mask: Any) -> np.ndarray:
         if mask is None:
             return self._all
-        mask = np.asarray(mask)
-        if mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
-            raise HurtleError(
-                f"options['reset_mask'] must be bool of shape ({self.num_envs},), got {mask.dtype} of shape {mask.shape}."
-            )
-        return mask
+        return check_reset_mask(mask, self.num_envs)
 
     def _apply_seed(self, seed: int | Sequence[int | None], chosen: np.ndarray) -> None:
         if not isinstance(seed, Sequence | np.ndarray):
-            self._batch.seed(seed_range(seed, self.num_envs), chosen)
+            self._seed_envs(seed_range(seed, self.num_envs), chosen)
             return
         if len(seed) != self.num_envs:
             raise HurtleError(f"seed has {len(seed)} entries for {self.num_envs} envs.")
         given = np.array([s is not None for s in seed])
         seeds = np.concatenate([seed_range(0 if s is None else s, 1) for s in seed])
-        self._batch.seed(seeds, chosen & given)
+        self._seed_envs(seeds, chosen & given)
+
+    def _seed_envs(self, seeds: np.ndarray, chosen: np.ndarray) -> None:
+        self._batch.seed(seeds, chosen)
+        self._env_seeds[chosen] = seeds[chosen]
 
     def _convert(self, actions: Any) -> np.ndarray:
         given = np.asarray(actions)

@@ -59,6 +59,11 @@ class NativePool(VecEnv):
         return self._batches[0].agent_action_space
 
     @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The seed that each env was last reset with; before the first reset, the one that it will be reset with."""
+        return tuple(seed for batch in self._batches for seed in batch.np_random_seed)
+
+    @property
     def num_workers(self) -> int:
         """Threads in use."""
         return self._batches[0].num_workers

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
+from hurtle.errors import HurtleError, ResetMaskError, UnknownNameError, did_you_mean
 
 ORDERS = ("ready", "fair")
 
@@ -59,6 +60,23 @@ def check_seed(seed: int) -> None:
     """Refuse anything but an int of at least 0."""
     if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
         raise HurtleError(f"seed must be an int of at least 0, got {seed!r}.")
+
+
+def check_reset_mask(mask: Any, num_envs: int) -> np.ndarray:
+    """`options["reset_mask"]` as an array.
+
+    Raises:
+        ResetMaskError: It is not bool[num_envs], or chooses no env; the message is Gymnasium's.
+    """
+    mask = np.asarray(mask)
+    name = "`options['reset_mask']` must"
+    if mask.dtype != np.bool_:
+        raise ResetMaskError(f"{name} have `dtype=np.bool_`, got {mask.dtype}.")
+    if mask.shape != (num_envs,):
+        raise ResetMaskError(f"{name} have shape `({num_envs},)`, got {mask.shape}.")
+    if not mask.any():
+        raise ResetMaskError(f"{name} contain a boolean array with at least one True value, got reset_mask={mask}.")
+    return mask
 
 
 def autoreset_mode_of(mode: AutoresetMode | str, allowed: tuple[AutoresetMode, ...] = tuple(AutoresetMode)) -> AutoresetMode:

@@ -29,6 +29,7 @@ from hurtle.vector.pickling import dumps_by_value, refuse_inside_import
 from hurtle.vector.python_vec import PythonVecEnv
 from hurtle.vector.revival import Revival
 from hurtle.vector.rows import RowPlan, map_shared
+from hurtle.vector.vec_env import VecEnvClosedError
 from hurtle.vector.worker_process import WorkerProcess
 
 _STEP_ALL = wire.frame(wire.STEP_ALL)
@@ -162,7 +163,9 @@ class ProcessVecEnv(PythonVecEnv):
         orders: dict[int, list[_Reset]] = {}
         for index, seed, options in resets:
             fallback = self._revival.begin_reset(index)
-            self._resetting[index] = reset = (index, fallback if seed is None else seed, options)
+            if seed is None and fallback is not None:
+                seed = self._env_seeds[index] = fallback
+            self._resetting[index] = reset = (index, seed, options)
             orders.setdefault(self._owner[index], []).append(reset)
         for owner, order in orders.items():
             self._order(self._fleet.workers[owner], [reset[0] for reset in order], wire.RESET, dumps_by_value(order))
@@ -310,7 +313,7 @@ class ProcessVecEnv(PythonVecEnv):
 
     def _check_open(self) -> None:
         if not self._stop.alive:
-            raise HurtleError("This vector env is closed, or was ended by an earlier error; make a new one.")
+            raise VecEnvClosedError("This vector env is closed, or was ended by an earlier error; make a new one.")
 
     # Single envs.
 

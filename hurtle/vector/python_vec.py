@@ -21,7 +21,7 @@ from hurtle.errors import ActionError, HurtleError
 from hurtle.vector.description import Description
 from hurtle.vector.episodes import Ended, Episodes
 from hurtle.vector.infos import Infos, merge_infos
-from hurtle.vector.options import ORDERS, VecOptions, check_seed
+from hurtle.vector.options import ORDERS, VecOptions, check_reset_mask, check_seed
 from hurtle.vector.rows import ALL, Rows
 from hurtle.vector.vec_env import Results, Seed, VecEnv
 
@@ -58,6 +58,7 @@ class PythonVecEnv(VecEnv):
         self._copy, self._fair = options.copy, options.order == ORDERS[1]
         self._pool = self.batch_size < self.num_envs
         self._first_seed: int | None = options.seed
+        self._env_seeds = [options.seed + i for i in range(self.num_envs)]
         self._actions = description.actions.batch(rows.actions) if description.actions.is_plain else None
         self._fixed = description.flat or description.layout.is_fixed
         self._whole = self._views(ALL)
@@ -78,6 +79,11 @@ class PythonVecEnv(VecEnv):
     def agent_action_space(self) -> spaces.Space:
         """The space of one row of actions: of one env, or of one agent."""
         return self._description.action_space
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The seed that each env was last reset with; before the first reset, the one that it will be reset with."""
+        return tuple(self._env_seeds)
 
     # What a back end does.
 
@@ -233,6 +239,8 @@ class PythonVecEnv(VecEnv):
         if self._first_seed is not None:
             raise ResetNeeded("Call reset() before reset_env().")
         self._episodes.expect_reset(ids)
+        if seed is not None:
+            self._env_seeds[ids[0]] = seed
         with self._all_or_nothing():
             self._post_resets([(ids[0], seed, options)])
             while not self._wait_for(ids[0]):
@@ -289,6 +297,9 @@ class PythonVecEnv(VecEnv):
         self._in_hand, self._taken = self._in_hand[:0], []
         self._episodes.expect_reset(chosen)
         self._running.extend(chosen)
+        for i in chosen:
+            if (own := seeds[i]) is not None:
+                self._env_seeds[i] = own
         with self._all_or_nothing():
             self._post_resets([(i, seeds[i], given) for i in chosen])
         self._first_seed = None
@@ -307,12 +318,7 @@ class PythonVecEnv(VecEnv):
     def _chosen(self, mask: Any) -> list[int]:
         if mask is None:
             return list(range(self.num_envs))
-        mask = np.asarray(mask)
-        if mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
-            raise HurtleError(
-                f"options['reset_mask'] must be bool of shape ({self.num_envs},), got {mask.dtype} of shape {mask.shape}."
-            )
-        return np.flatnonzero(mask).tolist()
+        return np.flatnonzero(check_reset_mask(mask, self.num_envs)).tolist()
 
     def _write_actions(self, actions: Any, rows: Any, count: int) -> None:
         if self._actions is None:  # a tree of actions
@@ -380,6 +386,7 @@ class PythonVecEnv(VecEnv):
         source, masks = self._rows, {}
         if self._description.mask_size:
             masks["action_mask"] = source.action_mask[rows]
+            masks["_action_mask"] = np.ones(len(masks["action_mask"]), np.bool_)  # where an env tells none, all are legal
         if self._description.agents is not None:
             masks["agent_mask"] = source.agent_mask[rows]
         return (

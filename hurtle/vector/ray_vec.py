@@ -24,6 +24,7 @@ from hurtle.vector.ray_cluster import ray
 from hurtle.vector.ray_fleet import Fleet, Worker
 from hurtle.vector.revival import Revival
 from hurtle.vector.rows import private_rows
+from hurtle.vector.vec_env import VecEnvClosedError
 
 _GRACE = 1.0  # seconds beyond step_timeout after which an actor that says nothing is given up
 _MAX_RESTARTS = 3  # of one worker without a step between them
@@ -111,7 +112,9 @@ class RayVecEnv(PythonVecEnv):
         of = {}
         for index, seed, options in resets:
             fallback = self._revival.begin_reset(index)
-            of[index] = (index, fallback if seed is None else seed, options)
+            if seed is None and fallback is not None:
+                seed = self._env_seeds[index] = fallback
+            of[index] = (index, seed, options)
         for worker, chosen in self._by_worker(list(of)).items():
             share = [of[index] for index in chosen]
             self._calls[worker.actor.reset.remote(dumps_by_value(share))] = _Call(worker, chosen, share)
@@ -214,7 +217,7 @@ class RayVecEnv(PythonVecEnv):
 
     def _check_open(self) -> None:
         if not self._stop.alive:
-            raise HurtleError("This vector env is closed, or was ended by an earlier error; make a new one.")
+            raise VecEnvClosedError("This vector env is closed, or was ended by an earlier error; make a new one.")
         if not ray.is_initialized():
             raise HurtleError("Ray was shut down, and the envs in it are gone; make a new vector env.")
 

@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from hurtle.errors import HurtleError
 from hurtle.vector.description import EnvMaker, describe
 from hurtle.vector.options import VecOptions
 from hurtle.vector.python_vec import PythonVecEnv
 from hurtle.vector.rows import RowPlan, private_rows
 from hurtle.vector.shard import Shard
+from hurtle.vector.vec_env import VecEnvClosedError
 
 
 class SerialVecEnv(PythonVecEnv):
@@ -75,7 +75,7 @@ class SerialVecEnv(PythonVecEnv):
 
     def _check_open(self) -> None:
         if self._ended:
-            raise HurtleError("This vector env is closed, or was ended by an earlier error; make a new one.")
+            raise VecEnvClosedError("This vector env is closed, or was ended by an earlier error; make a new one.")
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close the envs."""

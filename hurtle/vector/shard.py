@@ -11,7 +11,8 @@ from typing import Any
 
 from gymnasium.vector import AutoresetMode
 
-from hurtle.errors import EnvFailedError
+from hurtle.emulation.layout import SpaceLayout, same_layout
+from hurtle.errors import EmulationError, EnvFailedError
 from hurtle.vector.description import CONSTRUCTOR, Description, EnvMaker, env_failure, prepare
 from hurtle.vector.rows import Rows
 from hurtle.vector.slots import AgentsSlot, EnvSlot
@@ -54,7 +55,7 @@ class Shard:
         try:
             for index, maker in enumerate(makers, first):
                 self._current[worker] = index
-                make = partial(_make, maker, description.flat, check)
+                make = partial(_make, maker, description, check)
                 made = self._guarded(index, None, CONSTRUCTOR, make)
                 slot = EnvSlot if description.agents is None else AgentsSlot
                 self.slots.append(slot(made, index, description, rows, autoreset_mode, self.infos, check))
@@ -138,8 +139,16 @@ class Shard:
         return env_failure(index, self.slots[index - self.first].seed, doing, error)
 
 
-def _make(maker: EnvMaker, flat: bool, check: bool) -> Any:
-    return prepare(maker(), flat, check)
+def _make(maker: EnvMaker, description: Description, check: bool) -> Any:
+    env = prepare(maker(), description.flat, check)
+    if description.agents is None:
+        for what, wanted in (("observation", description.observation_space), ("action", description.action_space)):
+            space = getattr(env, f"{what}_space")
+            # Custom spaces may not know that they are equal: what counts is how they lie in memory.
+            if space != wanted and not same_layout(SpaceLayout(space), SpaceLayout(wanted)):
+                env.close()
+                raise EmulationError(f"{what}_space: expected {wanted}, as in the first env that was made, got {space}.")
+    return env
 
 
 def _attribute(env: Any, name: str) -> Any:

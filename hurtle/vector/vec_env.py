@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
@@ -16,6 +17,10 @@ from hurtle.errors import HurtleError
 
 Results = tuple[Any, Any, Any, Any, dict[str, Any]]
 Seed = int | Sequence[int | None] | None
+
+
+class VecEnvClosedError(HurtleError, ClosedEnvironmentError):
+    """The vector env was closed, or an error ended it."""
 
 
 class VecEnv(VectorEnv):
@@ -48,6 +53,11 @@ class VecEnv(VectorEnv):
     @abstractmethod
     def agent_action_space(self) -> spaces.Space:
         """The space of one row of actions, that is of one agent of one env; without agents, `single_action_space`."""
+
+    @property
+    @abstractmethod
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The seed that each env was last reset with; before the first reset, the one that it will be reset with."""
 
     @property
     @abstractmethod
@@ -92,7 +102,7 @@ class VecEnv(VectorEnv):
 
     def _check_open(self) -> None:
         if self.closed:
-            raise HurtleError("This vector env is closed; make a new one.")
+            raise VecEnvClosedError("This vector env is closed; make a new one.")
 
     def _indices(self, indices: Any) -> list[int]:
         """The envs that the user means: None is all of them, and negative ones count from the end."""
