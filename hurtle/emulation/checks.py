@@ -37,11 +37,21 @@ def check_outcome(reward: Any, terminated: Any, truncated: Any, info: Any, of_ag
         info: Must be a dict.
         of_agent: Added to the names in messages, such as `["agent_0"]`.
     """
-    number = isinstance(reward, numbers.Real | np.number | np.bool_) or (isinstance(reward, np.ndarray) and reward.shape == ())
-    if not number:
-        raise EmulationError(f"reward{of_agent}: expected a number, got {_described(reward)}.")
+    check_kinds(reward, terminated, truncated, info, of_agent)
     if math.isnan(reward):
         raise EmulationError(f"reward{of_agent}: expected a number, got NaN.")
+
+
+USUAL_REWARDS = frozenset((float, int, bool, np.float64, np.float32, np.int64, np.bool_))
+USUAL_FLAGS = (bool, np.bool_)
+"""Types that need no further look, as steps are many; anything else is for `check_kinds`."""
+
+
+def check_kinds(reward: Any, terminated: Any, truncated: Any, info: Any, of_agent: str = "") -> None:
+    """Check the types alone, as `check_outcome` does; every step is held to this, whether a reward is NaN is not asked."""
+    number = isinstance(reward, numbers.Real | np.integer | np.floating | np.bool_)
+    if not number and not (isinstance(reward, np.ndarray) and reward.shape == () and reward.dtype.kind in "biuf"):
+        raise EmulationError(f"reward{of_agent}: expected a number, got {_described(reward)}.")
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if np.shape(flag) != () or flag not in (False, True):
             raise EmulationError(f"{name}{of_agent}: expected a bool, got {_described(flag)}. Return bool({name}).")

@@ -30,6 +30,7 @@ class FixedNode(Node):
         self.leaf = plan.leaf(path, space, self.low.dtype, self.low.shape, self.low, self.high)
         self.fields = self.leaf
         self.leaves = (self.leaf,)
+        self._fitting = {self.leaf.dtype}  # dtypes that were found to fit
 
     def store(self, views: Views, value: Any) -> None:
         """Write one value into the leaf's array."""
@@ -56,6 +57,23 @@ class FixedNode(Node):
     def item(self, batch: Any, i: int) -> Any:
         """Row i: an array also where the space's shape is (), and an integer for a Discrete."""
         return batch[i] if self.is_scalar else np.asarray(batch)[i, ...]
+
+    def admit(self, value: Any) -> Any:
+        """The value, if its shape and kind of number fit; part of every step, so that bounds are left to `check`.
+
+        Raises:
+            TypeError: It does not fit: NumPy would repeat it, make None a NaN, or drop an imaginary part.
+        """
+        if self.is_scalar and isinstance(value, int):
+            return value
+        array = _as_array(value)
+        if array.dtype not in self._fitting:
+            if not (array.dtype.kind in "iu" if self.is_scalar else _fits(array.dtype, self.leaf.dtype)):
+                raise TypeError(f"{self.path}: {kind_of(value)} does not fit.")
+            self._fitting.add(array.dtype)
+        if array.shape != self.low.shape:
+            raise TypeError(f"{self.path}: {kind_of(value)} does not fit.")
+        return array
 
     def check(self, value: Any, path: str) -> None:
         """Whether type, shape and dtype fit, and every entry is within the bounds."""

@@ -99,13 +99,13 @@ class SpaceLayout:
     def writer(self, memory: np.ndarray) -> Callable[[Any], None]:
         """A function that stores one value in `memory`, uint8 [nbytes]; made once for a place that is written often.
 
-        Fixed-size leaves are written without checks: run `check` on the first values. A value that cannot be stored
-        raises an EmulationError that names its leaf.
+        Values of the wrong shape or kind of number raise an EmulationError that names the leaf. Bounds are not compared, as
+        that would cost as much as a cheap env's step: run `check` on the first values.
         """
         views = self._views(self._records(memory, 1))
         nodes = tree_leaves(self._nodes)
         places = [views[node.leaf] if isinstance(node, FixedNode) else partial(node.store, views) for node in nodes]
-        return self._bind_writer(self._explain, *places)
+        return self._bind_writer(self._explain, nodes, *places)
 
     def reader(self, memory: np.ndarray) -> Callable[[], Any]:
         """A function that reads the value in `memory`, uint8 [nbytes], as the space holds it, into memory of its own."""
@@ -169,7 +169,7 @@ class SpaceLayout:
     def _bind_writer(self) -> Callable[..., Callable[[Any], None]]:
         """The factory of writers: takes the place of every leaf and returns straight-line code that fills them."""
         source, keys = _writer_source(self._nodes)
-        scope: dict[str, Any] = {"keys": keys}
+        scope: dict[str, Any] = {"keys": keys, "integers": (int, np.int64), "dtype_of": np.dtype}
         exec(compile(source, f"<writer of {self.name}>", "exec"), scope)
         return scope["bind"]
 
@@ -234,8 +234,12 @@ def same_layout(one: SpaceLayout, other: SpaceLayout) -> bool:
 
 
 def _writer_source(nodes: Tree) -> tuple[str, list[Any]]:
-    """Code of `bind(explain, place 0, place 1, …) → write(value)`, and the keys it looks up."""
+    """Code of `bind(explain, nodes, place 0, place 1, …) → write(value)`, and the keys it looks up.
+
+    What fits as it is goes straight into its place; the rest is for the node to admit or refuse.
+    """
     lines: list[str] = []
+    bound: list[str] = []
     keys: list[Any] = []
     places = 0
 
@@ -250,14 +254,24 @@ def _writer_source(nodes: Tree) -> tuple[str, list[Any]]:
         place, places = f"p{places}", places + 1
         if not isinstance(tree, FixedNode):
             lines.append(f"{place}({source})")
-        else:
-            lines.append(f"{place}[{'...' if tree.leaf.shape else '()'}] = {source}")
+            return
+        node, admit, dtype, size = f"nodes[{places - 1}]", f"admit{place}", f"dtype{place}", tree.leaf.size
+        bound.append(f"{admit}, {dtype} = {node}.admit, dtype_of({node}.leaf.dtype.type)")  # the one that arrays have
+        lines.append(f"v = {source}")
+        if tree.is_scalar:
+            fits = "v.__class__ in integers"
+        else:  # of another shape but the same size, NumPy itself refuses it
+            fits = "fits"
+            lines.append(f"try: fits = v.dtype is {dtype} and v.size == {size}")
+            lines.append("except AttributeError: fits = False")
+        lines.append(f"{place}[{'...' if tree.leaf.shape else '()'}] = v if {fits} else {admit}(v)")
 
     emit(nodes, "value")
-    body = "\n            ".join(lines)
+    prelude, body = "\n    ".join(bound or ["pass"]), "\n            ".join(lines)
     arguments = ", ".join(f"p{i}" for i in range(places))
     return (
-        f"def bind(explain, {arguments}):\n"
+        f"def bind(explain, nodes, {arguments}):\n"
+        f"    {prelude}\n"
         f"    def write(value):\n"
         f"        try:\n"
         f"            {body}\n"

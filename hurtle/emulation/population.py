@@ -16,7 +16,7 @@ from gymnasium.error import ResetNeeded
 
 from hurtle.emulation.agent_spaces import AgentSpaces, mask_width
 from hurtle.emulation.agents import Agent, AgentRows, natural_order
-from hurtle.emulation.checks import CHECKED_STEPS, check_info, check_outcome
+from hurtle.emulation.checks import CHECKED_STEPS, check_info, check_kinds, check_outcome
 from hurtle.emulation.hooks import Featurize, PrintLog, ShapeReward
 from hurtle.errors import EmulationError, HurtleError
 
@@ -194,7 +194,8 @@ class Population:
         kept: dict[Any, Any] = {}
         last_observations: dict[int, Any] = {}
         for agent, slot in acting.items():
-            reward, info = rewards.get(agent, 0.0), infos.get(agent) or {}
+            reward, info = rewards.get(agent, 0.0), infos.get(agent, {})
+            check_kinds(reward, terminations.get(agent, False), truncations.get(agent, False), info, f'["{agent}"]')
             if self._shape_reward is not None:
                 info = {**info, "raw_reward": reward}
                 reward = self._shape_reward(reward, observations.get(agent), chosen[agent], info)
@@ -299,7 +300,7 @@ class Population:
             rewards, terminations, truncations = outcome
             for agent in self._acting or {}:
                 flags = terminations.get(agent, False), truncations.get(agent, False)
-                check_outcome(rewards.get(agent, 0.0), *flags, infos.get(agent) or {}, f'["{agent}"]')
+                check_outcome(rewards.get(agent, 0.0), *flags, infos.get(agent, {}), f'["{agent}"]')
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_writers": None, "_bound_rows": None, "_bound_writers": []}

@@ -77,10 +77,19 @@ def describe(maker: EnvMaker, flat: bool, check: bool) -> Description:
         raise env_failure(0, None, doing, error) from error
 
 
-def env_failure(index: int, seed: int | None, doing: str, error: Exception) -> EnvFailedError:
-    """The error that names env and seed and carries the env's own traceback."""
+def env_failure(index: int, seed: int | None, doing: str, error: Exception, steps: int | None = None) -> EnvFailedError:
+    """The error that names env, seed and step and carries the env's own traceback.
+
+    Args:
+        index: Which env.
+        seed: The last one that it was reset with.
+        doing: What it was doing: "step", or several words.
+        error: What it raised, or what is wrong with what it returned.
+        steps: Steps since it was last reset from outside, this one included.
+    """
     text = "".join(traceback.format_exception(error)).rstrip()
     where = f"in {doing}" if " " in doing else f"in {doing}() (last seeded with {seed})"
+    where += "" if steps is None else f", {steps} step{'s' if steps > 1 else ''} after its last reset"
     return EnvFailedError(f"Env {index} raised {type(error).__name__} {where}: {error}\n\n{text}", env_index=index, seed=seed)
 
 

@@ -51,6 +51,8 @@ class Shard:
         self._plain_actions = description.actions.is_plain
         own = rows.actions[first : first + len(makers)]
         self._actions = description.actions.batch(own) if self._plain_actions else own
+        self._steps = [0] * len(makers)  # of each env, when it is not stepped with all others …
+        self._rounds = 0  # … and the steps of all at once
         self.slots: list[Any] = []
         try:
             for index, maker in enumerate(makers, first):
@@ -70,6 +72,7 @@ class Shard:
         self._current[self._worker] = index
         if seed is not None:
             slot.seed = seed
+        self._steps[index - self.first] = -self._rounds
         self._guarded(index, slot.seed, "reset", lambda: slot.reset(seed, options))
 
     def step_all(self) -> None:
@@ -77,6 +80,7 @@ class Shard:
         # A copy: an env may keep its action, and the rows are overwritten.
         actions = self._actions.copy() if self._plain_actions else [read() for read in self._readers]
         current, worker, index = self._current, self._worker, self.first
+        self._rounds += 1
         try:
             for slot, action in zip(self.slots, actions):  # noqa: B905 (strict costs, and both have one entry per env)
                 current[worker] = index
@@ -89,6 +93,7 @@ class Shard:
         """Step env `index` with its row of actions."""
         local = index - self.first
         self._current[self._worker] = index
+        self._steps[local] += 1
         try:
             self.slots[local].step(self._actions[local].copy() if self._plain_actions else self._readers[local]())
         except Exception as error:
@@ -136,7 +141,8 @@ class Shard:
             raise env_failure(index, seed, doing, error) from error
 
     def _failure(self, index: int, doing: str, error: Exception) -> EnvFailedError:
-        return env_failure(index, self.slots[index - self.first].seed, doing, error)
+        local = index - self.first
+        return env_failure(index, self.slots[local].seed, doing, error, self._steps[local] + self._rounds)
 
 
 def _make(maker: EnvMaker, description: Description, check: bool) -> Any:

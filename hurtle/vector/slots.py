@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 from hurtle.emulation.agent_spaces import flat_mask
 from hurtle.emulation.agents import AgentRows
-from hurtle.emulation.checks import check_outcome
+from hurtle.emulation.checks import USUAL_FLAGS, USUAL_REWARDS, check_info, check_kinds, check_outcome
 from hurtle.emulation.single import EmulatedEnv
 from hurtle.errors import EmulationError
 from hurtle.vector.description import Description
@@ -72,6 +72,7 @@ class EnvSlot:
         if self._check_reset:
             self._layout.check(obs)
             self._check_reset = False
+        check_info(info)
         i = self._index
         self._rewards[i] = 0.0
         self._terminated[i] = self._truncated[i] = self._over[i] = False
@@ -84,10 +85,17 @@ class EnvSlot:
         """The step that is run millions of times: nothing is looked up in it but local variables."""
         env_step, write, end, tell, i = self.env.step, self._write, self._end, self._tell, self._index
         rewards, terminated_row, truncated_row, over = self._rewards, self._terminated, self._truncated, self._over
-        masked = self._mask is not None
+        masked, numbers, flags = self._mask is not None, USUAL_REWARDS, USUAL_FLAGS
 
         def step(action: Any) -> None:
             obs, reward, terminated, truncated, info = env_step(action)
+            if (
+                info.__class__ is not dict
+                or terminated.__class__ not in flags
+                or truncated.__class__ not in flags
+                or reward.__class__ not in numbers
+            ):
+                check_kinds(reward, terminated, truncated, info)
             rewards[i] = reward
             terminated_row[i] = terminated
             truncated_row[i] = truncated
@@ -132,6 +140,7 @@ class EnvSlot:
         self._write_final(obs)
         info = dict(info)  # the env may use the same dict again
         obs, next_info = self.env.reset()
+        check_info(next_info)
         self._write(obs)
         self._tell({**next_info, "final_info": info} if info else next_info)
 
