@@ -182,7 +182,7 @@ def _measured(
 
 def steps_per_second(vec: VectorEnv, batch_size: int, seconds: float, policy_seconds: float = 0.0) -> float:
     """Step a vector with random actions for a while; a batch smaller than the vector makes it a pool."""
-    actions, turn = _random_actions(vec), 0
+    actions, turn = batch_actions(vec), 0
     pool: Any = vec if batch_size < vec.num_envs else None
     if pool is not None:
         pool.async_reset(seed=0)
@@ -212,7 +212,7 @@ def steps_per_second(vec: VectorEnv, batch_size: int, seconds: float, policy_sec
     return batches * batch_size / elapsed
 
 
-def _random_actions(vec: Any) -> Callable[[int, Any, dict[str, Any]], Any]:
+def batch_actions(vec: Any) -> Callable[[int, Any, dict[str, Any]], Any]:
     """A function that gives the actions of a batch: made beforehand, or legal ones where the envs tell."""
     space = copy.deepcopy(vec.action_space)
     space.seed(0)

@@ -1,6 +1,7 @@
 """`choose`: which back end suits a Python env, from a moment of stepping it.
 
-maker → one env in this process → seconds a step → predicted time of a batch, serial and with workers → back end, and why.
+maker → one env in this process → seconds a step → predicted time of a batch, serial and with workers → where workers promise
+enough and steps are cheap, both for a moment, in turns → back end, and why.
 Knows no policy: what a learner does between steps is `hurtle bench vector`'s to measure.
 """
 
@@ -40,7 +41,13 @@ WORKER_OVERHEAD = 8e-6
 SHARING = 1.05
 """A step in a worker takes so much longer: workers and learner share caches and memory."""
 LEAST_SPEED_UP = 1.4
-"""Workers must promise at least this much; below it noise decides, and the simple thing wins."""
+"""Workers must promise at least this much, and show it; below it noise decides, and the simple thing wins."""
+
+CLEAR_STEP = 1e-3
+"""Seconds of a step from which what workers cost is negligible, so that nothing more is measured."""
+ROUNDS = 8
+"""In each, serial and workers have a turn, and who begins changes."""
+TURN_SECONDS = 0.03
 
 
 @dataclass(frozen=True)
@@ -70,12 +77,59 @@ def choose(maker: EnvMaker, options: VecOptions) -> tuple[str, VecOptions, str]:
     workers = options.num_workers or _best_workers(trial.step_seconds, options.num_envs, cores)
     serial = options.num_envs * trial.step_seconds
     speed_up = serial / batch_seconds(trial.step_seconds, options.num_envs, workers, cores)
+    if speed_up >= LEAST_SPEED_UP and trial.step_seconds < CLEAR_STEP:
+        speed_up = measured_speed_up(maker, options, workers, trial.step_seconds)
     about = f"{trial.name}: {duration(trial.step_seconds)} a step, {options.num_envs} envs"
     with_workers = f"process with {_count(workers, 'worker')}"
     if speed_up < LEAST_SPEED_UP:
         why = f"{about}: serial ({with_workers} would be about {speed_up:.1f}×)"
         return "serial", replace(options, num_workers=None), why
     return "process", replace(options, num_workers=workers), f"{about}: {with_workers} (about {speed_up:.1f}× serial)"
+
+
+def measured_speed_up(maker: EnvMaker, options: VecOptions, workers: int, step_seconds: float) -> float:
+    """How many times as fast as serial worker processes are, from a moment of both."""
+    from hurtle.vector.autotune import batch_actions  # measures what this module chooses from
+    from hurtle.vector.process import ProcessVecEnv
+    from hurtle.vector.serial import SerialVecEnv
+
+    whole = replace(options, batch_size=options.num_envs, autoreset_mode=AutoresetMode.SAME_STEP, check=False)
+    batches = max(1, int(TURN_SECONDS / (options.num_envs * step_seconds)))
+    with (
+        SerialVecEnv(maker, replace(whole, num_workers=None)) as serial,
+        ProcessVecEnv(maker, replace(whole, num_workers=workers)) as process,
+    ):
+        return speed_up_in_turns(*(_turn(vec, batch_actions(vec), batches) for vec in (serial, process)))
+
+
+def _turn(vec: Any, actions: Callable[[int, Any, dict[str, Any]], Any], batches: int) -> Callable[[], None]:
+    last = list(vec.reset())
+
+    def turn() -> None:
+        for k in range(batches):
+            last[0], *_, last[1] = vec.step(actions(k, *last))
+
+    turn()  # the first steps load what the others use
+    return turn
+
+
+def speed_up_in_turns(
+    serial: Callable[[], None], workers: Callable[[], None], clock: Callable[[], float] = perf_counter
+) -> float:
+    """How many times as fast as `serial` `workers` is: the median of ROUNDS in which both have a turn.
+
+    Two turns in a row see the same machine, and each goes first in every other round: where the machine's speed changes on the
+    way, neither is favoured.
+    """
+    ratios = []  # logarithms: who goes first gains as much in one round as it loses in the next
+    for k in range(ROUNDS):
+        seconds: dict[Callable[[], None], float] = {}
+        for turn in (serial, workers) if k % 2 == 0 else (workers, serial):
+            began = clock()
+            turn()
+            seconds[turn] = clock() - began
+        ratios.append(math.log(seconds[serial] / seconds[workers]))
+    return math.exp(np.median(ratios))
 
 
 def batch_seconds(step_seconds: float, num_envs: int, num_workers: int, cores: int) -> float:

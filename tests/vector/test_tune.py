@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from emulation_envs import Crowd, Quest
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 
 import hurtle
 from hurtle.cli import main
@@ -114,8 +115,14 @@ def a_step_takes(monkeypatch):
 
     def fix(seconds, name="CartPole-v1"):
         monkeypatch.setattr(tune, "try_env", lambda maker, options: Trial(name, seconds))
+        monkeypatch.setattr(tune, "measured_speed_up", as_predicted)
 
     return fix
+
+
+def as_predicted(maker, options, workers, step_seconds):
+    """Workers that are as fast as the cost model says."""
+    return options.num_envs * step_seconds / batch_seconds(step_seconds, options.num_envs, workers, tune.free_cores())
 
 
 # The choice.
@@ -161,6 +168,73 @@ def test_workers_are_never_chosen_where_they_promise_less_than_the_least_speed_u
                 if backend == "process":
                     predicted = batch_seconds(seconds, num_envs, chosen.num_workers, count)
                     assert num_envs * seconds / predicted >= 1.2
+
+
+class Machine:
+    """A clock, and turns that take longer as the machine slows down."""
+
+    def __init__(self, slowness):
+        self.now, self._slowness = 0.0, slowness
+
+    def clock(self):
+        return self.now
+
+    def turn(self, seconds):
+        def run():
+            self.now += seconds * self._slowness(self.now)
+
+        return run
+
+
+@pytest.mark.parametrize(
+    "slowness",
+    [
+        lambda now: 1.0,
+        lambda now: 1.0 + now / 20,  # ever slower
+        lambda now: max(5.0 - now / 20, 1.0),  # ever faster
+        lambda now: 1.0 if now < 6 else 5.0,  # somebody else begins to use it
+        lambda now: 1.0 + 0.5 * np.sin(now / 3),
+    ],
+)
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 1.3, 1.6])
+def test_a_machine_whose_speed_changes_favours_nobody(slowness, ratio):
+    machine = Machine(slowness)
+    found = tune.speed_up_in_turns(machine.turn(1.0), machine.turn(1.0 / ratio), machine.clock)
+    assert found == pytest.approx(ratio, rel=0.08)
+
+
+def test_one_turn_after_the_other_would_be_fooled():
+    machine = Machine(lambda now: 1.0 if now > 8 else 3.0)  # what the alternation is for
+    serial, workers = machine.turn(1.0), machine.turn(1.0)
+    seconds = []
+    for turn in (serial, workers):
+        began = machine.clock()
+        for _ in range(tune.ROUNDS):
+            turn()
+        seconds.append(machine.clock() - began)
+    assert seconds[0] / seconds[1] > tune.LEAST_SPEED_UP
+
+
+def test_workers_must_show_what_they_promise(cores, a_step_takes, monkeypatch):
+    a_step_takes(20e-6)  # promises 1.7
+    for shown, backend in [(0.8, "serial"), (1.39, "serial"), (1.4, "process")]:
+        monkeypatch.setattr(tune, "measured_speed_up", lambda *_, shown=shown: shown)
+        assert choose(None, options(64))[0] == backend
+        assert f"about {shown:.1f}×" in choose(None, options(64))[2]
+
+
+def test_only_doubtful_cases_are_measured(cores, a_step_takes, monkeypatch):
+    a_step_takes(8.1e-6)
+    monkeypatch.setattr(tune, "measured_speed_up", unmakable)
+    assert choose(None, options(8))[0] == "serial"  # workers promise too little
+    a_step_takes(2e-3)
+    monkeypatch.setattr(tune, "measured_speed_up", unmakable)
+    assert choose(None, options(8))[0] == "process"  # what workers cost is negligible
+
+
+def test_real_vectors_are_measured(cores):
+    found = tune.measured_speed_up(Sleeper, VecOptions(4, 2, autoreset_mode=AutoresetMode.DISABLED), 2, 1e-3)
+    assert 0 < found < 100
 
 
 def test_a_given_number_of_workers_is_kept_or_not_used_at_all(cores, a_step_takes):
