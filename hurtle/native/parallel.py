@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ class NativeParallelEnv(ParallelEnv):
         """The agent's action space, the same object each time."""
         return self._space(self._action_spaces, agent)
 
-    def _space(self, known: dict[str, spaces.Space], agent: str) -> spaces.Space:
+    def _space(self, known: Mapping[str, spaces.Space], agent: str) -> spaces.Space:
         if agent not in known:
             raise UnknownNameError(f"{self._spec.name} has no agent {agent!r}. {did_you_mean(str(agent), known)}")
         return known[agent]
