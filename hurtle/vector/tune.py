@@ -99,9 +99,7 @@ def measured_speed_up(maker: EnvMaker, options: VecOptions, workers: int, step_s
         SerialVecEnv(maker, replace(whole, num_workers=None)) as serial,
         ProcessVecEnv(maker, replace(whole, num_workers=workers)) as process,
     ):
-        return speed_up_in_turns(
-            _turn(serial, batch_actions(serial), batches), _turn(process, batch_actions(process), batches)
-        )
+        return speed_up_in_turns(_turn(serial, batch_actions(serial), batches), _turn(process, batch_actions(process), batches))
 
 
 def _turn(vec: Any, actions: Callable[[int, Any, dict[str, Any]], Any], batches: int) -> Callable[[], None]:
