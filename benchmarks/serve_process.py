@@ -46,6 +46,7 @@ class ServerProcess:
             *models,
             "--config",
             str(config),
+            "--trust",
             "--http-port",
             "0",
             "--grpc-port",

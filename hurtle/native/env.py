@@ -18,7 +18,10 @@ from gymnasium import spaces
 from hurtle.errors import EnvDefinitionError, UnknownNameError, did_you_mean
 from hurtle.native.dtypes import FieldType, fitting
 
-TAKEN = ("seed", "num_envs", "num_workers", "device", "backend", "autoreset_mode", "copy", "debug", "render_mode", "unsafe")
+TAKEN = (
+    *("seed", "num_envs", "num_workers", "device", "backend", "autoreset_mode", "copy"),
+    *("debug", "render_mode", "api", "unsafe"),
+)
 OBS_DTYPES = ("float32", "uint8", "int8", "int16", "int32")
 
 
