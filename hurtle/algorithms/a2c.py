@@ -5,11 +5,11 @@ rollout → advantages (not normalized) → one loss → one step of RMSprop. Kn
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from hurtle.algorithms.configs import A2CConfig
 from hurtle.algorithms.optimizers import Optimizers
 from hurtle.algorithms.ppo import evaluate_actions, explained_variance
 from hurtle.buffers.rollout import Rollout
@@ -17,36 +17,6 @@ from hurtle.errors import NonFiniteError
 from hurtle.policies.policy import Policy
 
 METRICS = ("policy_loss", "value_loss", "entropy", "grad_norm")
-
-
-@dataclass(frozen=True)
-class A2CConfig:
-    """A2C."""
-
-    num_steps: int = 5
-    """Steps per env and rollout."""
-    learning_rate: float = 7e-4
-    """Step size of the optimizer."""
-    anneal_learning_rate: bool = False
-    """Lower the rate linearly to 0 over the run."""
-    gamma: float = 0.99
-    """Discount of future rewards."""
-    gae_lambda: float = 1.0
-    """Bias (0) against variance (1: n-step returns)."""
-    entropy_coef: float = 0.01
-    """Weight of the entropy bonus (exploration)."""
-    value_coef: float = 0.5
-    """Weight of the value loss."""
-    max_grad_norm: float = 0.5
-    """Bound of the global norm of the gradients."""
-    normalize_advantages: bool = False
-    """To mean 0 and std 1 in each rollout."""
-    optimizer: str = "rmsprop"
-    """rmsprop, adam, adamw or muon."""
-    adam_eps: float = 1e-5
-    """Added to the optimizer's denominator."""
-    weight_decay: float = 0.0
-    """Weight decay of the optimizer."""
 
 
 class A2C:

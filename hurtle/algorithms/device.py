@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hurtle.algorithms.configs import PPOConfig
 from hurtle.algorithms.flat import FlatOptimizer, FlatParameters
 from hurtle.algorithms.ppo import (
     METRICS,
     PPO,
-    PPOConfig,
     evaluate_actions,
     explained_variance_on_device,
     ppo_loss,

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hurtle.algorithms.a2c import A2C, A2CConfig
+from hurtle.algorithms.a2c import A2C
+from hurtle.algorithms.configs import A2CConfig, PPOConfig
 from hurtle.algorithms.flat import BETAS, loaded_moments, saved_moments
 from hurtle.algorithms.optimizers import Optimizers
-from hurtle.algorithms.ppo import METRICS, PPO, PPOConfig
+from hurtle.algorithms.ppo import METRICS, PPO
 from hurtle.buffers.rollout import Rollout
 from hurtle.errors import HurtleError, NonFiniteError
 from hurtle.native.build import COMPILING

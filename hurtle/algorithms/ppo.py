@@ -1,4 +1,4 @@
-"""Proximal policy optimization, top to bottom: the configuration, the loss, the update.
+"""Proximal policy optimization, top to bottom: the loss, the update (the settings: configs.py).
 
 rollout → advantages → epochs of minibatches → clipped loss → clipped gradients → optimizer. Knows no env, process or device.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hurtle.algorithms.configs import PPOConfig
 from hurtle.algorithms.optimizers import Optimizers
 from hurtle.buffers.rollout import Minibatch, Rollout
 from hurtle.errors import HurtleError, NonFiniteError
@@ -24,60 +24,6 @@ from hurtle.policies.policy import Policy
 SHUFFLE_STREAM = 2
 METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 """Of each minibatch."""
-
-
-@dataclass(frozen=True)
-class PPOConfig:
-    """PPO."""
-
-    num_steps: int = 128
-    """Steps per env and rollout."""
-    minibatch_size: int = 256
-    """Steps per gradient step; divides the batch."""
-    num_epochs: int = 4
-    """Passes over each rollout."""
-    learning_rate: float = 2.5e-4
-    """Step size of the optimizer."""
-    anneal_learning_rate: bool = True
-    """Lower the rate linearly to 0 over the run."""
-    gamma: float = 0.99
-    """Discount of future rewards."""
-    gae_lambda: float = 0.95
-    """GAE's trade of bias (0) against variance (1)."""
-    clip_range: float = 0.2
-    """How far the probability ratio may leave 1."""
-    anneal_clip_range: bool = False
-    """Lower the range linearly to 0 over the run."""
-    clip_values: bool = True
-    """Clip the values' change by clip_range too."""
-    entropy_coef: float = 0.01
-    """Weight of the entropy bonus (exploration)."""
-    value_coef: float = 0.5
-    """Weight of the value loss."""
-    max_grad_norm: float = 0.5
-    """Bound of the global norm of the gradients."""
-    normalize_advantages: bool = True
-    """To mean 0 and std 1 in each minibatch."""
-    target_kl: float | None = None
-    """End an update's epochs early beyond this KL."""
-    shuffle: bool = True
-    """Draw minibatches at random, else in order."""
-    priority_alpha: float = 0.0
-    """Draw segments by (sum |advantage|)^alpha; 0: off."""
-    priority_beta: float = 0.2
-    """Their importance weights' exponent; rises to 1."""
-    vtrace: bool = False
-    """V-trace: correct steps of older policies."""
-    rho_clip: float = 1.0
-    """V-trace: bound of the ratio in the TD errors."""
-    c_clip: float = 1.0
-    """V-trace: bound of the ratio in the traces."""
-    optimizer: str = "adam"
-    """adam, adamw, rmsprop or muon."""
-    adam_eps: float = 1e-5
-    """Added to the optimizer's denominator."""
-    weight_decay: float = 0.0
-    """Weight decay of the optimizer."""
 
 
 class Losses(NamedTuple):

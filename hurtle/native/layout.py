@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from hurtle.errors import HurtleError
 from hurtle.native.env import EnvSpec
 from hurtle.native.pasted import Arrays
 
@@ -88,6 +91,28 @@ def array_table(spec: EnvSpec, num_envs: int) -> dict[str, tuple[Shape, Any]]:
 def allocate(spec: EnvSpec, num_envs: int, zeros: Callable[[Shape, Any], Any]) -> Arrays:
     """Allocate the arrays of a batch with `zeros(shape, dtype)`."""
     return Arrays(**{name: zeros(shape, dtype) for name, (shape, dtype) in array_table(spec, num_envs).items()})
+
+
+def batch_bytes(spec: EnvSpec, num_envs: int) -> int:
+    """Memory that the arrays of a batch take."""
+    return num_envs * sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in array_table(spec, 1).values())
+
+
+def check_fits(what: str, size: int) -> None:
+    """Refuse what needs more bytes than the machine has, before the system ends the process for it.
+
+    Args:
+        what: What needs them, such as "num_envs=4096".
+        size: How many bytes.
+
+    Raises:
+        HurtleError: Names both sizes.
+    """
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > memory:
+        raise HurtleError(
+            f"{what} needs {size / 2**30:,.0f} GiB of memory and this machine has {memory / 2**30:,.0f}: use fewer envs."
+        )
 
 
 def aligned_zeros(shape: Shape, dtype: Any) -> np.ndarray:

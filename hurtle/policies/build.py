@@ -6,7 +6,6 @@ PolicyConfig, spaces → network (ours or the user's) → memory, normalizer →
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -19,6 +18,7 @@ from hurtle.emulation.layout import SpaceLayout
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 from hurtle.policies.actions import ActionHead
 from hurtle.policies.cnn import NATURE_SIDE, GridCNN, NatureCNN, image_shape
+from hurtle.policies.config import PolicyConfig
 from hurtle.policies.contract import check_distribution, check_network, checked_policy, kind_of_actions
 from hurtle.policies.distributions import Distribution
 from hurtle.policies.mlp import MLP
@@ -30,28 +30,6 @@ from hurtle.references import load_reference
 
 NETWORKS = ("auto", "mlp", "grid_cnn", "nature_cnn", "structured")
 _TRIAL_ROWS = 2
-
-
-@dataclass(frozen=True)
-class PolicyConfig:
-    """What network a policy has."""
-
-    policy: str = "auto"
-    """auto, mlp, grid_cnn, nature_cnn, structured, or my_policy.py:Class."""
-    hidden_sizes: tuple[int, ...] = (64, 64)
-    """Widths of the hidden layers (mlp, structured)."""
-    activation: str = "tanh"
-    """tanh or relu (mlp, structured; CNNs have relu)."""
-    separate_networks: bool | None = None
-    """Actor, critic apart; none: mlp without memory."""
-    distribution: str = "auto"
-    """Box: auto, gaussian, squashed_gaussian or beta."""
-    log_std_init: float = 0.0
-    """Where a Gaussian's log standard deviation begins."""
-    orthogonal_init: bool = True
-    """PPO's orthogonal weights and zero biases."""
-    recurrent: str = "none"
-    """Memory: none, lstm, gru, mingru."""
 
 
 def build_policy(

@@ -5,16 +5,18 @@ settings → vector env → policy for its spaces → collector and rollout → 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import nn
 
-from hurtle.algorithms.a2c import A2CConfig
-from hurtle.algorithms.ppo import PPOConfig, segments_per_minibatch
+from hurtle.algorithms.configs import A2CConfig, PPOConfig
+from hurtle.algorithms.ppo import segments_per_minibatch
 from hurtle.buffers.rollout import Rollout
 from hurtle.collect.pool import PoolCollector, double_buffered_batch
 from hurtle.collect.rewards import RewardRule
@@ -22,6 +24,7 @@ from hurtle.envs.registry import EnvLike, make, resolve
 from hurtle.errors import HurtleError
 from hurtle.native.cuda_support import import_cuda
 from hurtle.native.env import Env
+from hurtle.native.layout import check_fits
 from hurtle.native.rng import stream_state
 from hurtle.policies.build import build_policy
 from hurtle.policies.policy import Policy
@@ -148,6 +151,8 @@ def _join(
         seed=train.seed,
     ).to(device)
     _check_batches(config, num_rows, policy.is_recurrent)
+    row = math.prod(observation_space.shape or ()) * np.dtype(observation_space.dtype).itemsize
+    check_fits(f"A rollout of num_envs={vec.num_envs} × num_steps={config.num_steps}", config.num_steps * num_rows * row)
     timer = Timer()
     rewards = RewardRule(train.reward_mode, num_rows, config.gamma, train.reward_clip)
     gear = choose_gear(train, config, vec, policy, rewards, seed, timer)

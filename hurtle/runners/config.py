@@ -25,12 +25,11 @@ from hurtle.runners.values import fit
 from hurtle.trust import SIGNATURE, check_code, is_signed
 
 if TYPE_CHECKING:
-    from hurtle.algorithms.a2c import A2CConfig
-    from hurtle.algorithms.ppo import PPOConfig
-    from hurtle.policies.build import PolicyConfig
+    from hurtle.algorithms.configs import A2CConfig, PPOConfig
+    from hurtle.policies.config import PolicyConfig
 
-ALGORITHMS = {"ppo": "hurtle.algorithms.ppo:PPOConfig", "a2c": "hurtle.algorithms.a2c:A2CConfig"}
-_POLICY = "hurtle.policies.build:PolicyConfig"
+ALGORITHMS = {"ppo": "hurtle.algorithms.configs:PPOConfig", "a2c": "hurtle.algorithms.configs:A2CConfig"}
+_POLICY = "hurtle.policies.config:PolicyConfig"
 
 
 @dataclass(frozen=True)

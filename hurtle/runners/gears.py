@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from hurtle.algorithms.a2c import A2C, A2CConfig
+from hurtle.algorithms.a2c import A2C
+from hurtle.algorithms.configs import A2CConfig, PPOConfig
 from hurtle.algorithms.device import DevicePPO
 from hurtle.algorithms.native import NativeA2C, NativePPO
-from hurtle.algorithms.ppo import PPO, PPOConfig
+from hurtle.algorithms.ppo import PPO
 from hurtle.buffers.rollout import EpisodeTotals, Rollout
 from hurtle.collect.device import DeviceCollector, device_obstacle
 from hurtle.collect.general import GeneralCollector

@@ -18,7 +18,8 @@ from hurtle.envs.packages import make_gymnasium
 from hurtle.envs.registry import EnvLike, make, resolve, unchecked
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 from hurtle.native.env import Env, EnvSpec
-from hurtle.vector.options import VecOptions, autoreset_mode_of
+from hurtle.native.layout import batch_bytes, check_fits
+from hurtle.vector.options import VecOptions, autoreset_mode_of, check_count
 from hurtle.vector.vec_env import VecEnv
 
 BACKENDS = ("auto", "native", "serial", "process", "ray")
@@ -161,6 +162,8 @@ def _native(
         return CudaVecEnv(env, num_envs, device=device, **settings)
     from hurtle.vector.native import NativeVecEnv
 
+    check_count("num_envs", num_envs)
+    check_fits(f"num_envs={num_envs}", batch_bytes(EnvSpec.of(env), num_envs))
     if batch_size in (None, num_envs):
         return NativeVecEnv(env, num_envs, num_workers=num_workers, debug=debug, **settings)
     from hurtle.vector.native_pool import NativePool

@@ -9,8 +9,11 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from hurtle.errors import HurtleError, ResetMaskError, UnknownNameError, did_you_mean
+from hurtle.native.layout import check_fits
 
 ORDERS = ("ready", "fair")
+ENV_BYTES = 1024
+"""The least memory that a Python env takes."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class VecOptions:
 
     def __post_init__(self) -> None:
         check_count("num_envs", self.num_envs)
+        check_fits(f"num_envs={self.num_envs}", self.num_envs * ENV_BYTES)
         check_count("batch_size", self.batch_size)
         if self.batch_size > self.num_envs:
             raise HurtleError(f"batch_size={self.batch_size} is more than num_envs={self.num_envs}.")
