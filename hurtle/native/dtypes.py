@@ -1,4 +1,4 @@
-"""Field types of a `State` record: `x: float32`, `grid: uint8[10, 10]`, `board: int8["height", "width"]`.
+"""Field types of a `State` record: `x: float32`, `grid: uint8[10, 10]`, `board: int8["height", "2 * width"]`.
 
 A field type is also a cast (`int8(3)`), so that env code can use it on every target.
 """
@@ -13,7 +13,7 @@ from hurtle.errors import EnvDefinitionError
 
 
 class FieldType:
-    """A scalar type, or a fixed-size array of it; dimensions may name parameters of the env."""
+    """A scalar type, or a fixed-size array of it; dimensions may be computed from attributes of the env."""
 
     def __init__(self, scalar: type[np.generic], shape: tuple[int | str, ...] = ()):
         self.scalar = scalar

@@ -5,8 +5,10 @@ class + constructor parameters → checked spec (spaces, record layout, methods)
 
 from __future__ import annotations
 
+import ast
 import difflib
 import inspect
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -306,17 +308,60 @@ def _state_fields(env: Env) -> tuple[dict[str, FieldType], dict[str, Any]]:
                 raise EnvDefinitionError(f"{name}.State.{field}: names with a leading underscore belong to the engine.")
             fields[field] = FieldType(kind.scalar, tuple(_dimension(env, field, d) for d in kind.shape))
             if hasattr(state, field):
-                defaults[field] = fitting(getattr(state, field), kind.dtype, f"{name}.State.{field}")
+                defaults[field] = _default(f"{name}.State.{field}", getattr(state, field), fields[field])
     return fields, defaults
+
+
+def _default(where: str, value: Any, kind: FieldType) -> np.ndarray:
+    """The default of a field: one number, or one for each element."""
+    try:
+        given = fitting(value, kind.dtype, where)
+        np.broadcast_to(given, kind.shape)  # type: ignore[arg-type]
+    except ValueError:  # of another shape, or ragged
+        takes = f"takes one number, or an array of shape {kind.shape}" if kind.shape else "is one number"
+        fix = "" if kind.shape else f" For an array, write its shape: {kind}[{np.size(value)}]."
+        raise EnvDefinitionError(f"{where}: {kind} {takes}, got the default {value!r}.{fix}") from None
+    return given
 
 
 def _dimension(env: Env, field: str, dimension: int | str) -> int:
     where = f"{type(env).__name__}.State.{field}"
-    size = getattr(env, dimension, None) if isinstance(dimension, str) else dimension
-    if size is None:
-        raise EnvDefinitionError(
-            f"{where}: {dimension!r} is no attribute of the env. {did_you_mean(str(dimension), env.parameters())}"
-        )
+    size = _computed(env, where, dimension) if isinstance(dimension, str) else dimension
     if not isinstance(size, int | np.integer) or size < 1:
         raise EnvDefinitionError(f"{where}: dimension {dimension!r} must be an int of at least 1, got {size!r}.")
     return int(size)
+
+
+_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
+
+
+def _computed(env: Env, where: str, text: str) -> Any:
+    """The value of a dimension such as "size" or "2 * size + 1", whose names are attributes of the env."""
+
+    def value(node: ast.expr) -> Any:
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return node.value
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+            return _OPERATORS[type(node.op)](value(node.left), value(node.right))
+        if not isinstance(node, ast.Name):
+            raise SyntaxError
+        if (found := getattr(env, node.id, None)) is None:
+            raise EnvDefinitionError(
+                f"{where}: {node.id!r} is no attribute of the env. {did_you_mean(node.id, env.parameters())}"
+            )
+        return found
+
+    try:
+        return value(ast.parse(text, mode="eval").body)
+    except EnvDefinitionError:
+        raise
+    except (SyntaxError, TypeError, ZeroDivisionError):
+        raise EnvDefinitionError(
+            f"{where}: the dimension {text!r} must be made of names of attributes and ints with +, -, * and //. "
+            "For anything else, name a property of the env that computes it."
+        ) from None

@@ -67,6 +67,29 @@ NUMPY_TO_MATH: dict[Any, Callable] = {
     np.maximum: builtins.max,
 }
 
+RNG_ALIASES = {
+    **dict.fromkeys(("randint", "randrange", "random_integers"), "integers(low, high), which never gives high"),
+    **dict.fromkeys(("rand", "random_sample", "sample", "ranf"), "random()"),
+    **dict.fromkeys(("randn", "gauss", "normalvariate", "standard_normal"), "normal(mean, std)"),
+    **dict.fromkeys(("permutation", "permuted"), "shuffle(array)"),
+    "choices": "choice(array)",
+}
+"""What the methods of Python's and NumPy's generators are called here."""
+
+
+def known_calls() -> str:
+    """Everything that env code may call."""
+    from hurtle.native import dtypes
+    from hurtle.native.rng import METHODS
+
+    plain = sorted({*BUILTINS, "int", "float"})
+    casts = [name for name, kind in vars(dtypes).items() if isinstance(kind, dtypes.FieldType)]
+    arrays = sorted(f"np.{function.__name__}" for function in (*NUMPY_TO_MATH, np.clip))
+    random = sorted(f"rng.{method}" for method in METHODS)
+    debugging = sorted(DEBUG_CALLS)
+    listed = ", ".join(("math.*", *plain, *casts, *arrays, *random))
+    return f"{listed}, your own functions, self.method(…); and, uncompiled only, {' and '.join(debugging)}"
+
 
 def code_message(file: str, line: int, where: str, problem: str, fix: str) -> str:
     """An error in the author's terms: file, line, the line itself, what is wrong, what to write."""

@@ -26,12 +26,14 @@ from hurtle.native.language import (
     EXPRESSIONS,
     NUMPY_TO_MATH,
     RESERVED,
+    RNG_ALIASES,
     RNG_DEFAULTS,
     STATEMENTS,
     TO_BOOL,
     TO_INTEGER,
     WORDS,
     code_message,
+    known_calls,
 )
 from hurtle.native.rewrite_subscript import element, rewrite_subscript
 
@@ -337,7 +339,7 @@ class FunctionRewriter(ast.NodeTransformer):
         return self.fail(
             node,
             f"calls {ast.unparse(node.func)}, which cannot be compiled",
-            "Known are math.*, abs, min, max, int, float, bool, len, range, rng.*, your own functions and self.method(…).",
+            f"Known are {known_calls()}.",
         )
 
     def check_count(self, target: Any, node: ast.Call) -> None:
@@ -348,7 +350,9 @@ class FunctionRewriter(ast.NodeTransformer):
     def rng_call(self, node: ast.Call, func: ast.Attribute) -> ast.expr:
         if func.attr not in rng_library.METHODS:
             known = ", ".join(f"rng.{method}" for method in sorted(rng_library.METHODS))
-            self.fail(node, f"calls rng.{func.attr}", f"{did_you_mean(func.attr, rng_library.METHODS)} There are {known}.")
+            alias = RNG_ALIASES.get(func.attr)
+            hint = f"Here it is rng.{alias}." if alias else did_you_mean(func.attr, rng_library.METHODS)
+            self.fail(node, f"calls rng.{func.attr}", f"{hint} There are {known}.")
         if node.keywords:
             self.fail(node, "uses keyword arguments", "Pass arguments by position.")
         arguments = [self.visit(argument) for argument in node.args]

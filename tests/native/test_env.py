@@ -304,10 +304,37 @@ def test_underscores_belong_to_the_engine():
         (uint8["gravity"], "dimension 'gravity' must be an int of at least 1, got 9.8"),
         (uint8[0], "dimension 0 must be an int of at least 1"),
         (uint8[3, -1], "dimension -1 must be an int of at least 1"),
+        (uint8["2 * hight"], "'hight' is no attribute of the env. Did you mean height?"),
+        (uint8["height - 100"], "dimension 'height - 100' must be an int of at least 1, got -"),
+        (uint8["max(height, 3)"], "'max(height, 3)' must be made of names of attributes and ints with +, -, * and //. For any"),
+        (uint8["height // 0"], "name a property of the env that computes it"),
+        (uint8["2 height"], "the dimension '2 height' must be made of"),
     ],
 )
 def test_dimensions(kind, message):
     refused(variant(State=state_with(grid=kind), metrics=()), "Variant.State.grid: ", message)
+
+
+def test_dimensions_are_computed_from_parameters():
+    State = state_with(grid=uint8["height * height", "2 * (height + 1) // 3 - 1"])
+    for height in (4, 7):
+        spec = EnvSpec.of(variant(State=State, metrics=())(height=height))
+        assert spec.fields["grid"].shape == (height * height, 2 * (height + 1) // 3 - 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "message"),
+    [
+        (float32, [1.0, 2.0], "float32 is one number, got the default [1.0, 2.0]. For an array, write its shape: float32[2]."),
+        (float32[3], [1.0, 2.0], "float32[3] takes one number, or an array of shape (3,), got the default [1.0, 2.0]."),
+        (float32[2], [[1.0], [2.0, 3.0]], "float32[2] takes one number, or an array of shape (2,), got the default [[1.0], [2"),
+        (int8, 300, "Variant.State.x holds int8, got 300."),
+    ],
+)
+def test_defaults_have_the_shape_of_their_field(kind, default, message):
+    State = state_with(x=kind)
+    State.x = default
+    refused(variant(State=State, metrics=()), "Variant.State.x", message)
 
 
 def test_dimension_from_a_parameter_of_zero():
