@@ -110,9 +110,22 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         'Did you mean cartpole?'
     """
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    near = [found for found in difflib.get_close_matches(name, known, n=3, cutoff=0.6) if _is_typo(name, found)]
     if near:
         return f"Did you mean {' or '.join(near)}?"
     if not known:
         return "There are none."
     return f"Known: {', '.join(known[:20])}{' …' if len(known) > 20 else '.'}"
+
+
+def _is_typo(name: str, known: str) -> bool:
+    """Whether few letters were left out, added, changed or swapped: `sac` is no typo for `a2c`, though two letters agree."""
+    before, row = [0] * (len(known) + 1), list(range(len(known) + 1))
+    for i, letter in enumerate(name.lower(), 1):
+        older, before, row = before, row, [i]
+        for j, other in enumerate(known.lower(), 1):
+            edits = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != other))
+            if i > 1 and j > 1 and name[i - 2].lower() == other and letter == known[j - 2].lower():
+                edits = min(edits, older[j - 2] + 1)
+            row.append(edits)
+    return row[-1] <= max(1, max(len(name), len(known)) // 2 - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 import inspect
@@ -38,6 +39,36 @@ def load_reference(reference: str) -> Any:
         public = [n for n, value in makers if value.__module__ == module_name and not n.startswith("_")]
         raise UnknownNameError(f"{file!r} has no {name!r}. {did_you_mean(name, public)}")
     return getattr(module, name)
+
+
+def reference_to(value: Any) -> str:
+    """The "file.py:Name" with which `load_reference` finds a class or function again.
+
+    Raises:
+        UnknownNameError: It has none; the message says why.
+    """
+    name = getattr(value, "__qualname__", "")
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    if not name:
+        raise UnknownNameError(f"{value!r} is neither a class nor a function")
+    if not name.isidentifier() or getattr(module, name, None) is not value:
+        raise UnknownNameError(f"{name} is not at the top level of a file, where it could be imported from")
+    path = Path(getattr(module, "__file__", None) or "")
+    if path.suffix != ".py" or not path.is_file():
+        raise UnknownNameError(f"{name} was defined in no file")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    if any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree)):
+        raise UnknownNameError(f"{path.name} has relative imports, which work only inside its package")
+    if module is sys.modules["__main__"] and not any(isinstance(node, ast.If) and _is_guard(node.test) for node in tree.body):
+        raise UnknownNameError(
+            f'{path.name} would train again when {name} is imported from it: call train under `if __name__ == "__main__":`'
+        )
+    return f"{path.resolve()}:{name}"
+
+
+def _is_guard(test: ast.expr) -> bool:
+    """Whether this is `__name__ == "__main__"`."""
+    return ast.unparse(test).replace('"', "'") in ("__name__ == '__main__'", "'__main__' == __name__")
 
 
 def absolute_reference(value: Any) -> Any:

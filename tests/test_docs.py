@@ -14,9 +14,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import gymnasium
 import pytest
 
-from hurtle.envs.registry import names, native_class
+from hurtle.envs.packages import make_gymnasium
+from hurtle.envs.registry import names, native_class, resolve
+from hurtle.errors import HurtleError
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(path for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")] if path.exists())
@@ -28,7 +31,7 @@ MARK = "\x1e"
 # Runs each page whose path it is told in a fork of its own, so that all of them share the seconds that the imports take.
 RUNNER = f"""
 import faulthandler, gc, os, runpy, sys
-import matplotlib.figure, torch._dynamo, hurtle.runners.training
+import matplotlib.figure, torch._dynamo, hurtle.runners.trainer
 
 gc.freeze()  # else every fork would go through all of it again when it ends
 for line in sys.stdin:
@@ -184,3 +187,40 @@ def test_the_tests_that_the_algorithms_page_names_exist():
         missing += [f"{file}::{found[2]}"] * (found[2] not in functions)
     assert named > 50
     assert not missing
+
+
+# How pages name envs: in calls, on the command line, and as ids of other packages anywhere.
+ENV_NAMES = (
+    r'\b(?:make|make_vec|train|play)\(\s*"([^"]+)"',
+    r"\bhurtle (?:train|envs|bench vector) ([\w./-]+)",
+    r"--env ([\w./-]+)",
+    r"[`\"]((?:atari|ALE|pettingzoo)/[\w./-]+)[`\"]",
+    r"(?<![\w/-])((?:MiniGrid-|BabyAI-)?[A-Z]\w+(?:-[\w]+)*-v\d+)\b",
+)
+MADE_UP = {"ENV", "MyEnv-v0", "house"}  # a page's own, or a place for the reader's
+
+
+def envs_of(text):
+    """The names of envs on a page, without flags and the reader's own files."""
+    found = {name for pattern in ENV_NAMES for name in re.findall(pattern, text)}
+    return {name for name in found if not name.startswith("-") and ".py" not in name} - MADE_UP
+
+
+def test_names_of_envs_are_found_wherever_they_stand():
+    text = (
+        'play("CartPole-v1")  # or "atari/Pong", "pettingzoo/sisl/pursuit_v4"\n$ hurtle train snake --seed 3\nalso Hopper-v5.'
+    )
+    assert envs_of(text) == {"CartPole-v1", "atari/Pong", "pettingzoo/sisl/pursuit_v4", "snake", "Hopper-v5"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_env_that_a_page_names_exists(page):
+    for name in sorted(envs_of(page.read_text())):
+        try:
+            found = resolve(name, {})
+        except HurtleError as error:
+            if "pip install" not in str(error):  # only an extra may be missing
+                raise
+            continue
+        if getattr(found, "func", None) is make_gymnasium:
+            assert name in gymnasium.registry, f"{page.name} names {name}"

@@ -229,7 +229,7 @@ def game_id(game: str) -> str:
     known = {name[4:-3].lower(): name for name in gymnasium.registry if name.startswith("ALE/") and name.endswith("-v5")}
     found = known.get(game.replace("_", "").lower())
     if found is None:
-        near = did_you_mean(game.capitalize(), [name[4:-3] for name in known.values()])
+        near = did_you_mean(f"atari/{game.capitalize()}", [f"atari/{name[4:-3]}" for name in known.values()])
         raise UnknownNameError(f"No Atari game {game!r}. {near}")
     return found
 

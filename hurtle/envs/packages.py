@@ -5,6 +5,7 @@ name → package imported → maker → its env, as it is. Makers run in workers
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Callable
 from functools import partial
@@ -57,12 +58,13 @@ def make_gymnasium(env: str | EnvSpec, **parameters: Any) -> gymnasium.Env:
     name = env if isinstance(env, str) else env.id
     try:
         return gymnasium.make(env, **parameters)
-    except gymnasium.error.UnregisteredEnv as error:
-        raise UnknownNameError(f"No environment {name!r}. {error}") from error
     except gymnasium.error.DependencyNotInstalled as error:
         if _missing_module(error) != "mujoco":  # Gymnasium's own message says what to install
             raise
         raise _needs(name, "mujoco", _EXTRAS["mujoco"]) from error
+    except gymnasium.error.Error as error:  # not registered, malformed, a version that is no more
+        near = difflib.get_close_matches(name, gymnasium.registry, n=3, cutoff=0.8)  # Gymnasium's own lack the namespace
+        raise UnknownNameError(f"No environment {name!r}. {did_you_mean(name, near) if near else error}") from error
 
 
 def make_pettingzoo(name: str, **parameters: Any) -> Any:
@@ -105,7 +107,8 @@ def _find_pettingzoo(name: str) -> Callable[..., Any]:
 
         games |= {game: module.parallel_env for game, module in mpe_environments.items()}
     if name not in games:
-        raise UnknownNameError(f"No environment 'pettingzoo/{name}'. {did_you_mean(name, games)}")
+        known = [f"pettingzoo/{game}" for game in games]
+        raise UnknownNameError(f"No environment 'pettingzoo/{name}'. {did_you_mean(f'pettingzoo/{name}', known)}")
     return games[name]
 
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 from collections.abc import Callable
 from copy import copy
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -18,7 +20,7 @@ from hurtle.envs.packages import external_maker
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 from hurtle.native.env import Env
 from hurtle.native.single import NativeEnv
-from hurtle.references import load_reference
+from hurtle.references import load_reference, reference_to
 
 _ZOO: dict[str, str | type[Env]] = {
     "cartpole": "hurtle.envs.cartpole:CartPole",
@@ -70,6 +72,20 @@ def native_class(name: str) -> type[Env]:
     return found
 
 
+def name_of(env: Any) -> str:
+    """The name with which `resolve` finds an env again, in another process too: a short name, or "path/to/file.py:Class".
+
+    Raises:
+        UnknownNameError: A class or callable without one; the message says why.
+    """
+    if isinstance(env, str):
+        return env
+    if isinstance(env, Env):
+        raise UnknownNameError(f"{env!r} is an instance: pass its class, and the parameters as env_parameters")
+    home = f"{getattr(env, '__module__', '')}:{getattr(env, '__qualname__', '')}"
+    return next((name for name, known in _ZOO.items() if known == home), None) or reference_to(env)
+
+
 def resolve(env: EnvLike, parameters: dict[str, Any]) -> Env | Callable[..., Any]:
     """A native env with its parameters set, or a callable that makes a Gymnasium or PettingZoo env, also in another process.
 
@@ -90,6 +106,10 @@ def resolve(env: EnvLike, parameters: dict[str, Any]) -> Env | Callable[..., Any
             return resolve(load_reference(env), parameters)
         if env.endswith(".py"):
             raise UnknownNameError(f"{env!r} is a file; name the class in it: {env}:MyEnv.")
+        if Path(env).is_dir():
+            raise UnknownNameError(f"{env!r} is a folder; name a file in it, and its class: {env.rstrip('/')}/my_env.py:MyEnv.")
+        if "/" in env and env not in gymnasium.registry and (native := _native_like(env)):
+            raise UnknownNameError(f"No environment {env!r}. Did you mean {native}, Hurtle's own?")
         external = external_maker(env, parameters)
         if external is not None:
             return external
@@ -103,6 +123,15 @@ def resolve(env: EnvLike, parameters: dict[str, Any]) -> Env | Callable[..., Any
         return partial(env, **parameters)
     made = " This one is made already, and many are needed: pass its name, or lambda: …" if hasattr(env, "step") else ""
     raise HurtleError(f"An environment is a name, a class or a callable that makes one, got {env!r}.{made}")
+
+
+def _native_like(name: str) -> str | None:
+    """The native env of the same name as "minatar/breakout" or "MinAtar/SpaceInvaders-v1"; None for what others have."""
+    family, _, rest = name.rpartition("/")
+    if family in ("atari", "ALE") or family.startswith("pettingzoo"):
+        return None
+    plain = re.sub(r"-v\d+$", "", rest).replace("_", "").lower()
+    return next((known for known in _ZOO if known.replace("_", "") == plain), None)
 
 
 APIS = ("gymnasium", "pettingzoo")

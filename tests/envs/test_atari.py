@@ -83,7 +83,7 @@ def test_make_finds_games_by_name():
     env.reset(seed=0)
     assert env.render().shape == (210, 160, 3)
     assert make_atari("ALE/Pong-v5", full_action_space=True).action_space.n == 18
-    with pytest.raises(UnknownNameError, match=r"No Atari game 'pnog'. Did you mean Pong"):
+    with pytest.raises(UnknownNameError, match=r"No Atari game 'pnog'. Did you mean atari/Pong"):
         hurtle.make("atari/pnog")
 
 

@@ -177,6 +177,19 @@ def test_unknown_names_suggest_the_nearest(typo, meant, make):
     assert "hurtle envs" in str(caught.value)
 
 
+@pytest.mark.parametrize(("name", "native"), [("minatar/breakout", "breakout"), ("MinAtar/SpaceInvaders-v1", "space_invaders")])
+def test_a_native_env_under_the_name_of_another_package(name, native):
+    with pytest.raises(UnknownNameError, match=rf"No environment '{name}'\. Did you mean {native}, Hurtle's own\?"):
+        hurtle.make(name)
+
+
+def test_a_folder_or_a_malformed_name_is_no_env(tmp_path):
+    with pytest.raises(UnknownNameError, match=r"is a folder; name a file in it, and its class: .*/my_env.py:MyEnv"):
+        hurtle.make(f"{tmp_path}/")
+    with pytest.raises(UnknownNameError, match="No environment 'a/b/c'"):
+        hurtle.make("a/b/c")
+
+
 def test_unknown_parameters_suggest_the_nearest():
     with pytest.raises(UnknownNameError, match=r"CartPole has no parameter 'gravty'. Did you mean gravity\?"):
         hurtle.make("cartpole", gravty=1.0)
