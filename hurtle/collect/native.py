@@ -27,7 +27,8 @@ from hurtle.native.build import COMPILING, Program, build
 from hurtle.native.kernel_loader import load_kernels
 from hurtle.native.layout import JOB, address_struct, aligned_zeros
 from hurtle.native.threads import SHARD_GRAIN, ShardThreads, thread_count
-from hurtle.policies.build import PolicyConfig, build_policy
+from hurtle.policies.build import build_policy
+from hurtle.policies.config import PolicyConfig
 from hurtle.policies.native_plan import NetworkPlan, UnsupportedError, plan_for
 from hurtle.policies.policy import Policy
 from hurtle.tracking.timing import Timer
@@ -181,6 +182,18 @@ class NativeCollector:
             EnvIndexError: The env's code indexed an array out of bounds; names the author's line.
             HurtleError: The rollout does not fit the vector, or is not on the CPU.
         """
+        if not self._fill(rollout):
+            return None
+        with self.timer("copy"):
+            rollout.all_valid = not self.vec.native_spec.has_present or bool(rollout.valid.all())
+            self.rewards.apply(rollout)
+            if self.policy.normalizer is not None:
+                self.policy.normalizer.update(self._raw, rollout.valid)
+            rollout.advantages_for = self._advantages_for
+            return self._episodes.stats()
+
+    def _fill(self, rollout: Rollout) -> bool:
+        """Play `num_steps` steps into the rollout; False if asked to stop before the end."""
         self._begin()
         with self.timer("collect"):
             rollout.advantages_for = None
@@ -192,17 +205,9 @@ class NativeCollector:
                 if not self._synced:
                     self._plan.pack(self._policy_weights(), self._weights, transposed=False)
             done = 0
-            while done < rollout.num_steps:
-                if self.stop_requested:
-                    return None
+            while done < rollout.num_steps and not self.stop_requested:
                 done += self._collect_slice(rollout, done)
-        with self.timer("copy"):
-            rollout.all_valid = not self.vec.native_spec.has_present or bool(rollout.valid.all())
-            self.rewards.apply(rollout)
-            if self.policy.normalizer is not None:
-                self.policy.normalizer.update(self._raw, rollout.valid)
-            rollout.advantages_for = self._advantages_for
-            return self._episodes.stats()
+        return done == rollout.num_steps
 
     def _begin(self) -> None:
         self.vec._check_open()
@@ -271,11 +276,10 @@ class NativeCollector:
                 self._job[place : place + 2] = 0
 
     def _tell_numbers(self, **numbers: int) -> None:
-        for name, number in numbers.items():
-            self._job[JOB[name]] = number
+        self._job[[JOB[name] for name in numbers]] = list(numbers.values())
 
     def _describe_envs(self) -> None:
-        arrays = {f"env_{name}": array for name, array in self._batch.arrays._asdict().items() if name != "envs"}
+        arrays = {f"env_{name}": array for name, array in self._batch.arrays._asdict().items()}
         self._tell(**{name: array for name, array in arrays.items() if name in JOB})
         actions = "env_numbers" if isinstance(self.vec.agent_action_space, spaces.Box) else "env_choices"
         self._tell(**{actions: self._batch.actions})

@@ -63,4 +63,5 @@ def evaluate_file(
         env_parameters={**own, **given},
         emulate=card.structure is not None,
         progress=True,
+        keep_stopped=True,
     )

@@ -5,24 +5,28 @@ policy × vector env → every env plays its quota of episodes → returns, leng
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from hurtle.collect.native_player import NativePlayer, player_obstacle
 from hurtle.envs.registry import EnvLike, resolve
-from hurtle.errors import HurtleError, NonFiniteError
 from hurtle.native.env import Env
 from hurtle.policies.policy import Policy
-from hurtle.runners.playing import Player, RowPolicy, eval_seed
+from hurtle.runners.playing import EVAL_ACTION_STREAM, Player, RowPolicy, eval_seed
 from hurtle.runners.restore import Restored, find_checkpoint, restore
+from hurtle.runners.signals import StopSignals
+from hurtle.runners.tally import Tally
 from hurtle.tracking.json_text import to_json
+from hurtle.tracking.progress import progress_of
 from hurtle.tracking.statistics import summarize
 from hurtle.trust import check_code
 from hurtle.vector.factory import make_vec
 from hurtle.vector.options import check_count, check_seed
+from hurtle.vector.vec_env import VecEnv
 
 NATIVE_ENVS, PYTHON_ENVS = 128, 16
 """Envs at a time unless the user says how many; Python envs take memory, and time to start."""
@@ -42,6 +46,7 @@ class Evaluation:
         high: Its upper end.
         episodes: How many; with several agents each agent's episodes count.
         deterministic: Whether the most likely actions were taken, or sampled ones.
+        stopped: Empty, or what an interrupted evaluation lacks.
     """
 
     returns: np.ndarray = field(repr=False)
@@ -53,24 +58,25 @@ class Evaluation:
     high: float
     episodes: int
     deterministic: bool
+    stopped: str = ""
 
     @classmethod
-    def of(cls, returns: np.ndarray, lengths: np.ndarray, deterministic: bool) -> Evaluation:
+    def of(cls, returns: np.ndarray, lengths: np.ndarray, deterministic: bool, stopped: str = "") -> Evaluation:
         """The statistics of these episodes."""
         found = summarize(returns)
         numbers = {name: float(found[name]) for name in ("mean", "std", "iqm", "low", "high")}
-        return cls(returns, lengths, **numbers, episodes=len(returns), deterministic=deterministic)
+        return cls(returns, lengths, **numbers, episodes=len(returns), deterministic=deterministic, stopped=stopped)
 
     def __str__(self) -> str:
         how = "deterministic" if self.deterministic else "sampled"
         return (
             f"return {self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]  IQM {self.iqm:.2f}  std {self.std:.2f}  "
-            f"({self.episodes} {how} episodes)"
+            f"({self.episodes} {how} episodes){self.stopped and f' {self.stopped}'}"
         )
 
     def summary(self) -> dict[str, Any]:
         """The statistics without the single episodes, for JSON."""
-        names = ("mean", "std", "iqm", "low", "high", "episodes", "deterministic")
+        names = ("mean", "std", "iqm", "low", "high", "episodes", "deterministic", *(("stopped",) if self.stopped else ()))
         return {**{name: getattr(self, name) for name in names}, "mean_length": float(self.lengths.mean())}
 
 
@@ -87,6 +93,8 @@ def evaluate_policy(
     emulate: bool = False,
     max_steps: int = 100_000,
     progress: bool = False,
+    gear: str = "auto",
+    keep_stopped: bool = False,
 ) -> Evaluation:
     """Play episodes in parallel and count them all.
 
@@ -106,10 +114,13 @@ def evaluate_policy(
         device: Where the policy is.
         emulate: Flatten structured spaces, as in training.
         max_steps: Most steps of one episode; more raises an error, as the episode may never end.
-        progress: Show a progress bar while it runs, if on a terminal.
+        progress: Show on standard error how far it is: a bar on a terminal, else lines.
+        gear: "auto" plays MLP policies on native envs in compiled code; "general" plays with torch, as it does all others.
+        keep_stopped: On Ctrl-C or SIGTERM, return what was played, and say so in `stopped`.
 
     Raises:
         HurtleError: An episode took more than `max_steps` steps, or the spaces are not those of the policy.
+        KeyboardInterrupt: Ctrl-C, before any episode has ended or without `keep_stopped`.
         NonFiniteError: NaN in an observation or a return; names the env.
     """
     check_count("episodes", episodes)
@@ -122,110 +133,61 @@ def evaluate_policy(
     num_envs, first_seed = min(num_envs, episodes), eval_seed(seed)
     tally = Tally(episodes, num_envs, max_steps, games=isinstance(env, str) and env.startswith("atari/"))
     was_training = isinstance(policy, Policy) and policy.training
+    stop = _Stop()
     if isinstance(policy, Policy):
         policy.eval()
     try:
+        vec: Any
         with (
             make_vec(env, num_envs, backend=backend, seed=first_seed, emulate=emulate, **parameters) as vec,
-            _progress(episodes, progress) as advance,
+            progress_of("evaluating", episodes, progress) as advance,
+            StopSignals(stop) if keep_stopped else nullcontext(),
         ):
-            player = Player(policy, vec, deterministic=deterministic, seed=first_seed, device=device)
-            obs, infos = vec.reset(seed=first_seed)
-            while not tally.complete:
-                obs, _, terminated, truncated, infos = vec.step(player.act(obs, infos))
-                over = np.asarray(infos.get("_final_obs", np.zeros(num_envs, np.bool_)))
-                player.end(terminated, truncated, over)
-                advance(tally.add(infos, over))
+            how: dict[str, Any] = {"deterministic": deterministic, "seed": first_seed}
+            if gear != "general" and isinstance(policy, Policy) and player_obstacle(vec, policy, deterministic) is None:
+                _play_compiled(NativePlayer(vec, policy, stream=EVAL_ACTION_STREAM, **how), tally, advance, stop)
+            else:
+                _play(Player(policy, vec, device=device, **how), vec, first_seed, tally, advance, stop)
     finally:
         if isinstance(policy, Policy):
             policy.train(was_training)
-    return Evaluation.of(*tally.episodes(), deterministic)
+    if tally.complete:
+        return Evaluation.of(*tally.episodes(), deterministic)
+    if not tally.count:
+        raise KeyboardInterrupt
+    bias = "; the longest were still being played, so the mean is biased" if tally.is_biased else ""
+    return Evaluation.of(*tally.episodes(), deterministic, f"stopped by {stop.by} before {episodes} were played{bias}")
 
 
-class Tally:
-    """Counts the episodes of a vector env until each env has played its share.
+class _Stop:
+    """Remembers that somebody asked to stop."""
 
-    Args:
-        episodes: How many in all.
-        num_envs: Among how many envs they are divided.
-        max_steps: Most steps of one episode.
-        games: Episodes are lives of a game, of which the whole counts (`final_info["game"]`).
-    """
+    by = ""
 
-    def __init__(self, episodes: int, num_envs: int, max_steps: int, games: bool = False):
-        self._quota = np.full(num_envs, episodes // num_envs)
-        self._quota[: episodes % num_envs] += 1
-        self._played, self._steps = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
-        self._max_steps, self._games = max_steps, games
-        self._returns: list[np.ndarray] = []
-        self._lengths: list[np.ndarray] = []
-
-    @property
-    def complete(self) -> bool:
-        """Whether every env has played its share."""
-        return bool((self._played >= self._quota).all())
-
-    def add(self, infos: dict[str, Any], over: np.ndarray) -> int:
-        """Take in one step of all envs; returns how many of the episodes asked for ended with it.
-
-        Args:
-            infos: What the step returned.
-            over: bool [num_envs]: which envs ended.
-        """
-        counting = self._played < self._quota
-        self._steps += 1
-        if "_episode" in infos:
-            over = self._count(infos, counting, over)
-        self._steps[over] = 0
-        self._played += over & counting
-        late = np.flatnonzero((self._steps >= self._max_steps) & counting & ~over)
-        if late.size:
-            raise HurtleError(
-                f"Env {late[0]} has not ended its episode after {self._steps[late[0]]} steps (max_steps). If it never ends, "
-                "limit it: `max_steps` of a native env, gymnasium.wrappers.TimeLimit of others; else raise max_steps here."
-            )
-        return int((over & counting).sum())
-
-    def _count(self, infos: dict[str, Any], counting: np.ndarray, over: np.ndarray) -> np.ndarray:
-        """Keep the episodes that ended in envs that are still counting; which envs ended, as a whole."""
-        ended = np.asarray(infos["_episode"])
-        episode = infos["episode"]
-        if ended.ndim == 1:  # one agent: what the env itself says of its episode, in its last info, is the better
-            final = infos.get("final_info", infos)
-            if self._games:
-                ended = over = np.asarray(final.get("_game", np.zeros_like(over)))
-                episode = final.get("game")
-            elif isinstance(own := final["episode"], dict) and own.keys() >= {"r", "l"}:
-                episode = own
-        chosen = ended & (counting if ended.ndim == 1 else counting[:, None])
-        if not chosen.any():
-            return over
-        returns = np.asarray(episode["r"], np.float64)[chosen]
-        if np.isnan(returns).any():
-            env = int(np.flatnonzero(np.isnan(np.asarray(episode["r"], np.float64)) & chosen)[0]) // (chosen.size // len(over))
-            raise NonFiniteError(f"An episode of env {env} has the return NaN: one of its rewards was. Look for it in the env.")
-        self._returns.append(returns)
-        self._lengths.append(np.asarray(episode["l"], np.int64)[chosen])
-        return over
-
-    def episodes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns and lengths of all that counted."""
-        if not self._returns:
-            raise HurtleError("No agent ended an episode in any env: there is nothing to count.")
-        return np.concatenate(self._returns), np.concatenate(self._lengths)
+    def __call__(self, by: str) -> None:
+        self.by = by
 
 
-@contextmanager
-def _progress(episodes: int, wanted: bool) -> Iterator[Callable[[int], None]]:
-    """A bar that goes away at the end; yields what advances it."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+def _play(player: Player, vec: VecEnv, seed: int, tally: Tally, advance: Callable[[int], None], stop: _Stop) -> None:
+    """Play step by step, with any policy on any env."""
+    obs, infos = vec.reset(seed=seed)
+    while not tally.complete and not stop.by:
+        obs, _, terminated, truncated, infos = vec.step(player.act(obs, infos))
+        over = np.asarray(infos.get("_final_obs", np.zeros(vec.num_envs, np.bool_)))
+        player.end(terminated, truncated, over)
+        advance(tally.add(infos, over))
 
-    console = Console(stderr=True)
-    columns = (TextColumn("evaluating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not (wanted and console.is_terminal)) as bar:
-        task = bar.add_task("", total=episodes)
-        yield lambda count: bar.advance(task, count)
+
+def _play_compiled(player: NativePlayer, tally: Tally, advance: Callable[[int], None], stop: _Stop) -> None:
+    """Play many steps at a time in compiled code; the same episodes, but where rounding tips an action."""
+    try:
+        while not tally.complete and not stop.by:
+            played = player.play()
+            assert played is not None  # nobody set stop_requested: a stretch is over in moments
+            for step in zip(*played, strict=True):
+                advance(tally.add_ended(*step))
+    finally:
+        player.stop_threads()
 
 
 def env_to_play(found: Restored, env: EnvLike | None, parameters: dict[str, Any] | None) -> tuple[EnvLike, dict[str, Any]]:
@@ -249,7 +211,7 @@ def evaluate_run(
     env_parameters: dict[str, Any] | None = None,
     trust: bool = False,
 ) -> Evaluation:
-    """Evaluate what a run has learned, and write `evaluation.json` into its folder.
+    """Evaluate what a run has learned, and write `evaluation.json` into its folder; Ctrl-C ends it with what was played.
 
     Args:
         path: A run folder, "latest", or a checkpoint file. Of a run: its best checkpoint if it has one, else the newest.
@@ -276,6 +238,8 @@ def evaluate_run(
         device=device,
         emulate=found.emulated,
         progress=True,
+        gear="general" if found.settings.train.compile else found.settings.train.gear,
+        keep_stopped=True,
     )
     if folder is not None:
         about = {"env": str(played), "env_parameters": parameters, "checkpoint": file.name, "steps": found.steps, "seed": seed}

@@ -17,8 +17,9 @@ import hurtle
 from hurtle.errors import HurtleError, NonFiniteError
 from hurtle.native import Box, Discrete, Env, int32
 from hurtle.runners.assembly import run_seed
-from hurtle.runners.evaluate import Evaluation, Tally, evaluate_policy, evaluate_run
+from hurtle.runners.evaluate import Evaluation, evaluate_policy, evaluate_run
 from hurtle.runners.playing import eval_seed
+from hurtle.runners.tally import Tally
 
 
 class Lottery(Env):

@@ -1,0 +1,90 @@
+"""`NativePlayer`: native envs × MLP policies for evaluation, whole stretches of steps inside compiled code.
+
+policy, seed → steps of all envs → which episodes ended, their returns and lengths. Nothing of the policy changes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from hurtle.collect.native import NativeCollector, vector_obstacle
+from hurtle.native.build import COMPILING
+from hurtle.native.kernel_loader import load_kernels
+from hurtle.native.kernels import host
+from hurtle.native.rng import seed_range, stream_states
+from hurtle.policies.native_plan import UnsupportedError, plan_for
+from hurtle.policies.policy import Policy
+from hurtle.vector.native import NativeVecEnv
+
+MOST_STEPS = 128
+"""Steps of one stretch: enough that Python between two of them costs nothing."""
+STRETCH_BYTES = 1 << 24
+"""Memory for the observations of a stretch; large ones make it shorter."""
+
+
+class Played(NamedTuple):
+    """What happened in a stretch of T steps; `over` is `ended` where an env has one agent."""
+
+    over: np.ndarray
+    """bool [T, envs]: envs that ended as a whole."""
+    ended: np.ndarray
+    """bool [T, envs, agents]: agents whose episode ended."""
+    returns: np.ndarray
+    """float32 [T, envs, agents], where `ended`."""
+    lengths: np.ndarray
+    """int32 [T, envs, agents], likewise."""
+
+
+class NativePlayer(NativeCollector):
+    """Plays a policy on native envs as `runners.playing.Player` does, many steps in one call.
+
+    Args:
+        vec: Of native envs, see `NativeCollector`.
+        policy: An MLP policy on the CPU; its normalizer is applied and not changed.
+        deterministic: Take the likeliest actions; else sample them.
+        seed: Of the envs, and of the streams of sampled actions.
+        stream: Which streams these are; not those that training draws from.
+
+    Raises:
+        HurtleError: `player_obstacle` has something to say.
+    """
+
+    def __init__(self, vec: NativeVecEnv, policy: Policy, *, deterministic: bool, seed: int, stream: int):
+        super().__init__(vec, policy, seed=seed)
+        self.actor._streams[:] = stream_states(seed_range(seed, self.rows.num_rows), stream)
+        if deterministic:
+            with COMPILING:
+                self._tell_numbers(sample=load_kernels().modes.mode_address(self._plan.head_kind))
+        size = vec.num_envs * vec.native_spec.obs_size * vec.agent_observation_space.dtype.itemsize  # type: ignore[union-attr]
+        # Of several agents compiled code does not note when the env as a whole is over; after one step the batch says it.
+        steps = 1 if vec.num_agents > 1 else max(1, min(MOST_STEPS, STRETCH_BYTES // size))
+        self._rollout = self.new_rollout(steps)
+
+    def play(self) -> Played | None:
+        """Play the next stretch; None if `stop_requested` ended it.
+
+        Raises:
+            NonFiniteError: An env gave NaN or infinity; names it and its step.
+        """
+        if not self._fill(self._rollout):
+            return None
+        steps, shape = self._rollout.num_steps, (-1, self.rows.num_envs, self.rows.num_agents)
+        log = {name: array.reshape(shape) for name, array in self._episodes.arrays.items() if name not in ("over", "metrics")}
+        over = log["ended"][..., 0] if self.rows.num_agents == 1 else self._batch.arrays.ended.reshape(steps, -1)
+        return Played(over, log["ended"], log["episode_returns"], log["episode_lengths"])
+
+
+def player_obstacle(vec: object, policy: Policy, deterministic: bool) -> str | None:
+    """The reason why a `NativePlayer` cannot play this policy there, or None."""
+    if (obstacle := vector_obstacle(vec)) is not None:
+        return obstacle
+    assert isinstance(vec, NativeVecEnv)
+    try:
+        plan_for(policy)
+    except UnsupportedError as error:
+        return str(error)
+    if (policy.observation_space, policy.action_space) != (vec.agent_observation_space, vec.agent_action_space):
+        return "the bounds of the spaces are not those that the policy was trained on"
+    return "kernels that check themselves only sample" if deterministic and host.CHECKED else None
