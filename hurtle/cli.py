@@ -19,6 +19,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from hurtle import __version__
 from hurtle.cli_bench_serve import BenchServe
+from hurtle.cli_loading import loading
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 from hurtle.runners.values import fit
 
@@ -49,8 +50,10 @@ def evaluate(
     device: str = "cpu",
     runs: Runs = "runs",
     trust: Switch = False,
-) -> None:
+) -> int:
     """Score a trained policy over many episodes, with confidence.
+
+    Ctrl-C ends it early and shows what was played.
 
     Args:
         run: A run folder, a checkpoint file, latest, or an exported policy (.onnx, .pt2).
@@ -67,14 +70,16 @@ def evaluate(
     from hurtle.deploy.policy_file import is_policy_file
 
     if is_policy_file(run):
-        from hurtle.deploy.scoring import evaluate_file
+        with loading("the policy's runtime"):
+            from hurtle.deploy.scoring import evaluate_file
 
         if device not in ("cpu", "auto"):
             raise HurtleError(f"--device {device}: exported policies run on the CPU.")
-        pairs = _pairs(env_parameters)
-        print(evaluate_file(run, episodes, sampled or None, env, seed, num_envs, pairs, trust=trust))
-        return
-    from hurtle.runners.evaluate import evaluate_run
+        found = evaluate_file(run, episodes, sampled or None, env, seed, num_envs, _pairs(env_parameters), trust=trust)
+        print(found)
+        return 130 if found.stopped else 0
+    with loading("torch"):
+        from hurtle.runners.evaluate import evaluate_run
 
     found = evaluate_run(
         _find(run, runs),
@@ -88,6 +93,7 @@ def evaluate(
         trust=trust,
     )
     print(found)
+    return 130 if found.stopped else 0
 
 
 def watch(
@@ -118,7 +124,8 @@ def watch(
         runs: Folder of the runs, for latest and for names.
         trust: Run code that the file names (my_env.py:MyEnv), though it is none of your own runs.
     """
-    from hurtle.runners.watch import watch_run
+    with loading("torch"):
+        from hurtle.runners.watch import watch_run
 
     watch_run(
         _find(run, runs),
@@ -154,7 +161,8 @@ def export(
         runs: Folder of the runs, for latest and for names.
         trust: Run code that the file names (my_env.py:MyEnv), though it is none of your own runs.
     """
-    from hurtle.deploy.exporting import export as write_policy
+    with loading("torch"):
+        from hurtle.deploy.exporting import export as write_policy
 
     wanted = None if masked == "auto" else masked == "yes"
     print(write_policy(_find(run, runs), file, outputs=outputs, stochastic=stochastic, masked=wanted, trust=trust))
@@ -196,7 +204,8 @@ def sanity(
         seed: Of the runs.
         device: cpu, cuda, cuda:1 or auto.
     """
-    from hurtle.runners.sanity import run_sanity
+    with loading("torch"):
+        from hurtle.runners.sanity import run_sanity
 
     return 0 if run_sanity(envs, seed=seed, device=device) else 1
 
@@ -214,18 +223,18 @@ def envs(
         check: Check the env: array accesses, NaN, bounds, determinism, and that all targets agree.
         seed: Seed of the picture.
     """
-    from rich.console import Console
+    if check and not name:
+        raise HurtleError("--check needs the name of an env: hurtle envs my_env.py:MyEnv --check")
+    with loading("the environments"):
+        from rich.console import Console
 
+        from hurtle.envs.registry import resolve
+        from hurtle.native import Env
+        from hurtle.native import check as check_env
     console = Console()
     if not name:
-        if check:
-            raise HurtleError("--check needs the name of an env: hurtle envs my_env.py:MyEnv --check")
         _list_envs(console)
         return
-    from hurtle.envs.registry import resolve
-    from hurtle.native import Env
-    from hurtle.native import check as check_env
-
     found = resolve(name, {})
     if not isinstance(found, Env):
         raise HurtleError(f"{name!r} is a Gymnasium env; `hurtle envs` shows native ones.")
@@ -306,9 +315,10 @@ def bench_vector(
         policy_ms: Milliseconds that your policy takes for a batch. Pools (batch < envs) step some envs meanwhile.
         emulate: Flat observations and actions.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    with loading("the environments"):
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from hurtle.vector.autotune import Result, best, measure_all, settings_for
+        from hurtle.vector.autotune import Result, best, measure_all, settings_for
 
     settings = settings_for(env, num_envs, backends)
     measured = measure_all(env, settings, seconds=seconds, policy_ms=policy_ms, emulate=emulate)  # refuses before the header

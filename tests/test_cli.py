@@ -9,6 +9,7 @@ import pytest
 
 import hurtle
 from hurtle.cli import main
+from hurtle.cli_loading import loading
 from hurtle.cli_train import field_documents
 from hurtle.envs.registry import names
 from hurtle.runners.config import make_settings, settings_to_dict
@@ -266,7 +267,11 @@ def test_eval_watch_and_sanity_pass_their_words_on(monkeypatch, capsys, tmp_path
         monkeypatch.setitem(sys.modules, f"hurtle.runners.{name}", types.SimpleNamespace(**functions))
 
     seen = []
-    module("evaluate", evaluate_run=lambda run, **words: seen.append((run, words)) or "mean 1.0")
+
+    class Found(str):
+        stopped = ""
+
+    module("evaluate", evaluate_run=lambda run, **words: seen.append((run, words)) or Found("mean 1.0"))
     module("watch", watch_run=lambda run, **words: seen.append((run, words)))
     module("sanity", run_sanity=lambda envs, **words: seen.append((envs, words)) or envs != ("bandit",))
     path = RunFolder.create(tmp_path, name="a").path
@@ -274,6 +279,10 @@ def test_eval_watch_and_sanity_pass_their_words_on(monkeypatch, capsys, tmp_path
     flags = ["--runs", str(tmp_path), "--env", "CartPole-v1", "--env-parameters", "gravity=1.6"]
     assert main(["eval", "latest", "--episodes", "7", "--sampled", *flags]) == 0
     assert capsys.readouterr().out == "mean 1.0\n"
+    Found.stopped = "stopped by Ctrl-C"
+    assert main(["eval", str(path), "--seed", "1"]) == 130
+    assert seen.pop()[1]["seed"] == 1
+    capsys.readouterr()
     played = {"env": "CartPole-v1", "env_parameters": {"gravity": 1.6}, "trust": False}
     expected = {"episodes": 7, "sampled": True, "seed": 0, "num_envs": None, "device": "cpu", **played}
     assert seen.pop() == (str(path), expected)
@@ -289,6 +298,83 @@ def test_eval_watch_and_sanity_pass_their_words_on(monkeypatch, capsys, tmp_path
     assert seen.pop() == (("bandit",), {"seed": 1, "device": "cpu"})
 
 
-def test_the_quick_verbs_load_no_torch():
-    code = "import sys; from hurtle.cli import main; main(['envs']); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
+HEAVY = ("torch", "numba", "matplotlib", "scipy")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["envs"], ["envs", "cartpole"], ["train", "--help"], ["eval", "--help"]])
+def test_the_quick_verbs_load_nothing_heavy(words):
+    code = f"""
+import sys
+from hurtle.cli import main
+try:
+    main({words!r})
+except SystemExit:
+    pass
+print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == "[]"
+    assert done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["train", "bandit", "--progress", "plain"], "bandit · ppo: importing torch …"),
+        (["eval", "nowhere"], "hurtle: loading torch …"),
+        (["watch", "nowhere"], "hurtle: loading torch …"),
+        (["export", "nowhere", "x.onnx"], "hurtle: loading torch …"),
+        (["sanity"], "hurtle: loading torch …"),
+    ],
+)
+def test_something_is_said_before_torch_is_imported(words, expected, tmp_path):
+    done = without_torch(words, tmp_path)
+    assert (done.stdout + done.stderr).splitlines()[0] == expected
+
+
+def without_torch(words, folder):
+    """What the command line does until it needs torch."""
+    code = f"""
+import sys
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise ImportError("no torch in this test")
+sys.meta_path.insert(0, NoTorch())
+from hurtle.cli import main
+main({words!r})
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == "ImportError: no torch in this test"
+    return done
+
+
+def test_a_resumed_run_says_something_before_torch_is_imported(tmp_path):
+    run = RunFolder.create(tmp_path, env="bandit", name="a")
+    run.write_config(settings_to_dict(make_settings("bandit", {"progress": "plain"})))
+    done = without_torch(["train", "--resume", str(run.path)], tmp_path)
+    assert done.stdout == "bandit · ppo: importing torch …\n"
+
+
+def test_a_verb_says_at_once_what_it_loads_and_erases_that_on_a_terminal(monkeypatch, capsys):
+    with loading("torch"):
+        assert capsys.readouterr().err == "hurtle: loading torch …\n"
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with loading("torch"):
+        assert capsys.readouterr().err == "hurtle: loading torch …"
+    assert capsys.readouterr().err == "\r\033[2K"
+
+
+def test_names_and_numbers_that_cannot_be_are_errors_not_tracebacks(tmp_path, capsys):
+    flags = ["--runs", str(tmp_path / "runs"), "--progress", "quiet"]
+    said = refused(capsys, "train", "cartpole", "--num-envs", "1000000000000", *flags)
+    assert "num_envs=1000000000000 needs" in said
+    assert "GiB of memory and this machine has" in said
+    said = refused(capsys, "train", "CartPole-v1", "--num-envs", "1000000000000", *flags)
+    assert "num_envs=1000000000000 needs" in said
+    said = refused(capsys, "train", str(tmp_path), *flags)
+    assert f"{str(tmp_path)!r} is a folder; name a file in it, and its class: {tmp_path}/my_env.py:MyEnv." in said
+    assert "No algorithm 'sac'. Known: a2c, ppo." in refused(capsys, "train", "cartpole", "--algorithm", "sac")
+    assert "Did you mean breakout, Hurtle's own?" in refused(capsys, "train", "minatar/breakout", *flags)
+    assert not (tmp_path / "runs").exists()

@@ -32,6 +32,7 @@ def load_kernels() -> ModuleType:
         if folder.exists() and _digest(sorted(folder.glob("*.py"))) != _digest(files):  # damaged by a cleaner, or edited
             shutil.rmtree(folder)
         if not folder.exists():
+            print("hurtle: compiling the kernels of policies and updates (first run only) …", file=sys.stderr, flush=True)
             _copy(files, folder)
         found = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
         assert found is not None

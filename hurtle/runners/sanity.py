@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -83,17 +84,17 @@ def run_sanity(envs: Sequence[str] = (), seed: int = 0, device: str = "cpu", con
     chosen = list(envs) or list(SUITE)
     rows: dict[str, tuple[str, ...]] = {name: (_needed(name), "", "", "") for name in chosen}
     failed = []
-    with Live(_table(rows), console=console, auto_refresh=False) as live, tempfile.TemporaryDirectory() as folder:
+    with _shown(rows, console) as show, tempfile.TemporaryDirectory() as folder:
         for name in chosen:
             rows[name] = (_needed(name), "", "", "[dim]training …")
-            live.update(_table(rows), refresh=True)
+            show(name)
             begun = time.perf_counter()
             score = _score(name, seed, device, folder)
             passed = score >= PASSING * _best(name)
             failed += [] if passed else [name]
             verdict = "[green]PASS" if passed else "[bold red]FAIL"
             rows[name] = (_needed(name), f"{score:.3f}", f"{time.perf_counter() - begun:.1f}", verdict)
-            live.update(_table(rows), refresh=True)
+            show(name)
     for name in failed:
         console.print(f"[bold red]{name}[/bold red]: {SUITE[name].meaning}.", highlight=False)
     if not failed:
@@ -116,6 +117,22 @@ def _best(name: str) -> float:
 
 def _needed(name: str) -> str:
     return f"{PASSING * _best(name):.2f}"
+
+
+@contextmanager
+def _shown(rows: dict[str, tuple[str, ...]], console: Console) -> Iterator[Callable[[str], None]]:
+    """Yields a function that shows the row of an env: in a table on a terminal, as a line in a log."""
+    if console.is_terminal:
+        with Live(_table(rows), console=console, auto_refresh=False) as live:
+            yield lambda name: live.update(_table(rows), refresh=True)
+        return
+
+    def line(*cells: str) -> None:
+        first, *numbers, last = cells
+        console.print(f"{first:<12}{''.join(f'{cell:>10}' for cell in numbers)}   {last}", highlight=False)
+
+    line("env", "needed", "score", "seconds", "")
+    yield lambda name: line(name, *rows[name])
 
 
 def _table(rows: dict[str, tuple[str, ...]]) -> Table:

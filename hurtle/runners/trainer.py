@@ -6,11 +6,13 @@ settings → parts (assembly.py) → loop → run folder. Knows nothing of how a
 from __future__ import annotations
 
 import math
+import shlex
 import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,8 @@ import torch
 
 from hurtle.buffers.rollout import EpisodeStats, EpisodeTotals
 from hurtle.collect.device import DeviceCollector
-from hurtle.envs.registry import EnvLike
-from hurtle.errors import CheckpointError, HurtleError
+from hurtle.envs.registry import EnvLike, name_of
+from hurtle.errors import CheckpointError, HurtleError, UnknownNameError
 from hurtle.policies.policy import Policy
 from hurtle.runners.assembly import Module, Parts, assemble, run_seed
 from hurtle.runners.config import Settings, settings_to_dict
@@ -30,7 +32,7 @@ from hurtle.runners.restore import find_checkpoint, load_weights
 from hurtle.runners.signals import StopSignals
 from hurtle.tracking.checkpoints import Checkpoints, load_checkpoint
 from hurtle.tracking.curves import plot_run
-from hurtle.tracking.dashboard import make_display
+from hurtle.tracking.dashboard import Display, make_display
 from hurtle.tracking.episodes import EpisodeWindow
 from hurtle.tracking.run_folder import RunFolder
 from hurtle.tracking.trackers import make_trackers
@@ -85,6 +87,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         folder: RunFolder | None = None,
         saved: dict[str, Any] | None = None,
+        display: Display | None = None,
     ):
         self.settings, self._env, self._module, self._callbacks = settings, env, module, list(callbacks)
         self.steps = self.updates = 0
@@ -98,7 +101,8 @@ class Trainer:
         self._evaluating = False
         self._summary: dict[str, Any] = {}
         train = settings.train
-        self._display = make_display(train.progress, f"{train.env} · {train.algorithm}", train.total_steps)
+        self._display = display or make_display(train.progress, f"{train.env} · {train.algorithm}", train.total_steps)
+        self._display.status("building envs and policy")
         with gpu_errors():
             self._parts: Parts = assemble(settings, env, module)
         self._device = self._parts.rollout.device
@@ -151,6 +155,7 @@ class Trainer:
                 self._display.start(str(self.folder.path))
                 if train.progress != "quiet":
                     self._display.message(f"gear        {self._parts.gear.name}: {self._parts.gear.why}")
+                self._display.status("first update; the first run compiles it")
                 self._prepare()
                 self._loop()
                 self._hear_the_rest()
@@ -308,6 +313,7 @@ class Trainer:
                     env_parameters={**train.env_parameters, **({"unsafe": True} if train.unsafe else {})},
                     device=train.device,
                     emulate=self._parts.spaces["structure"] is not None,
+                    gear="auto" if self._parts.gear.name == "native" else "general",
                 )
         except KeyboardInterrupt:
             return None
@@ -356,19 +362,32 @@ class Trainer:
             return None
 
     def _closing_words(self, run: Run, curve: Path | None) -> str:
-        why = {"total_steps": "Done", "stop_at_return": "Reached the return asked for,"}
+        ended = {"total_steps": "Done", "stop_at_return": "Reached the return asked for,"}
         lines = [
-            f"{why.get(run.stopped_by, f'Stopped by {run.stopped_by},')} after {run.steps:,} steps in {run.seconds:.1f} s."
+            f"{ended.get(run.stopped_by, f'Stopped by {run.stopped_by},')} after {run.steps:,} steps in {run.seconds:.1f} s."
         ]
         if run.evaluation is not None:
             lines.append(f"evaluation  {run.evaluation}")
         lines.append(f"run folder  {run.path}")
         if curve is not None:
             lines.append(f"curve       {curve}")
-        by_name = isinstance(self._env, str) and self._module is None  # else only Python can make them again
-        verbs = [] if not by_name else ["train --resume"] if run.evaluation is None else ["watch", "eval"]
-        lines += [f"{'' if k else 'next':<12}hurtle {verb} {run.path}" for k, verb in enumerate(verbs)]
+        path = shlex.quote(str(run.path))
+        if why := self._why_unnamed or ("the policy is a module of your own" if self._module is not None else ""):
+            lines.append(f"next        hurtle watch and eval cannot play it: {why}. Python can: hurtle.load, evaluate_run")
+            return "\n".join(lines)
+        verbs = ["train --resume"] if run.evaluation is None else ["watch", "eval"]
+        lines += [f"{'' if k else 'next':<12}hurtle {verb} {path}" for k, verb in enumerate(verbs)]
         return "\n".join(lines)
+
+    @cached_property
+    def _why_unnamed(self) -> str:
+        """Why another process cannot find the env by a name; empty if it can."""
+        if isinstance(self._env, gymnasium.vector.VectorEnv):
+            return "the env is a vector that you made"
+        try:
+            return "" if name_of(self._env) else "the env has no name"
+        except UnknownNameError as error:
+            return f"the env has no name: {error}"
 
     # Saving and loading.
 
@@ -377,7 +396,7 @@ class Trainer:
         return {
             "settings": self._signed_words,
             "spaces": self._parts.spaces,
-            "named_env": isinstance(self._env, str),
+            "named_env": not self._why_unnamed,
             "named_policy": self._module is None,
             "policy": self.policy.state_dict(),
             "algorithm": self._parts.algorithm.state_dict(),

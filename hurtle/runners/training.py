@@ -1,26 +1,28 @@
 """`hurtle.train`: from a name and a few words to a finished run, or on with one that was stopped.
 
-env, words → settings (config.py) → Trainer (trainer.py) → Run
+env, words → settings (config.py) → Trainer (trainer.py) → Run. Imports torch only after the display says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gymnasium
-from torch import nn
-
-from hurtle.envs.registry import EnvLike
-from hurtle.errors import CheckpointError, HurtleError
+from hurtle.errors import CheckpointError, HurtleError, UnknownNameError
 from hurtle.references import absolute_reference
-from hurtle.runners.config import check_settings_file, make_settings, settings_from_dict, settings_to_dict
-from hurtle.runners.restore import saved_settings
-from hurtle.runners.trainer import Callback, Run, Trainer
-from hurtle.tracking.checkpoints import Checkpoints, load_checkpoint
+from hurtle.runners.config import Settings, check_settings_file, make_settings, settings_from_dict, settings_to_dict
+from hurtle.tracking.dashboard import Display, make_display
 from hurtle.tracking.run_folder import RunFolder
 from hurtle.trust import check_code
+
+if TYPE_CHECKING:
+    import gymnasium
+    from torch import nn
+
+    from hurtle.envs.registry import EnvLike
+    from hurtle.runners.trainer import Callback, Run, Trainer
 
 
 def train(
@@ -80,23 +82,68 @@ def train(
         return _resume(resume, env, words, module, callbacks, trust)
     if config is not None:
         check_settings_file(config, words if env is None else {*words, "env"}, trust, algorithm)
-    settings = make_settings(_name_of(env), words, config)
-    return Trainer(settings, settings.train.env if env is None else env, module, callbacks).run()
+    settings = make_settings(_title_of(env), words, config)
+    with _display(settings) as display:
+        from hurtle.runners.trainer import Trainer
+
+        return Trainer(
+            _with_name(settings, env), settings.train.env if env is None else env, module, callbacks, display=display
+        ).run()
 
 
-def _name_of(env: Any) -> Any:
-    if isinstance(env, gymnasium.vector.VectorEnv):
-        return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
-    return env
+def _display(settings: Settings) -> Display:
+    """The display of a run, which says already that torch is being imported."""
+    train = settings.train
+    display = make_display(train.progress, f"{train.env} · {train.algorithm}", train.total_steps)
+    display.status("importing torch")
+    return display
+
+
+def _with_name(settings: Settings, env: Any) -> Settings:
+    """The settings with a name by which another process finds a class or function, where it has one."""
+    if env is None or isinstance(env, str):
+        return settings
+    from hurtle.envs.registry import name_of
+
+    try:
+        return replace(settings, train=replace(settings.train, env=name_of(env)))
+    except UnknownNameError:  # the run says why at its end
+        return settings
+
+
+def _title_of(env: Any) -> Any:
+    """What the settings call an env: a vector env by its id, or by its class."""
+    if env is None or isinstance(env, str | type) or not hasattr(env, "single_observation_space"):
+        return env
+    return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
 
 
 def _resume(
     source: str | Path | Run, env: Any, words: dict[str, Any], policy: Any, callbacks: Sequence[Callback], trust: bool
 ) -> Run:
-    path = source.path if isinstance(source, Run) else Path(source)
+    path = Path(source) if isinstance(source, str | Path) else source.path
     if path.is_file() and not (path.parent.parent / "config.toml").is_file():
         raise HurtleError(f"{path} is in no run folder: a run's checkpoints are RUN/checkpoints/step-….pt.")
     folder = RunFolder.open(path.parent.parent if path.is_file() else path)
+    with _display(settings_from_dict({**folder.read_config(), **words})) as display:
+        return _resumed(folder, path, env, words, policy, callbacks, trust, display).run()
+
+
+def _resumed(
+    folder: RunFolder,
+    path: Path,
+    env: Any,
+    words: dict[str, Any],
+    policy: Any,
+    callbacks: Sequence[Callback],
+    trust: bool,
+    display: Display,
+) -> Trainer:
+    """The trainer as it was when it saved."""
+    from hurtle.runners.restore import saved_settings
+    from hurtle.runners.trainer import Trainer
+    from hurtle.tracking.checkpoints import Checkpoints, load_checkpoint
+
     file = path if path.is_file() else Checkpoints(folder.checkpoints).latest()
     if file is None:
         raise CheckpointError(f"{folder.path} has no checkpoint to resume from.")
@@ -114,4 +161,5 @@ def _resume(
         )
     if policy is None and not saved["named_policy"]:
         raise HurtleError(f"{folder.path} was trained with your own module: pass it in Python, train(policy=module, resume=…).")
-    return Trainer(settings, settings.train.env if env is None else env, policy, callbacks, folder, saved).run()
+    played = settings.train.env if env is None else env
+    return Trainer(_with_name(settings, env), played, policy, callbacks, folder, saved, display)

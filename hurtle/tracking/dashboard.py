@@ -25,6 +25,9 @@ from hurtle.tracking.usage import Usage
 class Display(Protocol):
     """Shows a run. Use it as a context manager: whatever happens inside, the terminal is left in order."""
 
+    def status(self, text: str) -> None:
+        """Say what is being done before the first update, such as "importing torch"; may come before `start`."""
+
     def start(self, about: str = "") -> None:
         """Begin; `about` is a short text, such as the run's folder."""
 
@@ -91,6 +94,9 @@ class QuietDisplay:
     def __init__(self, title: str, total_steps: int, console: Console):
         pass
 
+    def status(self, text: str) -> None:
+        """Nothing to show."""
+
     def start(self, about: str = "") -> None:
         """Nothing to begin."""
 
@@ -130,6 +136,10 @@ class PlainDisplay(QuietDisplay):
         self._printed_at, self._printed_percent = -self.every, -1
         self._evaluation = ""  # still to be shown
         self._pending = False
+
+    def status(self, text: str) -> None:
+        """Print it on a line of its own."""
+        self._print(f"{self._report.title}: {text} …")
 
     def start(self, about: str = "") -> None:
         """Print the header."""
@@ -196,12 +206,24 @@ class LiveDisplay(QuietDisplay):
             vertical_overflow="crop",
         )
 
+    def status(self, text: str) -> None:
+        """Draw a frame that says it in the place of the curve."""
+        self._report.status = f"{text} …"
+        self._draw()
+
     def start(self, about: str = "") -> None:
-        """Draw the first frame, and go on."""
+        """Draw the first frame, unless a status did, and go on."""
         self._report.about = about
-        self._started = self._updated = monotonic()
-        self._running = True
+        self._draw()
+
+    def _draw(self) -> None:
+        """Start drawing; draws a frame at once."""
         with _nobody_reading(self._console):
+            if self._running:
+                self._live.refresh()
+                return
+            self._started = self._updated = monotonic()
+            self._running = True
             self._live.start(refresh=True)
 
     def update(self, metrics: Mapping[str, float]) -> None:
@@ -220,9 +242,10 @@ class LiveDisplay(QuietDisplay):
             self._console.print(text, markup=False, highlight=False)
 
     def stop(self) -> None:
-        """Leave the last frame on the screen."""
+        """Leave the last frame on the screen; none if nothing was learned, so that an error stands alone."""
         if self._running:
             self._running = False
+            self._live.transient = not self._report.metrics
             with _nobody_reading(self._console):
                 self._live.stop()
 

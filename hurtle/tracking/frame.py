@@ -55,6 +55,8 @@ class Report:
     usage: dict[str, float] = field(default_factory=dict)
     elapsed: float = NAN
     """Seconds of training."""
+    status: str = ""
+    """What is being done before there is a curve."""
 
     def value(self, name: str) -> float:
         """A metric's latest value, NaN when it is not known."""
@@ -90,7 +92,7 @@ def draw(report: Report, width: int, height: int, colored: bool = True) -> Panel
     spare = height - len(top) - len(bottom) - 2
     more = _more(report, inner, lines=spare - 4) if spare > 4 else []  # the curve keeps 3 lines, a gap 1
     rows = min(max(spare - len(more) - bool(more), 1), 8)
-    lines = [*top, *_curve(report.returns, inner, rows), *bottom, *([Text(), *more] if more else [])]
+    lines = [*top, *_curve(report, inner, rows), *bottom, *([Text(), *more] if more else [])]
     for line in lines:
         line.no_wrap, line.overflow = True, "ellipsis"
     return Panel(
@@ -127,7 +129,7 @@ def _episodes(report: Report, width: int) -> list[Text]:
         ("return", figure(report.value("episode_return")), ""),
         ("best", figure(report.value("episode_return_best")), ""),
         ("length", figure(report.value("episode_length")), ""),
-        ("best", figure(report.value("episode_length_best")), ""),
+        ("longest", figure(report.value("episode_length_best")), ""),
         ("episodes", quantity(episodes) if episodes >= 1e6 else count(episodes), ""),
     ]
     lines = [_placed(facts, width, "bold cyan", starts=(0.0, 0.18, 0.36, 0.58, 0.8))]
@@ -159,10 +161,12 @@ def _placed(
     return line
 
 
-def _curve(returns: History, width: int, rows: int) -> list[Text]:
-    values = returns.columns(width - 11)
+def _curve(report: Report, width: int, rows: int) -> list[Text]:
+    values = report.returns.columns(width - 11)
     if not values:
-        waiting = Text("no episode has ended yet".center(width).rstrip(), "dim")
+        is_learning = "steps" in report.metrics
+        said = "no episode has ended yet" if is_learning or not report.status else report.status
+        waiting = Text(said.center(width).rstrip(), "dim")
         return [waiting if row == rows // 2 else Text() for row in range(rows)]
     labels = [""] * rows
     labels[-1], labels[0] = figure(min(values)), figure(max(values))

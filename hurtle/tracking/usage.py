@@ -50,7 +50,9 @@ def _resident_bytes() -> int:
 
 def _gpu() -> dict[str, float]:
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    if torch is None or getattr(torch.__spec__, "_initializing", False):  # another thread is importing it: half of it is there
+        return {}
+    if not torch.cuda.is_initialized():
         return {}
     # Not the current device: each thread has its own, and this one only draws. Where the memory is, there is the training.
     device = max(range(torch.cuda.device_count()), key=torch.cuda.memory_reserved)

@@ -43,6 +43,29 @@ def test_a_failure_says_what_it_means(monkeypatch):
     assert "squared:" not in text
 
 
+def test_a_log_gets_one_line_as_each_env_begins_and_ends(monkeypatch):
+    out = console()
+    begun = []
+    monkeypatch.setattr(sanity, "_score", lambda name, *_: begun.append(out.file.getvalue()) or 1.0)
+    assert run_sanity(envs=["bandit", "squared"], console=out)
+    assert "bandit" in begun[0]
+    assert begun[0].endswith("training …\n")
+    lines = out.file.getvalue().splitlines()
+    assert [line.split() for line in lines[:3:2]] == [
+        ["env", "needed", "score", "seconds"],
+        ["bandit", "0.90", "1.000", "0.0", "PASS"],
+    ]
+    assert lines[-1] == "All passed."
+
+
+def test_a_terminal_gets_a_table(monkeypatch):
+    monkeypatch.setattr(sanity, "_score", lambda *_: 1.0)
+    out = Console(file=io.StringIO(), width=120, force_terminal=True)
+    assert run_sanity(envs=["bandit"], console=out)
+    assert "PASS" in out.file.getvalue()
+    assert out.file.getvalue().endswith("\x1b[?25hbandit passed.\n")
+
+
 def test_some_envs(monkeypatch):
     monkeypatch.setattr(sanity, "_score", lambda *_: 1.0)
     out = console()

@@ -22,6 +22,7 @@ from vector_envs import Faulty
 
 import hurtle
 from hurtle.algorithms.ppo import PPO
+from hurtle.cli import main
 from hurtle.errors import CheckpointError, DeviceError, HurtleError, NonFiniteError, UnknownNameError
 from hurtle.runners.assembly import run_seed
 from hurtle.tracking.checkpoints import load_checkpoint
@@ -486,3 +487,55 @@ def test_a_tracker_that_is_not_installed_leaves_no_folder(small, monkeypatch):
     with pytest.raises(HurtleError, match="wandb"):
         hurtle.train("cartpole", total_steps=64, **{**small, "trackers": ("wandb",)})
     assert not list(os.scandir(small["runs"]))
+
+
+OWN_ENV = """
+import gymnasium
+import numpy as np
+
+
+class Tiny(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, length=5):
+        self.length = length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        return np.zeros(2, np.float32), float(action), self.time >= self.length, False, {}
+"""
+
+
+def test_a_class_of_a_file_is_recorded_by_its_name(small, tmp_path, monkeypatch, capsys):
+    (tmp_path / "own_env_of_test.py").write_text(OWN_ENV)
+    monkeypatch.syspath_prepend(tmp_path)
+    from own_env_of_test import Tiny
+
+    shown = {**small, "progress": "plain", "backend": "serial"}
+    run = hurtle.train(Tiny, total_steps=128, env_parameters={"length": 3}, **shown)
+    name = f"{tmp_path.resolve()}/own_env_of_test.py:Tiny"
+    assert tomllib.loads((run.path / "config.toml").read_text())["env"] == name
+    assert run.path.name.startswith("Tiny-ppo-0-")
+    out = capsys.readouterr().out
+    assert f"next        hurtle watch {run.path}\n            hurtle eval {run.path}\n" in out
+    assert main(["eval", str(run.path), "--episodes", "4"]) == 0
+    assert "(4 deterministic episodes)" in capsys.readouterr().out
+    assert hurtle.train(resume=run, total_steps=192).steps == 192
+
+
+def test_a_run_says_why_the_command_line_cannot_play_it(small, capsys):
+    class Local(gymnasium.make("CartPole-v1").unwrapped.__class__):
+        pass
+
+    run = hurtle.train(Local, total_steps=64, **{**small, "progress": "plain", "backend": "serial"})
+    out = capsys.readouterr().out
+    assert "next        hurtle watch and eval cannot play it: the env has no name: " in out
+    assert "Local is not at the top level of a file, where it could be imported from. Python can: hurtle.load" in out
+    assert main(["eval", str(run.path)]) == 2
+    assert "an object without a name" in capsys.readouterr().err

@@ -85,7 +85,7 @@ def test_a_frame_says_everything():
     flat = re.sub(r"[\s│]+", " ", text)
     for part in (
         "steps 214,016 of 500,000 12.3K steps/s elapsed 0:17 ETA 0:23",
-        "return 187.3 best 500.0 length 187.3 best 432.0 episodes 1,204",
+        "return 187.3 best 500.0 length 187.3 longest 432.0 episodes 1,204",
         "evaluation 495.2 95 % 490.1…499.3 length 495.2",
         "policy loss -0.0123 entropy 0.5123 learning rate 2.5e-4",
         "value loss 12.35 KL divergence 0.0081 clip range 0.2000",
@@ -101,7 +101,7 @@ def test_a_frame_says_everything():
 def test_a_first_frame_shows_dashes():
     flat = re.sub(r"[\s│]+", " ", text_of(Report("cartpole · ppo", 1000, elapsed=0.0)))
     assert "steps 0 of 1,000 - steps/s elapsed 0:00 ETA -" in flat
-    assert "return - best - length - best - episodes -" in flat
+    assert "return - best - length - longest - episodes -" in flat
     assert "policy loss - entropy - " in flat
     assert "no episode has ended yet" in flat
 
@@ -369,7 +369,36 @@ def test_an_exception_leaves_the_terminal_in_order():
 
     with pytest.raises(ZeroDivisionError):
         train()
-    assert out.getvalue().endswith("\x1b[?25h")
+    _, shows_cursor, rest = out.getvalue().rpartition("\x1b[?25h")
+    assert shows_cursor
+    assert rest.count("\x1b[1A\x1b[2K") > 10  # nothing was learned: the frame is erased, and the error stands alone
+
+
+def test_the_dashboard_says_what_is_done_before_the_first_update():
+    display, out = live()
+    with display:
+        display.status("importing torch")
+        assert "importing torch …" in out.getvalue()
+        assert "no episode" not in out.getvalue()
+        display.status("building")
+        assert "building …" in out.getvalue()
+        display.start("runs/x")
+        before = len(out.getvalue())
+        display.update({"steps": 10.0})
+        display._live.refresh()
+        last = out.getvalue()[before:]
+        assert "no episode has ended yet" in last
+        assert "building" not in last
+    assert out.getvalue().endswith("\x1b[?25h")  # the last frame stays
+
+
+def test_a_log_says_what_is_done_before_the_first_update():
+    console = Console(file=io.StringIO(), width=80)
+    with make_display("plain", "cartpole · ppo", 1000, console) as display:
+        display.status("importing torch")
+        assert console.file.getvalue() == "cartpole · ppo: importing torch …\n"
+        display.start("runs/x")
+    assert console.file.getvalue().splitlines()[1:] == ["cartpole · ppo  1,000 steps  runs/x"]
 
 
 def test_ctrl_c_on_a_real_terminal_leaves_it_in_order():

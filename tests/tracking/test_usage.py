@@ -76,3 +76,10 @@ def test_without_proc(monkeypatch):
 
     monkeypatch.setattr(module.Path, "read_text", gone)
     assert module._resident_bytes() > 1000
+
+
+def test_a_torch_that_is_being_imported_is_left_alone(monkeypatch):
+    half = types.ModuleType("torch")  # without torch.cuda
+    half.__spec__ = types.SimpleNamespace(_initializing=True)
+    monkeypatch.setitem(sys.modules, "torch", half)
+    assert "gpu_memory" not in Usage(every=0.0).sample()
