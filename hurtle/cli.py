@@ -75,7 +75,8 @@ def evaluate(
 
         if device not in ("cpu", "auto"):
             raise HurtleError(f"--device {device}: exported policies run on the CPU.")
-        found = evaluate_file(run, episodes, sampled or None, env, seed, num_envs, _pairs(env_parameters), trust=trust)
+        pairs = _pairs(env_parameters)
+        found = evaluate_file(run, episodes, sampled or None, env, seed, num_envs, pairs, trust=trust, keep_stopped=True)
         print(found)
         return 130 if found.stopped else 0
     with loading("torch"):
@@ -91,6 +92,7 @@ def evaluate(
         num_envs=num_envs,
         device=device,
         trust=trust,
+        keep_stopped=True,
     )
     print(found)
     return 130 if found.stopped else 0

@@ -284,7 +284,7 @@ def test_eval_watch_and_sanity_pass_their_words_on(monkeypatch, capsys, tmp_path
     assert seen.pop()[1]["seed"] == 1
     capsys.readouterr()
     played = {"env": "CartPole-v1", "env_parameters": {"gravity": 1.6}, "trust": False}
-    expected = {"episodes": 7, "sampled": True, "seed": 0, "num_envs": None, "device": "cpu", **played}
+    expected = {"episodes": 7, "sampled": True, "seed": 0, "num_envs": None, "device": "cpu", "keep_stopped": True, **played}
     assert seen.pop() == (str(path), expected)
     assert main(["watch", "a", "--video", "out.gif", "--device", "cuda", *flags]) == 0
     expected = {"episodes": 1, "video": "out.gif", "fps": 30, "seed": 0, "sampled": False, "device": "cuda", **played}

@@ -23,6 +23,7 @@ def evaluate_file(
     env_parameters: dict[str, Any] | None = None,
     runtime: str = "auto",
     trust: bool = False,
+    keep_stopped: bool = False,
 ) -> Evaluation:
     """Evaluate an exported policy.
 
@@ -36,6 +37,7 @@ def evaluate_file(
         env_parameters: The env's own; those not named are the run's, if the env is.
         runtime: As for `hurtle.load`.
         trust: Run code that the file names.
+        keep_stopped: On Ctrl-C or SIGTERM, return what was played, and say so in `stopped`.
 
     Raises:
         TrustError: It names code that the user has not allowed.
@@ -63,5 +65,5 @@ def evaluate_file(
         env_parameters={**own, **given},
         emulate=card.structure is not None,
         progress=True,
-        keep_stopped=True,
+        keep_stopped=keep_stopped,
     )

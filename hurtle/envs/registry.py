@@ -106,7 +106,7 @@ def resolve(env: EnvLike, parameters: dict[str, Any]) -> Env | Callable[..., Any
             return resolve(load_reference(env), parameters)
         if env.endswith(".py"):
             raise UnknownNameError(f"{env!r} is a file; name the class in it: {env}:MyEnv.")
-        if Path(env).is_dir():
+        if Path(env).is_dir() and env not in gymnasium.registry and not re.search(r"^atari/|[-_]v\d+$", env):
             raise UnknownNameError(f"{env!r} is a folder; name a file in it, and its class: {env.rstrip('/')}/my_env.py:MyEnv.")
         if "/" in env and env not in gymnasium.registry and (native := _native_like(env)):
             raise UnknownNameError(f"No environment {env!r}. Did you mean {native}, Hurtle's own?")

@@ -210,8 +210,9 @@ def evaluate_run(
     device: str = "cpu",
     env_parameters: dict[str, Any] | None = None,
     trust: bool = False,
+    keep_stopped: bool = False,
 ) -> Evaluation:
-    """Evaluate what a run has learned, and write `evaluation.json` into its folder; Ctrl-C ends it with what was played.
+    """Evaluate what a run has learned, and write `evaluation.json` into its folder.
 
     Args:
         path: A run folder, "latest", or a checkpoint file. Of a run: its best checkpoint if it has one, else the newest.
@@ -223,6 +224,7 @@ def evaluate_run(
         device: Where the policy runs.
         env_parameters: The env's own; those not named are the run's, if the env is.
         trust: Run code that the checkpoint names, also if this user did not sign it.
+        keep_stopped: On Ctrl-C or SIGTERM, return and write what was played, and say so in `stopped`.
     """
     folder, file = find_checkpoint(path)
     found = restore(file, device=device, trust=trust)
@@ -239,7 +241,7 @@ def evaluate_run(
         emulate=found.emulated,
         progress=True,
         gear="general" if found.settings.train.compile else found.settings.train.gear,
-        keep_stopped=True,
+        keep_stopped=keep_stopped,
     )
     if folder is not None:
         about = {"env": str(played), "env_parameters": parameters, "checkpoint": file.name, "steps": found.steps, "seed": seed}

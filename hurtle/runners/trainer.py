@@ -32,7 +32,7 @@ from hurtle.runners.restore import find_checkpoint, load_weights
 from hurtle.runners.signals import StopSignals
 from hurtle.tracking.checkpoints import Checkpoints, load_checkpoint
 from hurtle.tracking.curves import plot_run
-from hurtle.tracking.dashboard import Display, make_display
+from hurtle.tracking.dashboard import Display
 from hurtle.tracking.episodes import EpisodeWindow
 from hurtle.tracking.run_folder import RunFolder
 from hurtle.tracking.trackers import make_trackers
@@ -87,7 +87,8 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         folder: RunFolder | None = None,
         saved: dict[str, Any] | None = None,
-        display: Display | None = None,
+        *,
+        display: Display,
     ):
         self.settings, self._env, self._module, self._callbacks = settings, env, module, list(callbacks)
         self.steps = self.updates = 0
@@ -101,7 +102,7 @@ class Trainer:
         self._evaluating = False
         self._summary: dict[str, Any] = {}
         train = settings.train
-        self._display = display or make_display(train.progress, f"{train.env} · {train.algorithm}", train.total_steps)
+        self._display = display
         self._display.status("building envs and policy")
         with gpu_errors():
             self._parts: Parts = assemble(settings, env, module)

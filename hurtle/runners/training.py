@@ -162,4 +162,4 @@ def _resumed(
     if policy is None and not saved["named_policy"]:
         raise HurtleError(f"{folder.path} was trained with your own module: pass it in Python, train(policy=module, resume=…).")
     played = settings.train.env if env is None else env
-    return Trainer(_with_name(settings, env), played, policy, callbacks, folder, saved, display)
+    return Trainer(_with_name(settings, env), played, policy, callbacks, folder, saved, display=display)

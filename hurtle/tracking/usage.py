@@ -10,6 +10,7 @@ import resource
 import sys
 from pathlib import Path
 from time import monotonic, process_time
+from types import ModuleType
 
 
 class Usage:
@@ -50,9 +51,7 @@ def _resident_bytes() -> int:
 
 def _gpu() -> dict[str, float]:
     torch = sys.modules.get("torch")
-    if torch is None or getattr(torch.__spec__, "_initializing", False):  # another thread is importing it: half of it is there
-        return {}
-    if not torch.cuda.is_initialized():
+    if torch is None or _is_half_imported(torch) or not torch.cuda.is_initialized():
         return {}
     # Not the current device: each thread has its own, and this one only draws. Where the memory is, there is the training.
     device = max(range(torch.cuda.device_count()), key=torch.cuda.memory_reserved)
@@ -65,3 +64,8 @@ def _gpu() -> dict[str, float]:
     except Exception:  # needs pynvml, and a driver that answers: not worth an error
         return found
     return found
+
+
+def _is_half_imported(module: ModuleType) -> bool:
+    """Whether another thread is still importing a module, so that much of it is missing."""
+    return getattr(getattr(module, "__spec__", None), "_initializing", False)

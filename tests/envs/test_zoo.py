@@ -183,9 +183,12 @@ def test_a_native_env_under_the_name_of_another_package(name, native):
         hurtle.make(name)
 
 
-def test_a_folder_or_a_malformed_name_is_no_env(tmp_path):
+def test_a_folder_or_a_malformed_name_is_no_env(tmp_path, monkeypatch):
     with pytest.raises(UnknownNameError, match=r"is a folder; name a file in it, and its class: .*/my_env.py:MyEnv"):
         hurtle.make(f"{tmp_path}/")
+    (tmp_path / "CartPole-v1").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert hurtle.make("CartPole-v1").spec.id == "CartPole-v1"  # where its results are
     with pytest.raises(UnknownNameError, match="No environment 'a/b/c'"):
         hurtle.make("a/b/c")
 
