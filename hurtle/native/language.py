@@ -84,7 +84,7 @@ def known_calls() -> str:
 
     plain = sorted({*BUILTINS, "int", "float"})
     casts = [name for name, kind in vars(dtypes).items() if isinstance(kind, dtypes.FieldType)]
-    arrays = sorted(f"np.{function.__name__}" for function in (*NUMPY_TO_MATH, np.clip))
+    arrays = sorted(f"np.{function.__name__}".replace("absolute", "abs") for function in (*NUMPY_TO_MATH, np.clip))
     random = sorted(f"rng.{method}" for method in METHODS)
     debugging = sorted(DEBUG_CALLS)
     listed = ", ".join(("math.*", *plain, *casts, *arrays, *random))
