@@ -5,6 +5,7 @@ env, words → settings (config.py) → Trainer (trainer.py) → Run. Imports to
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -92,10 +93,11 @@ def train(
 
 
 def _display(settings: Settings) -> Display:
-    """The display of a run, which says already that torch is being imported."""
+    """The display of a run, which says already that torch is being imported, where it is not yet."""
     train = settings.train
     display = make_display(train.progress, f"{train.env} · {train.algorithm}", train.total_steps)
-    display.status("importing torch")
+    if "torch" not in sys.modules:
+        display.status("importing torch")
     return display
 
 
