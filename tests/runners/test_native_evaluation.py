@@ -113,6 +113,15 @@ def stop_after(monkeypatch, calls):
     monkeypatch.setattr(NativePlayer, "play", stopped)
 
 
+@pytest.fixture
+def heard():
+    """A shell's background jobs ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 def test_ctrl_c_keeps_what_was_played(tmp_path, monkeypatch, capsys):
     path, policy = write_run(tmp_path, "cartpole", parameters=SHORT_CARTPOLE)
     arguments = {"env": "cartpole", "num_envs": 8, "env_parameters": SHORT_CARTPOLE}
