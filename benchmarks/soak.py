@@ -35,6 +35,8 @@ CLIENTS = ("unary", "stream", "sequences", "rest", "cancel", "slow")
 GROWTH_MIB = 32.0
 """How much the server may grow between the first quarter and the end, when all clients are gone."""
 GROWTH_FILES, GROWTH_THREADS = 8, 8
+START_SECONDS = 120.0
+"""For clients to be answered for the first time; then the clock starts."""
 
 
 class Client:
@@ -54,6 +56,11 @@ class Client:
         for line in self._process.stdout:
             if line.endswith(b"\n"):
                 self.last = json.loads(line)
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether it has been answered, as far as it has said."""
+        return bool(self.last["count"].get("answered"))
 
     def finish(self) -> dict[str, Any]:
         """Let it end: what it has counted."""
@@ -178,17 +185,25 @@ def start_server(folder: Path) -> ServerProcess:
     return ServerProcess(folder, models, {"watch": 0.3, "max_message_mib": 4.0}, overrides)
 
 
+def wait_for_answers(clients: list[Client]) -> None:
+    """Until each has been answered once: on a busy machine, starting them takes longer than a short run."""
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end and not all(client.has_answers for client in clients):
+        time.sleep(0.1)
+
+
 def run(minutes: float, seed: int, folder: Path) -> dict[str, Any]:
     """All of it; what came of it."""
-    rng, end = Random(seed), time.monotonic() + minutes * 60
-    seconds = minutes * 60
+    rng, seconds = Random(seed), minutes * 60
     failures: list[str] = []
     killed: list[dict[str, Any]] = []
     with start_server(folder) as server:
         reloads = Reloads(folder / "repository", server.http_port, rng)
         clients = [Client(kind, server, seed * 1000 + n) for n, kind in enumerate(CLIENTS)]
-        victim, killed_at = Client("victim", server, seed * 1000 + 100), time.monotonic() + 3
+        victim = Client("victim", server, seed * 1000 + 100)
+        wait_for_answers([*clients, victim])
         began = said = time.monotonic()
+        end, killed_at = began + seconds, began + 1
         warm: tuple[float, int, int] | None = None
         peak: list[float] = []
         print("seconds   sent answered  kills reloads   MiB files", flush=True)
@@ -196,7 +211,7 @@ def run(minutes: float, seed: int, folder: Path) -> dict[str, Any]:
             time.sleep(0.4)
             reloads.step()
             now = time.monotonic()
-            if now > killed_at:
+            if now > killed_at and victim.has_answers:
                 killed.append(victim.kill())
                 victim, killed_at = Client("victim", server, seed * 1000 + 100 + len(killed)), now + rng.uniform(2.0, 5.0)
             if warm is None and now - began > seconds / 4:

@@ -12,7 +12,7 @@ from sample_envs import Crew, Levers, Masked, PlainWalk, Shift, Thrust, Walk
 
 import hurtle
 from hurtle.envs.registry import names
-from hurtle.errors import ActionError, EnvDefinitionError, HurtleError, UnknownNameError
+from hurtle.errors import ActionError, EnvDefinitionError, HurtleError, ResetMaskError, UnknownNameError
 from hurtle.native import Box, Env
 from hurtle.native.build import build, cache_folder, generate
 from hurtle.native.env import EnvSpec
@@ -199,8 +199,8 @@ def test_options_may_come_with_a_reset_of_some(walks):
         ({"gaol": 1}, UnknownNameError, r"Walk has no option 'gaol'. Did you mean goal\?"),
         ({"x": 1}, UnknownNameError, "An option is a State field with a default"),
         ({"goal": [1, 2]}, EnvDefinitionError, r"takes one value or an array of shape \(5,\), got shape \(2,\)"),
-        ({"reset_mask": [1, 0, 0, 0, 0]}, HurtleError, "reset_mask'] must be bool of shape"),
-        ({"reset_mask": [True]}, HurtleError, "reset_mask'] must be bool of shape"),
+        ({"reset_mask": [1, 0, 0, 0, 0]}, ResetMaskError, r"reset_mask'\]` must have `dtype=np.bool_`, got int64"),
+        ({"reset_mask": [True]}, ResetMaskError, r"reset_mask'\]` must have shape `\(5,\)`, got \(1,\)"),
     ],
 )
 def test_wrong_options(walks, options, error, message):

@@ -724,7 +724,7 @@ def test_numba_errors_name_the_authors_line_wherever_the_cache_is(write_module, 
 
 RUN_TIME_MISTAKES = [
     ("state.grid[0, 0] = 300  # bad", "0 to 255; got 300"),
-    ("state.grid[0, 3] = 1  # bad", "out of bounds"),
+    ("state.grid[0, int(state.x) + 3] = 1  # bad", "out of bounds"),
     ("state.x = 1.0 / float(action - action) + math.sqrt(-1.0)  # bad", "math domain error"),
     ("state.grid[1, 1] = state.x  # bad", "got the float"),
 ]

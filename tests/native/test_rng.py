@@ -8,6 +8,7 @@ import pytest
 from numba import njit
 
 from hurtle.native import rng as reference
+from hurtle.native.bounds import OutOfBounds, at_source
 from hurtle.native.build import paste
 
 RECORD = np.dtype([("_rng", np.uint64)])
@@ -19,7 +20,8 @@ DRAWS = 200
 def compiled():
     """The functions of stream.py, compiled as in a generated module."""
     names = {"np": np, "math": math, "f4": np.float32, "jit": njit(nogil=True, error_model="numpy", forceinline=True)}
-    exec(paste("stream.py"), names)
+    names |= {"njit": njit, "INNER": {"nogil": True}, "OutOfBounds": OutOfBounds}
+    exec(paste("stream.py") + at_source("cpu", unsafe=False), names)
     return SimpleNamespace(**{name: value for name, value in names.items() if name.startswith(("rng_", "mix", "action_"))})
 
 
@@ -46,7 +48,7 @@ def draw(compiled):
             integers[1, k] = rng_integers(rng, -1000, 1000)
             integers[2, k] = rng_integers(rng, 5, 6)
             rng_shuffle(rng, items)
-            integers[3, k] = rng_choice(rng, items)
+            integers[3, k] = rng_choice(rng, items, 0)
 
     return draw
 

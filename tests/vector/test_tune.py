@@ -524,7 +524,7 @@ def test_bench_vector_explains_mistakes(capsys):
     ):
         assert main(["bench", "vector", "CartPole-v1", *wrong]) == 2
         printed = capsys.readouterr()
-        assert (printed.out, printed.err) == ("", f"hurtle: error: {message}\n")
+        assert (printed.out, printed.err) == ("", f"hurtle: loading the environments …\nhurtle: error: {message}\n")
     with pytest.raises(SystemExit) as ended:
         main(["bench", "vector", "--help"])
     assert ended.value.code == 0
