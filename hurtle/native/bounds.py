@@ -46,11 +46,19 @@ def _at(index, length, site{fault}):
 """
 
 
+GET = """
+
+@jit
+def _get(value, index, site{fault}):
+    return value[_at(index, len(value), site{fault})]
+"""
+
+
 def at_source(target: str, unsafe: bool) -> str:
-    """The text of `_at(index, length, site)`: the index to use, counted from the front."""
-    if unsafe:
-        return UNCHECKED.format(fault=", _fault" if target == "cuda" else "")
-    return CLAMPED if target == "cuda" else CHECKED
+    """The text of `_at(index, length, site)`, the index to use, counted from the front, and of `_get(value, index, site)`."""
+    fault = ", _fault" if target == "cuda" else ""
+    checked = CLAMPED if target == "cuda" else CHECKED
+    return (UNCHECKED.format(fault=fault) if unsafe else checked) + GET.format(fault=fault)
 
 
 class OutOfBounds(Exception):

@@ -16,7 +16,7 @@ import numpy as np
 
 ENGINE_ARGUMENTS = {"state", "rng", "obs", "mask", "present", "reward", "terminated"}
 """Arguments that are written to, never replaced: `obs = …` would change nothing outside the method."""
-RESERVED = {"f4", "i8", "np", "math", "U64", "_at", "_fault"}
+RESERVED = {"f4", "i8", "np", "math", "U64", "_at", "_get", "_fault"}
 STATEMENTS = (
     *(ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Assert),
     *(ast.If, ast.While, ast.For, ast.Break, ast.Continue, ast.Return, ast.Pass),

@@ -98,7 +98,10 @@ class FunctionRewriter(ast.NodeTransformer):
         self.state_name = "state" if "state" in self.locals else None
         if self.name in ("env_reset", "env_step", "env_observe", "env_mask", "env_present"):
             self.state_name = arguments.args[0].arg
-            self.argument_shapes = self.shapes_of([a.arg for a in arguments.args], tree)
+            given = self.given_arrays([a.arg for a in arguments.args])
+            self.aliases |= {name: ArrayKind(dtype, len(shape)) for name, (shape, dtype) in given.items()}
+            assigned = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+            self.argument_shapes = {name: shape for name, (shape, _) in given.items() if name not in assigned}
         if self.name == "env_step":
             self.check_returns(tree)
         body = [statement for statement in tree.body if not _is_docstring(statement)]
@@ -107,17 +110,17 @@ class FunctionRewriter(ast.NodeTransformer):
         arguments.args += [ast.arg(name.id) for name in self.fault_argument()]
         return ast.fix_missing_locations(tree)
 
-    def shapes_of(self, arguments: list[str], tree: ast.FunctionDef) -> dict[str, tuple[int, ...]]:
-        """Shapes of the arrays that the engine passes to a method; an argument that is assigned to is left out."""
+    def given_arrays(self, arguments: list[str]) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """Shape and dtype of the arrays that the engine passes to a method, except `obs` and `mask`."""
         spec, agents = self.spec, (self.spec.num_agents,)
-        shapes: dict[str, tuple[int, ...]] = {}
+        given: list[tuple[tuple[int, ...], np.dtype]] = []
         if self.name == "env_step":
-            known = [(*spec.agents_shape, *spec.action_shape), *([agents, agents] if spec.num_agents > 1 else [])]
-            shapes = dict(zip(arguments[1:], known, strict=False))
+            given.append(((*spec.agents_shape, *spec.action_shape), spec.action_dtype))
+            if spec.num_agents > 1:
+                given += [(agents, np.dtype(np.float32)), (agents, np.dtype(np.bool_))]
         if self.name == "env_present":
-            shapes = {arguments[1]: agents}
-        assigned = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        return {name: shape for name, shape in shapes.items() if shape and name not in assigned}
+            given.append((agents, np.dtype(np.bool_)))
+        return {name: array for name, array in zip(arguments[1:], given, strict=False) if array[0]}
 
     def fault_argument(self) -> list[ast.Name]:
         """What each function on a GPU takes last: where it reports an index out of bounds."""
@@ -206,8 +209,25 @@ class FunctionRewriter(ast.NodeTransformer):
             both_tuples = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
             pairs = zip(target.elts, node.value.elts, strict=False) if both_tuples else [(target, node.value)]  # type: ignore[attr-defined]
             for name, value in pairs:
+                if isinstance(value, ast.Name) and value.id in self.flat_names:
+                    self.fail(node, f"gives {value.id} another name", f"Use {value.id} itself.")
                 if isinstance(name, ast.Name) and (kind := self.array_kind(value)) is not None:
                     self.aliases[name.id] = kind
+        if isinstance(node.value, ast.Tuple) and all(isinstance(target, ast.Tuple) for target in node.targets):
+            node.value.elts = [self.visit(value) for value in node.value.elts]  # arrays may be here: each gets its own name
+            node.targets = [self.visit(target) for target in node.targets]
+            return node
+        return self.generic_visit(node)  # type: ignore[return-value]
+
+    def visit_Return(self, node: ast.Return) -> ast.stmt:
+        if node.value is not None and self.array_kind(node.value) is not None:
+            self.fail(node, f"returns the array {ast.unparse(node.value)}", "Return numbers; pass arrays as arguments.")
+        return self.generic_visit(node)  # type: ignore[return-value]
+
+    def visit_Tuple(self, node: ast.Tuple) -> ast.expr:
+        for value in node.elts:
+            if isinstance(node.ctx, ast.Load) and self.array_kind(value) is not None:
+                self.fail(node, f"puts the array {ast.unparse(value)} into a tuple", "Tuples hold numbers.")
         return self.generic_visit(node)  # type: ignore[return-value]
 
     def visit_For(self, node: ast.For) -> ast.stmt:
@@ -298,6 +318,7 @@ class FunctionRewriter(ast.NodeTransformer):
         target = NUMPY_TO_MATH[target] if isinstance(target, np.ufunc) and target in NUMPY_TO_MATH else target
         name = getattr(target, "__name__", "")
         kinds = tuple(self.array_kind(argument) for argument in node.args)
+        self.check_flat(target, node)
         arguments = [self.visit(argument) for argument in node.args]
 
         def direct(name: str) -> ast.Call:
@@ -341,6 +362,17 @@ class FunctionRewriter(ast.NodeTransformer):
             f"calls {ast.unparse(node.func)}, which cannot be compiled",
             f"Known are {known_calls()}.",
         )
+
+    def check_flat(self, target: Any, node: ast.Call) -> None:
+        """`obs` and `mask` keep their names in helpers, and nothing else has them: their shapes are known by these names."""
+        target = getattr(target, "py_func", target)
+        if not isinstance(target, types.FunctionType | types.MethodType):
+            return
+        for argument, parameter in zip(node.args, inspect.signature(target).parameters, strict=False):
+            given = argument.id if isinstance(argument, ast.Name) and argument.id in self.flat_names else ""
+            if given != (parameter if parameter in ("obs", "mask") else ""):
+                fix = f"A helper's parameter is called {given or parameter} if, and only if, it is given {given or parameter}."
+                self.fail(node, f"passes {ast.unparse(argument)} as {parameter}", fix)
 
     def check_count(self, target: Any, node: ast.Call) -> None:
         wanted = list(inspect.signature(target).parameters)

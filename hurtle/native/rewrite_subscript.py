@@ -14,7 +14,7 @@ import numpy as np
 from hurtle.native.bounds import Site
 
 if TYPE_CHECKING:
-    from hurtle.native.rewrite_function import FunctionRewriter
+    from hurtle.native.rewrite_function import ArrayKind, FunctionRewriter
 
 
 def rewrite_subscript(rewriter: FunctionRewriter, node: ast.Subscript) -> ast.expr:
@@ -42,6 +42,8 @@ def rewrite_subscript(rewriter: FunctionRewriter, node: ast.Subscript) -> ast.ex
         length: int | ast.expr
         if shape is not None:
             length = shape[axis] if axis < len(shape) else rewriter.fail(node, f"uses {text}", f"It has the shape {shape}.")
+        elif rewriter.compiled and any(isinstance(part, ast.Call) for part in ast.walk(node.value)):
+            return _get(rewriter, node, value, kind, text, indices)
         else:
             length = _length(value, axis, is_tuple=kind is None and len(indices) == 1)
         new_indices.append(_bounded(rewriter, node, text, axis, index, length))
@@ -50,6 +52,20 @@ def rewrite_subscript(rewriter: FunctionRewriter, node: ast.Subscript) -> ast.ex
     if isinstance(node.ctx, ast.Load) and kind is not None and kind.ndim == len(indices) and not sliced:
         return element(rewriter, new, kind.dtype, node)
     return new
+
+
+def _get(
+    rewriter: FunctionRewriter, node: ast.Subscript, value: ast.expr, kind: ArrayKind | None, text: str, indices: list[ast.expr]
+) -> ast.expr:
+    """An element of what a call gives, which must not be called once more for its length."""
+    if _constant(indices[0]) is not None and kind is None and len(indices) == 1:
+        return ast.copy_location(ast.Subscript(value, rewriter.visit(indices[0]), node.ctx), node)  # of a tuple
+    if isinstance(node.ctx, ast.Store) or len(indices) > 1:
+        rewriter.fail(node, f"uses {text}", f"Give {ast.unparse(node.value)} a name first, and index that.")
+    site = rewriter.program.site(Site(rewriter.file, node.lineno, rewriter.function.__qualname__, text, 0))
+    arguments = [value, rewriter.visit(indices[0]), ast.Constant(site), *rewriter.fault_argument()]
+    new = ast.copy_location(ast.Call(ast.Name("_get", ast.Load()), arguments, []), node)
+    return element(rewriter, new, kind.dtype, node) if kind is not None and kind.ndim == 1 else new
 
 
 def element(rewriter: FunctionRewriter, value: Any, dtype: np.dtype, node: ast.expr) -> ast.expr:

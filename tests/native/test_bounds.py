@@ -192,6 +192,99 @@ class Off(Env):
     vec.close()
 
 
+REFUSED = [
+    ("p = pick(state); p[900] = 1", "returns the array state.items", "pass arrays as arguments"),
+    ("p = (state.items, state.items); found = p[0][900]", "puts the array state.items into a tuple", "Tuples hold numbers"),
+    ("put(state.items, 8)", "passes state.items as obs", "is called obs if, and only if, it is given obs"),
+    ("pair(state)[state.k] = 1", "uses pair(state)[state.k]", "Give pair(state) a name first"),
+]
+HELPERS = """
+from hurtle.native import Box, Discrete, Env, MultiDiscrete, int32
+
+
+def pick(state):
+    return state.items
+
+
+def pair(state):
+    state.k += 1
+    return state.k, state.k + 10
+
+
+def put(obs, k):
+    obs[k] = 9
+
+
+def fill(cells, obs):
+    cells[3] = 1
+
+
+class Sample(Env):
+    observation_space = Box(-100.0, 100.0, (2, 3))
+    action_space = MultiDiscrete([500, 5])
+
+    class State:
+        items: int32[4]
+        k: int32
+
+    def reset(self, state, rng):
+        for i in range(4):
+            state.items[i] = 10 * i
+
+    def step(self, state, action, rng):
+        found = 0
+        if action[0] == 499:
+            LINE
+        return float(found), False
+
+    def observe(self, state, obs):
+        obs[0, 0] = float(state.k)
+"""
+
+
+def sample(write_module, line, **replaced):
+    lines = line.replace("; ", "\n            ")
+    source = HELPERS.replace("LINE", lines)
+    for old, new in replaced.items():
+        source = source.replace(old, new)
+    return write_module(source).Sample
+
+
+@pytest.mark.parametrize(("line", "problem", "advice"), REFUSED)
+def test_arrays_whose_length_would_be_lost_are_refused(write_module, line, problem, advice):
+    with pytest.raises(EnvCodeError) as raised:
+        hurtle.make_vec(sample(write_module, line), num_envs=1)
+    assert problem in str(raised.value)
+    assert advice in str(raised.value)
+
+
+def test_observations_keep_their_name_in_helpers(write_module):
+    for call, problem in (("fill(obs, obs)", "passes obs as cells"), ("other = obs", "gives obs another name")):
+        with pytest.raises(EnvCodeError, match=problem):
+            hurtle.make_vec(sample(write_module, "pass", **{"obs[0, 0] = float(state.k)": call}), num_envs=1)
+
+
+@pytest.mark.parametrize("line", ["a = action; found = a[1000]", "a = state.items; a[900000000] = 1"])
+def test_constants_are_checked_through_other_names(write_module, line):
+    vec = hurtle.make_vec(sample(write_module, line), num_envs=1)
+    vec.reset(seed=0)
+    vec.step(np.array([[0, 0]]))
+    with pytest.raises(EnvIndexError, match="out of bounds: index"):
+        vec.step(np.array([[499, 0]]))
+
+
+def test_what_is_indexed_is_evaluated_once(write_module):
+    line = "found = pair(state)[action[1] - 1] + state.items[rng.integers(0, 2) :][0] + ((1, 2), (3, 4))[rng.integers(0, 2)][0]"
+    env = sample(write_module, line)
+    seen = []
+    for debug in (False, True):
+        vec = hurtle.make_vec(env, num_envs=3, debug=debug)
+        vec.reset(seed=5)
+        seen.append([vec.step(np.array([[499, 1]] * 3))[1].tolist() + vec.states["k"].tolist() for _ in range(8)])
+    assert seen[0] == seen[1]
+    assert seen[0][-1][-1] == 8
+
+
 SIMULATED = """
 import json
 import numpy as np
