@@ -242,7 +242,7 @@ def envs(
         raise HurtleError(f"{name!r} is a Gymnasium env; `hurtle envs` shows native ones.")
     _show_env(console, found, seed)
     if check:
-        console.print(str(check_env(found)), highlight=False)
+        console.print(str(check_env(found)), highlight=False, markup=False, soft_wrap=True)
 
 
 def _list_envs(console: Any) -> None:

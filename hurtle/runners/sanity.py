@@ -75,6 +75,9 @@ def run_sanity(envs: Sequence[str] = (), seed: int = 0, device: str = "cpu", con
 
     Returns:
         Whether all passed.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C or SIGTERM came while it trained.
     """
     check_seed(seed)
     for name in envs:
@@ -108,6 +111,8 @@ def _score(name: str, seed: int, device: str, folder: str) -> float:
 
     quiet: dict[str, Any] = {"progress": "quiet", "trackers": (), "runs": folder}
     run = train(name, total_steps=SUITE[name].total_steps, device=device, seed=seed, eval_episodes=1, **quiet)
+    if run.stopped_by in ("Ctrl-C", "SIGTERM"):  # half trained is not failed
+        raise KeyboardInterrupt
     return evaluate_run(run.path, EPISODES, sampled=True, seed=seed, num_envs=1024, device=device).mean
 
 

@@ -1,6 +1,7 @@
 """`hurtle sanity` passes what has learned, and says of what has not what that means."""
 
 import io
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -83,3 +84,12 @@ def test_bandit_learns():
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_suite_learns(seed):
     assert run_sanity(seed=seed, console=console())
+
+
+@pytest.mark.parametrize("why", ["Ctrl-C", "SIGTERM"])
+def test_what_was_stopped_has_not_failed(monkeypatch, why):
+    monkeypatch.setattr("hurtle.runners.training.train", lambda *_, **__: SimpleNamespace(stopped_by=why, path=None))
+    out = console()
+    with pytest.raises(KeyboardInterrupt):
+        run_sanity(["bandit", "memory"], console=out)
+    assert "FAIL" not in out.file.getvalue()
