@@ -29,6 +29,10 @@ class Memory:
         self.limit, self.used = limit, 0
 
     def hold(self, size: int) -> bool:
-        """Count bytes, to be taken off `used` again; whether all together are few enough."""
+        """Count bytes, until `release`; whether all together are few enough."""
         self.used += size
         return self.used <= self.limit
+
+    def release(self, size: int) -> None:
+        """Such bytes are gone."""
+        self.used -= size

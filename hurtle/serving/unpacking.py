@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
 
 from hurtle.errors import ServingError
 from hurtle.serving.status import invalid
@@ -25,6 +27,7 @@ QUICK_INPUT = 16 << 10
 STEP = 1 << 20
 """Bytes that are unpacked in the thread at a time; then the memory is counted, and other messages have their turn."""
 _INPUT = 256 << 10
+"""Packed bytes that such a step reads at most: some streams are all input and hardly any output."""
 
 _thread = ThreadPoolExecutor(1, "hurtle-unpack")
 
@@ -54,6 +57,8 @@ class Unpacker:
         self._coding = "gzip" if bits == GZIP else "deflate"
         self._inflater = zlib.decompressobj(bits)
         self._parts: list[bytes] = []
+        self._running: Future[Any] | None = None
+        """The step that was given to the thread last."""
         self.size = 0
         self.claimed = 0
         self._bound = min(most, max(FREE, MAX_RATIO * len(packed)))
@@ -82,9 +87,10 @@ class Unpacker:
             The message, or None where `hold` stopped it.
 
         Raises:
+            CancelledError: `close` was called before the next step began.
             ServingError: The message is damaged (invalid_argument) or too large (resource_exhausted).
         """
-        loop, counted = asyncio.get_running_loop(), self.claimed
+        counted = self.claimed
         is_done = False
         while True:
             extra = max(0, self.size - counted)
@@ -92,8 +98,35 @@ class Unpacker:
             if not hold(extra):
                 return None
             if is_done:
-                return await loop.run_in_executor(_thread, self.join)
-            is_done = await loop.run_in_executor(_thread, self._step, STEP, len(self._packed))
+                return await self._aside(self.join)
+            is_done = await self._aside(self._step, STEP, _INPUT)
+
+    async def _aside(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        self._running = _thread.submit(step, *arguments)
+        return await asyncio.wrap_future(self._running)
+
+    def close(self, released: Callable[[], None]) -> None:
+        """Give up: skip the step that waits for the thread, and drop all bytes once none runs.
+
+        Args:
+            released: Called on the event loop when the bytes are gone, perhaps before this returns.
+        """
+        running = self._running
+        if running is None or running.cancel() or running.done():
+            self._drop(released)
+            return
+        loop = asyncio.get_running_loop()
+
+        def on_end(_: Future[Any]) -> None:
+            with suppress(RuntimeError):  # the event loop is closed
+                loop.call_soon_threadsafe(self._drop, released)
+
+        running.add_done_callback(on_end)
+
+    def _drop(self, released: Callable[[], None]) -> None:
+        self._parts.clear()
+        self._packed, self._running, self._inflater = memoryview(b""), None, zlib.decompressobj()
+        released()
 
     def join(self) -> bytes:
         """The whole message; to be called once."""

@@ -1,10 +1,12 @@
 """Compressed messages: small ones are unpacked at once, large ones in a thread, and none beyond the bounds."""
 
 import asyncio
+import gc
 import gzip
 import socket
 import struct
 import threading
+import weakref
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
@@ -211,6 +213,105 @@ def test_a_call_that_is_given_up_while_it_is_unpacked_is_not_run(thread):
         assert server.shell.asked == 1
 
 
+@pytest.fixture
+def unpackers(monkeypatch):
+    """Weak references to all that are made, while the cyclic collector is off."""
+    found, init = [], Unpacker.__init__
+
+    def noted(self, *arguments):
+        found.append(weakref.ref(self))
+        init(self, *arguments)
+
+    monkeypatch.setattr(Unpacker, "__init__", noted)
+    gc.disable()
+    try:
+        yield found
+    finally:
+        gc.enable()
+
+
+def test_calls_given_up_while_they_wait_for_the_thread_drop_their_bytes(thread, unpackers):
+    with serving() as server, raw_client(server, WIDE) as raw:
+        numbers = range(1, 9, 2)
+        for number in numbers:
+            raw.send(packed_call(number))
+        wait_until(lambda: server.shell.memory.used > 12 * MIB)
+        raw.send(*(reset(number, ErrorCode.CANCEL) for number in numbers))
+        wait_until(lambda: server.shell.memory.used == 0)
+        kept = [one for one in (ref() for ref in unpackers) if one is not None]
+        assert sum(len(one._packed) + sum(map(len, one._parts)) for one in kept) == 0
+        del kept
+        thread.go.set()
+        wait_until(lambda: not any(ref() for ref in unpackers))
+
+
+@pytest.fixture
+def held_step(monkeypatch):
+    """Steps in the thread end only after `go.set()`; `begun` says that one has begun."""
+    begun, go, step = threading.Event(), threading.Event(), Unpacker._step
+
+    def held(self, *arguments):
+        found = step(self, *arguments)
+        if threading.current_thread().name.startswith("hurtle-unpack"):
+            begun.set()
+            assert go.wait(60)
+        return found
+
+    monkeypatch.setattr(Unpacker, "_step", held)
+    try:
+        yield begun, go
+    finally:
+        go.set()
+
+
+def test_a_call_given_up_while_a_step_runs_counts_until_the_step_has_ended(held_step, unpackers):
+    begun, go = held_step
+    with serving() as server, raw_client(server, WIDE) as raw:
+        raw.send(packed_call(1))
+        assert begun.wait(30)
+        raw.send(reset(1, ErrorCode.CANCEL), call(3))
+        assert raw.status(3) == 0  # the reset has been read
+        assert server.shell.memory.used > 3 * MIB
+        go.set()
+        wait_until(lambda: server.shell.memory.used == 0)
+        wait_until(lambda: not any(ref() for ref in unpackers))
+
+
+def test_a_rest_client_that_goes_while_a_step_runs_counts_until_the_step_has_ended(held_step, unpackers):
+    begun, go = held_step
+    shell = HttpShell(max_message_bytes=64 * MIB)
+    server = HttpServer(shell)
+    try:
+        with server.connect() as client:
+            packed = gzip.compress(repetitive(2 * MIB))
+            client.sendall(request("POST", "/v2/models/echo/infer", packed, Content_Encoding="gzip"))
+            assert begun.wait(30)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset it
+        wait_until(lambda: not shell.connections)
+        assert shell.memory.used > 2 * MIB
+        go.set()
+        wait_until(lambda: shell.memory.used == 0)
+        wait_until(lambda: not any(ref() for ref in unpackers))
+    finally:
+        server.close()
+
+
+def test_a_step_reads_little_even_where_input_comes_to_nothing(monkeypatch):
+    read, step = [], Unpacker._step
+
+    def noted(self, *arguments):
+        before = self._at
+        found = step(self, *arguments)
+        read.append(self._at - before)
+        return found
+
+    monkeypatch.setattr(Unpacker, "_step", noted)
+    whole = b"\x78\x9c" + b"\x00\x00\x00\xff\xff" * 400_000 + zlib.compress(b"abc")[2:]
+    assert unpack(whole, DEFLATE, 100) == b"abc"
+    assert max(read) <= 256 << 10
+    assert sum(read) == len(whole)
+
+
 def test_a_stream_s_messages_keep_their_order_while_one_is_unpacked(thread):
     with serving() as server, raw_client(server, WIDE) as raw:
         raw.send(packed_call(1, LARGE[:100_000], STREAM_INFER, flags=0))
@@ -285,3 +386,15 @@ def test_a_rest_client_that_goes_while_its_body_is_unpacked_gives_its_memory_bac
         wait_until(lambda: shell.memory.used == 0)
     finally:
         server.close()
+
+
+def test_a_stream_given_up_keeps_no_ticket_of_what_ran():
+    with serving() as server, raw_client(server, WIDE) as raw:
+        raw.send(call(1, STREAM_INFER, infer_request("slow").SerializeToString()))
+        wait_until(lambda: server.shell.asked == 1)
+        (connection,) = server.shell.connections
+        (slot,) = connection.streams[1].slots
+        raw.send(reset(1, ErrorCode.CANCEL))
+        wait_until(lambda: server.shell.cancelled == 1)
+        wait_until(lambda: 1 not in connection.streams)
+        assert (slot.ticket, slot.request) == (None, None)

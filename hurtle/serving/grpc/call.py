@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -70,6 +71,9 @@ class Call(Stream):
     _half_closed = _taking = False
     unpacking: asyncio.Task[None] | None = None
     """The message that is unpacked in a thread; those after it wait."""
+    unpacker: Unpacker | None = None
+    _unpacking_held = 0
+    """Bytes of `held` that are that message's."""
 
     def __init__(self, connection: GrpcConnection, stream_id: int, head: CallHead):
         super().__init__(connection, stream_id, head)
@@ -213,30 +217,30 @@ class Call(Stream):
         if unpacker.begin():
             return unpacker.join()
         self.hold(len(packed) + unpacker.claimed)
-        self.unpacking = self.connection.loop.create_task(self._unpack_aside(unpacker, len(packed) + unpacker.claimed))
+        self._unpacking_held = len(packed) + unpacker.claimed
+        self.unpacker, self.unpacking = unpacker, self.connection.loop.create_task(self._unpack_aside(unpacker))
         return None
 
-    async def _unpack_aside(self, unpacker: Unpacker, held: int) -> None:
+    async def _unpack_aside(self, unpacker: Unpacker) -> None:
         """Then go on with the messages after it. Cancelled when the call ends."""
 
         def hold(size: int) -> bool:
-            nonlocal held
-            held += size
+            self._unpacking_held += size
             self.hold(size)
             return True
 
         try:
             payload = await unpacker.finish(hold)
-            self.unpacking = None
-            self.release(held)  # whoever keeps the message counts it
+            self.unpacking = self.unpacker = None
+            self.release(self._unpacking_held)  # whoever keeps the message counts it
             assert payload is not None
             self.on_message(payload)
         except ServingError as error:
-            self.unpacking = None
+            self.unpacking = self.unpacker = None
             self.fail(error)
         except Exception:
             log.exception("unpacking a message of %s failed", self.head.path)
-            self.unpacking = None
+            self.unpacking = self.unpacker = None
             self.fail(ServingError("internal", f"{self.head.path} failed."))
         self.take_messages()
 
@@ -380,10 +384,14 @@ class Call(Stream):
 
     def on_finish(self) -> None:
         """The call has its status, or nobody wants it."""
-        if self.unpacking is not None:
+        memory = self.connection.memory
+        if self.unpacking is not None and self.unpacker is not None:
             self.unpacking.cancel()
+            self.unpacker.close(partial(memory.release, self._unpacking_held))
+            self.held -= self._unpacking_held
+            self.unpacking = self.unpacker = None  # a task refers to its call: together only the collector would free them
         if self.held:
-            self.connection.memory.used -= self.held
+            memory.release(self.held)
             self.held = 0
         log = self.connection.shell.access_log
         if log is not None:

@@ -349,5 +349,6 @@ class StreamInferCall(StreamingCall):
         for slot in self.slots:
             if slot.ticket is not None:
                 slot.ticket.cancel()
+            slot.ticket = slot.request = None  # a ticket refers to its slot: together only the collector would free them
         self.slots.clear()
         super().on_finish()

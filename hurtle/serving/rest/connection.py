@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from functools import partial
 from time import perf_counter
 from typing import Any, cast
 
@@ -237,6 +238,7 @@ class HttpConnection(asyncio.Protocol):
         if coding not in (b"gzip", b"x-gzip", b"deflate"):
             raise HttpError(415, f"Content-Encoding: expected gzip or deflate, got {coding[:40]!r}.")
         unpacker = Unpacker(exchange.body, DEFLATE if coding == b"deflate" else GZIP, self.max_body, "The body")
+        exchange.unpacker = unpacker
 
         def hold(size: int) -> bool:
             if not exchange.is_waited_for():
@@ -252,6 +254,8 @@ class HttpConnection(asyncio.Protocol):
             body = unpacker.join() if is_whole else await unpacker.finish(hold)
         except ServingError as error:
             raise HttpError(413 if error.reason == "resource_exhausted" else 400, str(error)) from None
+        finally:
+            exchange.unpacker = None
         if body is not None and exchange.is_waited_for():
             exchange.body = body
             routes.begin(self.shell, exchange)
@@ -352,7 +356,11 @@ class HttpConnection(asyncio.Protocol):
 
     def _forget_pending(self) -> None:
         for exchange in self.pending:
-            self.shell.memory.used -= exchange.charged
+            release = partial(self.shell.memory.release, exchange.charged)
+            if exchange.unpacker is not None:
+                exchange.unpacker.close(release)
+            else:
+                release()
             if exchange.ticket is not None:
                 exchange.ticket.cancel()
         self.pending.clear()

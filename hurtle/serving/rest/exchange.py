@@ -12,6 +12,7 @@ from hurtle.errors import ServingError
 from hurtle.serving.compression import COMPRESSED_ASIDE, MIN_COMPRESSED, accepted_coding, deflate
 from hurtle.serving.memory import FULL
 from hurtle.serving.status import CODES
+from hurtle.serving.unpacking import Unpacker
 
 if TYPE_CHECKING:
     from hurtle.serving.rest.connection import HttpConnection
@@ -82,12 +83,13 @@ class Exchange:
         body: Whole, and not compressed, when `routes.begin` gets it.
         wanted: For `rest` to keep what the answer's encoding needs.
         ticket: Of the inference that runs; it keeps what goes in and what comes out.
+        unpacker: Of a compressed body, while it is unpacked in a thread.
         answer: When it is there, until it is written.
     """
 
     __slots__ = (
         "answer", "body", "charged", "close", "connection", "headers", "id", "is_complete", "method", "old", "refusal", "route",
-        "started", "ticket", "url", "wanted", "wants_continue",
+        "started", "ticket", "unpacker", "url", "wanted", "wants_continue",
     )  # fmt: skip
 
     def __init__(
@@ -100,6 +102,7 @@ class Exchange:
         self.refusal: HttpError | ServingError | None = None
         """Why it will not be served, found while the body was still to come."""
         self.ticket: Cancellable | None = None
+        self.unpacker: Unpacker | None = None
         self.answer: bytes | tuple[bytes, ...] | None = None
         self.wanted: Any = False
         self.id = ""
