@@ -150,12 +150,13 @@ def _read_instances(groups: Any) -> dict[str, Any]:
     if len(groups) != 1:
         raise invalid(f"config: instance_group: expected one group, got {len(groups)}.")
     _check_fields("config: instance_group", groups[0], ("name", "count", "kind"))
-    kind = type(groups[0]).Kind.Name(groups[0].kind)
+    kinds = type(groups[0]).Kind
+    kind = kinds.Name(groups[0].kind) if groups[0].kind in kinds.values() else str(groups[0].kind)
     if kind not in _CPU_KINDS:
         raise invalid(
             f"config: instance_group: expected kind {', '.join(_CPU_KINDS)}, got {kind}; the server's options set devices."
         )
-    return {"lanes": _within("instance_group count", groups[0].count, 1, MAX_LANES)}
+    return {"lanes": _within("instance_group count", groups[0].count or 1, 1, MAX_LANES)}  # omitted, it is 1, as in Triton
 
 
 def _read_parameters(parameters: Any) -> dict[str, Any]:

@@ -36,6 +36,8 @@ class Overrides:
 
     options: dict[str, Any] = field(default_factory=dict)
     """Fields of `ModelOptions`."""
+    has_config: bool = False
+    """Whether a client sends these options now; else they are those of an earlier load."""
     described: dict[str, Any] = field(default_factory=dict)
     """What the client says that the model is, as fields of a ModelConfig."""
     version: str = ""
@@ -63,9 +65,9 @@ def read_overrides(name: str, parameters: Mapping[str, Any], config: ServeConfig
             raise invalid("Files that a client sends need a config too, as in Triton; {} will do.")
     options, described = read_config(text, config.for_model(name)) if text is not None else ({}, {})
     if not sent:
-        return Overrides(options, described)
+        return Overrides(options, text is not None, described)
     version, files = _read_files(sent, config.max_message_bytes)
-    return Overrides(options, described, version, files)
+    return Overrides(options, True, described, version, files)
 
 
 def _check_allowed(config: ServeConfig) -> None:
@@ -115,9 +117,10 @@ def written(overrides: Overrides) -> Iterator[dict[str, Source]]:
     Raises:
         ServingError: They cannot be written.
     """
-    root = Path(tempfile.mkdtemp(prefix="hurtle-load-"))
+    root = None
     try:
         try:
+            root = Path(tempfile.mkdtemp(prefix="hurtle-load-"))
             for name, content in overrides.files.items():
                 descriptor = os.open(root / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
                 with open(descriptor, "wb") as file:  # noqa: PTH123
@@ -126,4 +129,5 @@ def written(overrides: Overrides) -> Iterator[dict[str, Source]]:
             raise ServingError("resource_exhausted", f"The files cannot be kept: {error.strerror}.") from None
         yield {overrides.version: source_of(root / MODEL_FILE, [root / name for name in overrides.files])}
     finally:
-        shutil.rmtree(root, ignore_errors=True)
+        if root is not None:
+            shutil.rmtree(root, ignore_errors=True)

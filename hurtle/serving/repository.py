@@ -202,7 +202,8 @@ class Repository:
             overrides: What a client sent along; files in it stand for those that lie here.
 
         Raises:
-            ServingError: No such model, or a version cannot be loaded (the others are; an old one stays).
+            ServingError: No such model, or a version cannot be loaded: the others are, and an old one stays; but a config is
+                taken for all versions or for none.
         """
         if not NAME.fullmatch(name):
             raise ServingError("invalid_argument", f"{name!r:.80} cannot be a model's name: letters, digits, _ . - only.")
@@ -224,12 +225,18 @@ class Repository:
             sources = await asyncio.to_thread(self._sources, name)
             if not sources:
                 raise ServingError("not_found", f"The files of model {name!r} are gone; what was loaded serves on.")
+            if overrides.has_config:
+                built = await self._build_all(name, sources, entry, options, overrides)
+                problems = [self._install(version, sources[version], built[version], entry, overrides) for version in built]
+            else:  # one by one, so that at most one version is in memory twice
+                problems = [
+                    self._install(
+                        version, source, await self._build(name, version, source, entry, options, overrides), entry, overrides
+                    )
+                    for version, source in sources.items()
+                ]
+            problems = [problem for problem in problems if problem]
             entry.tried, entry.is_unloaded = _fingerprints(sources), False
-            problems = [
-                problem
-                for version, source in sources.items()
-                if (problem := await self._load_version(name, version, source, entry, options, overrides)) is not None
-            ]
             if not (problems and entry.is_sent):  # else what the client had sent serves on
                 entry.is_sent = False
                 self._remove_others(entry, sources)
@@ -257,13 +264,10 @@ class Repository:
             try:
                 with ExitStack() as stack:
                     sources = await asyncio.to_thread(stack.enter_context, written(overrides))
-                    (source,) = sources.values()
-                    problem = await self._load_version(name, overrides.version, source, entry, options, overrides)
-                if problem is not None:
-                    raise ServingError("failed_precondition", f"Model {name!r}: {problem}")
-            except ServingError:
+                    built = await self._build_all(name, sources, entry, options, overrides)
+                self._install(overrides.version, sources[overrides.version], built[overrides.version], entry, overrides)
+            except BaseException:
                 entry.is_sent, entry.states = was_sent, states
-                entry.refused.pop(overrides.version, None)
                 if not entry.ready and not states:
                     del self._entries[name]
                 raise
@@ -284,36 +288,74 @@ class Repository:
         entry.states = {version: state for version, state in entry.states.items() if version in sources}
         self._forget_counts()
 
-    async def _load_version(
+    async def _build_all(
+        self, name: str, sources: Mapping[str, Source], entry: Entry, options: ModelOptions, overrides: Overrides
+    ) -> dict[str, Model | str]:
+        """All versions of a model with a client's config.
+
+        Raises:
+            ServingError: One of them cannot be loaded; then none is, and what was there serves on.
+        """
+        states = dict(entry.states)
+        built = {
+            version: await self._build(name, version, source, entry, options, overrides) for version, source in sources.items()
+        }
+        problems = {version: found for version, found in built.items() if isinstance(found, str)}
+        if not problems:
+            return built
+        text = "; ".join(f"version {version}: {problem}" for version, problem in problems.items())
+        why = ("UNAVAILABLE", f"the config was refused: {text}"[:500])
+        entry.states = {version: states.get(version, why) for version in entry.states} | {
+            version: why for version in problems if version not in entry.ready
+        }
+        for version, found in built.items():
+            if isinstance(found, Model) and found is not entry.ready.get(version):
+                await asyncio.to_thread(found.close)
+        kept = "; nothing was changed" if entry.ready else ""
+        raise ServingError("failed_precondition", f"Model {name!r}: it could not be loaded with this config{kept}. {text}")
+
+    async def _build(
         self, name: str, version: str, source: Source, entry: Entry, options: ModelOptions, overrides: Overrides
-    ) -> str | None:
-        is_same = version in entry.ready and entry.sources[version].fingerprint == source.fingerprint
-        if is_same and entry.changed[version] == overrides.options:
-            entry.refused.pop(version, None)
-            return None
-        if version not in entry.ready:
-            entry.states[version] = ("LOADING", "")
+    ) -> Model | str:
+        """A version as it should be, which is the one that is ready where nothing has changed; or what is wrong with it."""
+        ready = entry.ready.get(version)
+        is_same = ready is not None and entry.sources[version].fingerprint == source.fingerprint
         try:
+            if ready is not None and is_same and entry.changed[version] == overrides.options:
+                check_described(overrides.described, ready)
+                return ready
+            if ready is None:
+                entry.states[version] = ("LOADING", "")
             if source.refusal:
                 raise HurtleError(f"{source.refusal}.")
-            model = await asyncio.to_thread(_load, name, version, source.path, options, overrides.described)
+            return await asyncio.to_thread(_load, name, version, source.path, options, overrides.described)
         except Exception as error:  # of any backend
             problem = str(error) if isinstance(error, HurtleError) else f"{type(error).__name__}: {error}"
-            if version in entry.ready:
-                entry.refused[version] = f"its newer files were refused, the older serve on: {problem[:500]}"
-                return f"version {version} was refused; the one that was there serves on: {problem[:500]}"
-            entry.states[version] = ("UNAVAILABLE", problem[:500])
-            return f"version {version} was refused: {problem[:500]}"
+            if overrides.files:  # where they lay for the time of the load is nobody's business
+                for folder in {source.path.parent.resolve(), source.path.parent}:
+                    problem = problem.replace(f"{folder}/", "")
+            return problem[:500]
+
+    def _install(self, version: str, source: Source, built: Model | str, entry: Entry, overrides: Overrides) -> str:
+        """Serve what `_build` gave, or say why not; returns what the client hears of that."""
         old = entry.ready.get(version)
-        model.statistics = self._statistics.setdefault((name, version), model.statistics)
-        entry.ready[version], entry.sources[version], entry.changed[version] = model, source, overrides.options
+        if isinstance(built, str):
+            if old is not None:
+                entry.refused[version] = f"its newer files were refused, the older serve on: {built}"
+                return f"version {version} was refused; the one that was there serves on: {built}"
+            entry.states[version] = ("UNAVAILABLE", built)
+            return f"version {version} was refused: {built}"
+        entry.refused.pop(version, None)
+        if built is old:
+            return ""
+        built.statistics = self._statistics.setdefault((built.name, version), built.statistics)
+        entry.ready[version], entry.sources[version], entry.changed[version] = built, source, overrides.options
         entry.ready = dict(sorted(entry.ready.items(), key=lambda item: int(item[0])))
         entry.states.pop(version, None)
-        entry.refused.pop(version, None)
         if old is not None:
             self._retire(old, "replaced")
-        log.info("%s version %s is ready: %s", name, version, describe(model))
-        return None
+        log.info("%s version %s is ready: %s", built.name, version, describe(built))
+        return ""
 
     def _forget_counts(self) -> None:
         """Of versions that are gone, where they are many: a server may see thousands."""
@@ -331,6 +373,7 @@ class Repository:
         if entry is None:
             raise ServingError("not_found", f"No model {name!r:.80} to unload. {did_you_mean(name[:80], self._entries)}")
         async with entry.lock:
+            self._check_known(name, entry)
             self._retire_all(entry, "unloaded")
             entry.is_unloaded = True
             if entry.is_sent and not self._sources(name):

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from hurtle import __version__
@@ -159,6 +160,8 @@ class Shell:
         return found
 
     async def _load_at_start(self, name: str, overrides: Overrides | None) -> None:
+        if overrides is not None:  # they were taken before, for files that may have changed since
+            overrides = replace(overrides, has_config=False)
         try:
             await self.repository.load(name, overrides)
         except ServingError as error:

@@ -1,5 +1,6 @@
 """Loading with a client's config and files: what it may change, what is refused, and that nothing leaves the private folder."""
 
+import asyncio
 import base64
 import json
 import sys
@@ -124,6 +125,7 @@ def test_the_config_that_the_server_gives_can_be_sent_back(zoo):
         ({"instance_group": [{"count": 1000}]}, "instance_group count: expected 1 to 16"),
         ({"instance_group": [{"count": 1}, {"count": 1}]}, "expected one group, got 2"),
         ({"instance_group": [{"count": 1, "kind": "KIND_GPU"}]}, "KIND_GPU"),
+        ({"instance_group": [{"kind": 99}]}, "instance_group: expected kind KIND_AUTO"),
         ({"instance_group": [{"count": 1, "gpus": [0]}]}, "gpus is not supported"),
         ({"dynamic_batching": {"preserve_ordering": True}}, "preserve_ordering is not supported"),
         ({"dynamic_batching": {"default_queue_policy": {"max_queue_size": 2000}}}, "expected 1 to 1,024"),
@@ -315,5 +317,101 @@ def test_clients_cannot_bring_any_number_of_models(onnx_zoo, linear):
         await shell.load("sent3", sent)
         await shell.unload("sent3")
         await shell.load("one_more", sent)
+
+    serving(onnx_zoo, test, **ALLOWED)
+
+
+def test_an_instance_group_without_a_count_is_one_lane(zoo):
+    async def test(shell):
+        await shell.load("m", {"config": '{"instance_group": [{"kind": "KIND_CPU"}], "dynamic_batching": {}}'})
+        assert shell.repository.find("m").options.lanes == 1
+
+    serving(zoo, test, **affine())
+
+
+def test_a_config_that_describes_another_model_is_refused_though_it_changes_no_option(zoo):
+    async def test(shell):
+        models = shell.repository.models()
+        reason, text = await refused(shell, {"config": '{"platform": "onnxruntime_onnx"}'})
+        assert (reason, "platform is not the model's" in text) == ("failed_precondition", True), text
+        assert shell.repository.models() == models
+        assert [row["reason"] for row in shell.repository.index()] == ["", ""]
+
+    serving(zoo, test, **affine())
+
+
+def test_a_config_is_taken_for_all_versions_or_for_none(zoo):
+    (zoo / "m" / "2" / "model.json").write_text('{"scale": 2.0, "shift": 0.0, "size": 4}')
+
+    async def test(shell):
+        models = shell.repository.models()
+        config = {"input": shell.model_config("m", "1")["input"], "max_batch_size": 8}
+        reason, text = await refused(shell, {"config": json.dumps(config)})
+        assert reason == "failed_precondition"
+        assert "could not be loaded with this config; nothing was changed. version 2: The config's input" in text
+        assert "files" not in text
+        assert shell.repository.models() == models
+        assert [row["reason"] for row in shell.repository.index()] == ["", ""]
+        await shell.unload("m")
+        assert (await refused(shell, {"config": json.dumps(config)}))[0] == "failed_precondition"
+        assert shell.repository.models() == []
+        assert {row["state"] for row in shell.repository.index()} == {"UNAVAILABLE"}
+        await shell.repository.refresh()
+        assert shell.repository.models() == []  # it is unloaded as before
+        await shell.load("m")
+        assert len(shell.repository.models()) == 2
+
+    serving(zoo, test, **affine())
+
+
+def test_files_that_cannot_be_kept_leave_the_model_as_it_was(onnx_zoo, linear, temporary, monkeypatch):
+    async def test(shell):
+        sent = {"config": "{}", "file:1/model.onnx": linear}
+        monkeypatch.setattr(tempfile, "tempdir", str(temporary / "missing"))
+        for name in ("m", "new"):
+            reason, text = await refused(shell, sent, name)
+            assert (reason, "cannot be kept" in text) == ("resource_exhausted", True)
+        assert not shell.has_model("new")
+        assert not shell.repository._entries["m"].is_sent  # it is watched as before
+
+    serving(onnx_zoo, test, **ALLOWED)
+
+
+def test_a_load_that_fails_in_any_way_leaves_the_model_as_it_was(onnx_zoo, linear, monkeypatch):
+    def broken(overrides):
+        raise KeyError("a fault of ours")
+
+    monkeypatch.setattr("hurtle.serving.repository.written", broken)
+
+    async def test(shell):
+        for name in ("m", "new"):
+            with pytest.raises(KeyError):
+                await shell.load(name, {"config": "{}", "file:1/model.onnx": linear})
+        assert not shell.has_model("new")
+        assert not shell.repository._entries["m"].is_sent
+
+    serving(onnx_zoo, test, **ALLOWED)
+
+
+def test_two_clients_may_unload_a_sent_model_at_once(onnx_zoo, linear):
+    async def test(shell):
+        await shell.load("sent", {"config": "{}", "file:1/model.onnx": linear})
+        async with shell.repository._entries["sent"].lock:
+            unloads = [asyncio.create_task(shell.unload("sent")) for _ in range(2)]
+            for _ in range(20):  # turns of the event loop, until both wait for the lock
+                await asyncio.sleep(0)
+        found = await asyncio.gather(*unloads, return_exceptions=True)
+        assert found[0] is None
+        assert (type(found[1]), found[1].reason) == (ServingError, "unavailable")
+        assert not shell.has_model("sent")
+
+    serving(onnx_zoo, test, **ALLOWED)
+
+
+def test_errors_do_not_name_the_private_folder(onnx_zoo, temporary):
+    async def test(shell):
+        _, text = await refused(shell, {"config": "{}", "file:1/model.onnx": b"no model"})
+        assert "model.onnx" in text
+        assert str(temporary) not in text
 
     serving(onnx_zoo, test, **ALLOWED)
