@@ -17,6 +17,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from hurtle import __version__
 from hurtle.errors import HurtleError
+from hurtle.serving.address import joined
 from hurtle.serving.config import PREFIX, MaybeFile, ServeConfig, defaults_from, describe, parse_pairs
 
 _EXAMPLES = """\
@@ -37,7 +38,7 @@ class _Flags(ServeConfig):
     config: MaybeFile = None
     """TOML file with any of these options, and with those of single models under [model.NAME]."""
     trust: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """The file of --config may name code: backends of your own, libraries, trusted=true."""
+    """Allow the --config file to name code: backends of your own, libraries, trusted=true."""
 
 
 def run_serve(arguments: list[str]) -> int:
@@ -97,9 +98,9 @@ def _announce(config: ServeConfig, http_port: int | None, grpc_port: int | None)
     scheme = "https" if config.tls_cert else "http"
     lines = []
     if http_port is not None:
-        lines.append(f"REST, page and metrics  {scheme}://{config.host}:{http_port}/")
+        lines.append(f"REST, page and metrics  {scheme}://{joined(config.host, http_port)}/")
     if grpc_port is not None:
-        lines.append(f"gRPC                    {config.host}:{grpc_port}")
+        lines.append(f"gRPC                    {joined(config.host, grpc_port)}")
     _say("\n".join([*lines, "ready; Ctrl-C stops it"]))
 
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hurtle.errors import ServingError
-from hurtle.serving.shell import Shell
+from hurtle.serving.address import peer_name
+from hurtle.serving.shell import Connection, Shell
 
 log = logging.getLogger("hurtle.serving")
 BACKLOG = 1024
@@ -75,6 +76,8 @@ class Acceptor:
         self._listeners: list[Listener] = []
         self._arriving: dict[asyncio.Task[None], bool] = {}
         """Clients in their handshake, and whether they will be refused."""
+        self._refused: list[Connection] = []
+        """Those that are connected, the oldest first."""
         self._spare: int | None = _open_spare()
         """A file descriptor to give up when there is no other, so that a client can be accepted and told."""
         self._is_closed = False
@@ -109,11 +112,16 @@ class Acceptor:
             except OSError as error:
                 if error.errno not in _EXHAUSTED:
                     log.error("accepting a connection failed: %s", error)
-                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._dismiss_by_spare(listener):
+                try:
+                    is_dismissed = error.errno in (errno.EMFILE, errno.ENFILE) and self._dismiss_by_spare(listener)
+                except BlockingIOError:
+                    return  # the client has gone meanwhile
+                if not is_dismissed:
+                    self._shell.notices.count(f"pauses of {PAUSE_SECONDS:g} s in accepting connections", f"{error}")
                     self._pause(listener)
                     return
                 continue
-            self._let_in(listener, client, f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address))
+            self._let_in(listener, client, peer_name(address))
 
     def _let_in(self, listener: Listener, client: socket.socket, peer: str) -> None:
         client.setblocking(False)
@@ -124,34 +132,60 @@ class Acceptor:
             refused += sum(self._arriving.values())
             is_refused = len(self._shell.connections) + len(self._arriving) - refused >= self._limit
         if is_refused:
-            self._shell.notices.count(f"connections refused, as there are {self._limit} (--max-connections)", f"from {peer}")
-            if refused >= MOST_REFUSALS:
+            self._shell.notices.count(
+                f"connections refused: limit of {self._limit} reached (--max-connections)", f"from {peer}"
+            )
+            if refused >= MOST_REFUSALS and not self._hang_up_oldest():
                 _dismiss(client, listener)
                 return
         task = self._loop.create_task(self._welcome(listener, client, peer, is_refused))
         self._arriving[task] = is_refused
-        task.add_done_callback(self._arriving.pop)
+        task.add_done_callback(lambda task: self._arriving.pop(task, None))
+
+    def _hang_up_oldest(self) -> bool:
+        """Close the refused connection that has been idle for longest, for the next may be a health check; if there is one."""
+        self._refused = [connection for connection in self._refused if connection in self._shell.connections]
+        for at, connection in enumerate(self._refused):
+            if connection.is_idle():
+                del self._refused[at]
+                connection.hang_up()
+                return True
+        return False
 
     async def _welcome(self, listener: Listener, client: socket.socket, peer: str, is_refused: bool) -> None:
+        task = asyncio.current_task()
+
         def make() -> Any:
             connection = listener.make(self._shell)
+            connection.on_made = on_made
             if is_refused:
-                text = f"The server has {self._limit} connections, as many as it may; try later, or ask another."
+                text = f"The server has too many connections (its limit is {self._limit}); retry later or use another server."
                 connection.refusal = ServingError("unavailable", text)
             return connection
+
+        def on_made(connection: Connection) -> None:
+            """It is among the shell's connections, and must not count twice."""
+            connection.on_made = None
+            self._arriving.pop(task, None)  # type: ignore[arg-type]
+            if is_refused:
+                self._refused = [other for other in self._refused if other in self._shell.connections]
+                self._refused.append(connection)
 
         timeout = {} if listener.tls is None else {"ssl_handshake_timeout": HANDSHAKE_SECONDS}
         try:
             await self._loop.connect_accepted_socket(make, client, ssl=listener.tls, **timeout)
         except (OSError, TimeoutError) as error:
             if listener.tls is not None:
-                self._shell.notices.count("TLS handshakes failed", f"{error or type(error).__name__}, from {peer}")
+                self._shell.notices.count("TLS handshakes failed", f"{str(error) or type(error).__name__}, from {peer}")
         except Exception:
             log.exception("letting %s in failed", peer)
 
     def _dismiss_by_spare(self, listener: Listener) -> bool:
-        """Accept one client by the spare file descriptor, and close it; returns whether there was one."""
-        self._shell.notices.count("connections closed, as the process has no file descriptors left (ulimit -n)")
+        """Accept one client by the spare file descriptor, and close it; returns whether that was possible.
+
+        Raises:
+            BlockingIOError: No client waits any more.
+        """
         if self._spare is None:
             self._spare = _open_spare()
             return False
@@ -159,6 +193,9 @@ class Acceptor:
         try:
             client, _ = listener.socket.accept()
             _dismiss(client, listener)
+            self._shell.notices.count("connections closed: the process has no file descriptors left (ulimit -n)")
+        except BlockingIOError:
+            raise
         except OSError:
             return False
         finally:

@@ -72,9 +72,9 @@ class ServeConfig(ModelOptions):
     host: str = "127.0.0.1"
     """Address to listen at; 0.0.0.0 is all of them."""
     http_port: MaybePort = 8000
-    """Of REST, the page and the metrics; 0 takes a free one, None turns it off."""
+    """Port for REST, the page and the metrics; 0 takes a free one, None turns it off."""
     grpc_port: MaybePort = 8001
-    """Of gRPC; 0 takes a free one, None turns it off."""
+    """Port for gRPC; 0 takes a free one, None turns it off."""
     processes: int = 1
     """Processes that share the ports, for more cores than one event loop can use."""
     watch: float = 0.0
@@ -82,9 +82,9 @@ class ServeConfig(ModelOptions):
     max_message_mib: float = 64.0
     """The largest request."""
     max_buffered_mib: MaybeFloat = None
-    """Memory of one process that requests which are not whole or not answered, and answers which clients do not take, may use
-    together; beyond it new requests are refused (RESOURCE_EXHAUSTED, 503). By default 1024, or four of the largest requests;
-    at least two of them."""
+    """Memory of one process that incomplete or unanswered requests, and answers which clients do not take, may use together;
+    beyond it new requests are refused (RESOURCE_EXHAUSTED, 503). By default 1024, or four of the largest requests; at least two
+    of them."""
     max_connections: MaybeInt = None
     """Connections of one process at a time, over both ports; more are refused (UNAVAILABLE, 503). By default as many as it has
     file descriptors for (ulimit -n)."""

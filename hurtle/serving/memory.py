@@ -1,4 +1,4 @@
-"""`Memory`: what clients make one process hold, and its bound: requests that are not whole or not answered, answers not taken.
+"""`Memory`: what clients make one process hold, and its bound: incomplete or unanswered requests, answers not taken.
 
 Transports count what they keep, over all connections. What comes and goes in one piece, as most requests do, is not counted.
 """

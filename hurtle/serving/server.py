@@ -22,6 +22,7 @@ from typing import Any
 
 from hurtle.errors import HurtleError
 from hurtle.serving.acceptor import Acceptor, Listener, default_limit
+from hurtle.serving.address import joined
 from hurtle.serving.config import ServeConfig
 from hurtle.serving.event_loop import new_event_loop
 from hurtle.serving.grpc.connection import GOODBYE as GRPC_GOODBYE
@@ -124,17 +125,17 @@ def bound(host: str, port: int, shared: bool) -> socket.socket:
     except UnicodeError:
         raise HurtleError(f"Cannot listen at {host!r:.100}: that cannot be a host's name or address.") from None
     except OSError as error:
-        raise HurtleError(f"Cannot listen at {host}:{port}: {_what_is_wrong(host, error)}") from None
+        raise HurtleError(f"Cannot listen at {joined(host, port)}: {_what_is_wrong(host, error)}") from None
     return taken
 
 
 def _what_is_wrong(host: str, error: OSError) -> str:
     if isinstance(error, socket.gaierror):
-        return f"the host {host!r} cannot be found ({error.strerror}). Say an address of this machine; 0.0.0.0 is all of them."
+        return f"the host {host!r} cannot be found ({error.strerror}). Use an address of this machine; 0.0.0.0 is all of them."
     if error.errno == errno.EADDRINUSE:
         return f"{error.strerror}. Is another server there?"
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"{host!r} is no address of this machine. Say one that is; 0.0.0.0 is all of them."
+        return f"{host!r} is no address of this machine. Use one that is; 0.0.0.0 is all of them."
     return f"{error.strerror}."
 
 

@@ -10,7 +10,7 @@ import hmac
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -52,6 +52,14 @@ class Connection(Protocol):
 
     refusal: ServingError | None
     """Why it is not served, where there are too many."""
+    on_made: Callable[[Any], None] | None
+    """Called when it is among the connections."""
+
+    def is_idle(self) -> bool:
+        """Whether nothing was asked that has no answer yet."""
+
+    def hang_up(self) -> None:
+        """Close it, where it is idle, without waiting for what may be on its way."""
 
     def drain(self) -> None:
         """Tell the client to go, answer what it has sent, then close."""

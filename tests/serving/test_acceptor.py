@@ -1,6 +1,7 @@
 """Who is let in: the limit of connections, and what clients over it hear; no file descriptors; stalled handshakes; the log."""
 
 import asyncio
+import errno
 import http.client
 import json
 import resource
@@ -9,6 +10,7 @@ import socket
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -22,10 +24,11 @@ from hurtle.serving import acceptor, notices
 from hurtle.serving.grpc import connection as grpc_connection
 from hurtle.serving.grpc.http2_frames import SETTINGS, ErrorCode
 from hurtle.serving.notices import Notices
+from hurtle.serving.rest.connection import HttpConnection
 from hurtle.serving.server import ServerThread
 from hurtle.serving.shell import Shell
 
-REFUSED = "connections refused, as there are 1 (--max-connections)"
+REFUSED = "connections refused: limit of 1 reached (--max-connections)"
 
 
 @contextmanager
@@ -74,7 +77,7 @@ def test_http_clients_over_the_limit_get_503_and_those_within_are_served(model, 
         for method, path, content in (("GET", "/v2", None), ("POST", "/v2/models/double/infer", body())):
             status, found, headers = get(other, method, path, content)
             assert (status, headers["Connection"], headers["Retry-After"]) == (503, "close", "1")
-            assert "The server has 1 connections, as many as it may" in found["error"]
+            assert "The server has too many connections (its limit is 1)" in found["error"]
         status, _, headers = get(other, path="/v2/health/live")
         assert (status, headers["Connection"]) == (200, "close")  # whoever looks after the server is heard
         other.close()
@@ -93,7 +96,7 @@ def test_grpc_clients_over_the_limit_get_unavailable(model, loops):
         with pytest.raises(grpc.RpcError) as caught:
             Client(channel).ModelInfer(infer_request("double"), timeout=TIMEOUT)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert "as many as it may" in caught.value.details()
+        assert "too many connections" in caught.value.details()
         assert Client(channel).ask("ServerLive").live
         wait_until(lambda: len(server.server.shell.connections) == 1)  # they are closed after it
         assert pending(server)[REFUSED] >= 1
@@ -129,6 +132,116 @@ def test_refused_connections_do_not_take_the_place_of_others(model):
         assert get(first)[0] == 200
 
 
+def test_a_client_counts_once_while_it_is_let_in(model, monkeypatch, loops):
+    counted, made = [], HttpConnection.connection_made
+
+    def noted(self, transport):
+        made(self, transport)
+        counted.append(len(self.shell.connections) + len(server.server._acceptor._arriving))
+
+    monkeypatch.setattr(HttpConnection, "connection_made", noted)
+    with ServerThread(config(model, max_connections=2)) as server:
+        assert ask(server.http_port)[0] == 200
+        assert counted == [1]
+
+
+def test_health_checks_are_answered_though_refused_connections_linger(model, monkeypatch):
+    monkeypatch.setattr(acceptor, "MOST_REFUSALS", 3)
+    with one_connection(model) as (server, first), ExitStack() as stack:
+        idle = []
+        for port in (server.http_port, server.grpc_port) * 2:
+            idle.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT)))
+            wait_until(lambda: len(server.server.shell.connections) == min(1 + len(idle), 4))
+        assert idle[0].recv(100) == b""  # the oldest made room for the last
+        assert ask(server.http_port, path="/v2/health/live")[0] == 200
+        raw = RawClient(server.grpc_port)
+        raw.send(call(1, LIVE, b""))
+        assert raw.status(1) == 0
+        raw.close()
+        assert get(first)[0] == 200
+
+
+def test_refused_connections_close_at_once_when_the_server_stops(model):
+    with one_connection(model) as (server, first), ExitStack() as stack:
+        for port in (server.http_port, server.grpc_port):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT))
+            wait_until(lambda: len(server.server.shell.connections) == 2)
+            (refused,) = (one for one in server.server.shell.connections if one.refusal is not None)
+
+            def drain(refused=refused):
+                server.server.shell.draining = True
+                refused.drain()
+                server.server.shell.draining = False
+                return refused.transport.is_closing() if hasattr(refused, "transport") else refused._transport.is_closing()
+
+            assert server.call(drain)
+            while client.recv(1000):
+                pass
+            wait_until(lambda: len(server.server.shell.connections) == 1)
+        assert get(first)[0] == 200
+
+
+def test_a_refusal_counts_as_unavailable_in_both_protocols_and_is_noticed_once(model):
+    with one_connection(model) as (server, _):
+        assert ask(server.http_port)[0] == 503
+        raw = RawClient(server.grpc_port)
+        raw.send(call(1))
+        assert raw.status(1) == 14
+        raw.close()
+        shell = server.server.shell
+        assert server.call(lambda: dict(shell._refused)) == {"unavailable": 2}
+        server.call(shell._notice_refusals)
+        assert pending(server) == {REFUSED: 2}
+
+
+class FullListener:
+    """A socket whose first `accept` finds no file descriptor."""
+
+    def __init__(self, then):
+        self._answers = [OSError(errno.EMFILE, "Too many open files"), then]
+
+    def accept(self):
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("then", "noticed", "pauses"),
+    [(BlockingIOError(), [], 0), (OSError(errno.EMFILE, "Too many"), ["pauses of 1 s in accepting connections"], 1)],
+)
+def test_only_connections_that_were_closed_are_noticed_as_such(model, monkeypatch, then, noticed, pauses):
+    paused = []
+    monkeypatch.setattr(acceptor.Acceptor, "_pause", lambda self, listener: paused.append(listener))
+
+    async def main():
+        shell = Shell(config(model))
+        found = acceptor.Acceptor(shell, 10)
+        found._accept(acceptor.Listener(FullListener(then), None, None, b""))
+        await found.close()
+        assert list(shell.notices.pending()) == noticed
+        assert len(paused) == pauses
+
+    asyncio.run(main())
+
+
+def test_a_handshake_that_fails_without_a_word_is_named(model, monkeypatch):
+    async def main():
+        shell = Shell(config(model))
+        found = acceptor.Acceptor(shell, 10)
+
+        async def fail(*arguments, **options):
+            raise TimeoutError
+
+        found._loop = SimpleNamespace(connect_accepted_socket=fail)
+        await found._welcome(acceptor.Listener(None, None, object(), b""), None, "peer", False)
+        assert shell.notices._examples == {"TLS handshakes failed": "TimeoutError, from peer"}
+        await found.close()
+
+    asyncio.run(main())
+
+
 def test_too_many_refusals_at_a_time_are_short(model, monkeypatch):
     monkeypatch.setattr(acceptor, "MOST_REFUSALS", 0)
     with one_connection(model) as (server, first):
@@ -136,7 +249,7 @@ def test_too_many_refusals_at_a_time_are_short(model, monkeypatch):
             answer = http.client.HTTPResponse(client)
             answer.begin()
             assert (answer.status, answer.getheader("Retry-After")) == (503, "1")
-            assert "as many connections as it may" in json.loads(answer.read())["error"]
+            assert "too many connections" in json.loads(answer.read())["error"]
         raw = RawClient(server.grpc_port, b"")
         assert raw.next_frame()[0] == SETTINGS
         assert raw.goaway() == ErrorCode.NO_ERROR

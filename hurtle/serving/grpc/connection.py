@@ -5,6 +5,7 @@ HTTP/2 (`http2`) → head → the method's kind of call (`services`, `calls`). K
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from hurtle.errors import ServingError
@@ -32,9 +33,11 @@ class GrpcConnection(Http2Connection):
 
     Attributes:
         refusal: What calls get, except health checks, where the connection is one too many; it closes after the first.
+        on_made: Called when it is among the shell's connections.
     """
 
     refusal: ServingError | None = None
+    on_made: Callable[[Any], None] | None = None
 
     def __init__(self, shell: Any):
         self.max_message: int = shell.config.max_message_bytes
@@ -46,10 +49,28 @@ class GrpcConnection(Http2Connection):
         """A client is there."""
         super().connection_made(transport)
         self.shell.connections.add(self)
+        if self.on_made is not None:
+            self.on_made(self)
         if self.shell.draining:
             self.drain()
         elif self.refusal is not None:
             self.loop.call_later(REFUSED_SECONDS, self.drain)
+
+    def drain(self) -> None:
+        """Let the client know that it should go; one that is refused and idle goes at once when the server stops."""
+        if self.shell.draining and self.refusal is not None and self.is_idle():
+            self.hang_up()
+        else:
+            super().drain()
+
+    def is_idle(self) -> bool:
+        """Whether no call runs."""
+        return not self.streams
+
+    def hang_up(self) -> None:
+        """Close an idle connection without waiting for what may be on its way."""
+        super().fail(ErrorCode.NO_ERROR, "too many connections")
+        self.transport.close()
 
     def fail(self, code: ErrorCode, message: str) -> None:
         """Say why, to the log too, and close."""

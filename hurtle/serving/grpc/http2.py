@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from hurtle.serving.address import peer_name
 from hurtle.serving.grpc import http2_frames
 from hurtle.serving.grpc.http2_blocks import HeaderBlock, strip_headers, unpad
 from hurtle.serving.grpc.http2_control import CONTROL, FIRST_GOODBYE
@@ -106,8 +107,7 @@ class Http2Connection(asyncio.Protocol):
         """A client is there; its preface must follow soon."""
         self.transport = transport  # type: ignore[assignment]
         self.output = Output(self.transport, self.loop, self.guard, self.memory)
-        peer = transport.get_extra_info("peername")
-        self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
+        self.peer = peer_name(transport.get_extra_info("peername"))
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 
 from hurtle.errors import HurtleError, ServingError
+from hurtle.serving.address import joined
 from hurtle.serving.protos import INFERENCE, ModelInferRequest
 from hurtle.serving.tensors import datatype_of, dtype_of, from_values, rows_of, to_raw, to_values
 
@@ -36,7 +37,7 @@ class Target:
     @property
     def address(self) -> str:
         """As people write it."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return joined(self.host, self.port)
 
 
 def parse_address(text: str) -> tuple[str, int]:

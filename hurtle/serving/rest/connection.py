@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 from typing import Any, cast
 
 from hurtle.errors import ServingError
+from hurtle.serving.address import peer_name
 from hurtle.serving.rest import routes
-from hurtle.serving.rest.exchange import Exchange, HttpError, memory_error, with_close
+from hurtle.serving.rest.exchange import RETRY, Exchange, HttpError, memory_error, with_close
 from hurtle.serving.rest.reader import BODY, HEAD, IDLE, RequestReader
 from hurtle.serving.rest.watch import Watch
 from hurtle.serving.unpacking import DEFLATE, GZIP, Unpacker
@@ -45,7 +47,7 @@ the last that is served; requests that come after it are not run."""
 DRAIN_LINGER = 1.0
 """Seconds for a client to close after its last answer while the server stops."""
 
-_TOO_MANY = b'{"error":"The server has as many connections as it may; try later, or ask another."}'
+_TOO_MANY = b'{"error":"The server has too many connections; retry later or use another server."}'
 GOODBYE = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%b" % (len(_TOO_MANY), _TOO_MANY)
@@ -61,6 +63,7 @@ class HttpConnection(asyncio.Protocol):
 
     Attributes:
         refusal: What its first request gets, unless it is a health check, where the connection is one too many. Then it closes.
+        on_made: Called when it is among the shell's connections.
         is_ending: No more requests are read; what comes is forgotten.
         is_draining: The server is about to stop: the next answer is the last, or, where the client does not wait for answers
             before it sends, the next after `DRAIN_GRACE`.
@@ -69,6 +72,7 @@ class HttpConnection(asyncio.Protocol):
     """
 
     refusal: ServingError | None = None
+    on_made: Callable[[Any], None] | None = None
 
     def __init__(self, shell: Any):
         self.shell = shell
@@ -95,10 +99,11 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client came."""
         self._transport = cast("asyncio.Transport", transport)
-        peer = transport.get_extra_info("peername")
-        self._peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
+        self._peer = peer_name(transport.get_extra_info("peername"))
         self.watch.add(self)
         self.shell.connections.add(self)
+        if self.on_made is not None:
+            self.on_made(self)
         if self.shell.draining:
             self.drain()
 
@@ -206,7 +211,7 @@ class HttpConnection(asyncio.Protocol):
         if self.refusal is not None:
             exchange.close = True
             if exchange.refusal is None and not (exchange.route is not None and exchange.route.is_free):
-                exchange.refusal = HttpError(503, str(self.refusal), b"Retry-After: 1\r\n")
+                exchange.refusal = HttpError(503, str(self.refusal), RETRY)
         if exchange.wants_continue and self.pending[0] is exchange:
             self._say_continue(exchange)
 
@@ -367,9 +372,21 @@ class HttpConnection(asyncio.Protocol):
 
     def drain(self) -> None:
         """Answer what was sent, tell the client that this was the last answer, and close."""
-        if not self.is_draining:
+        if self.refusal is not None and self.is_idle():
+            self.hang_up()
+        elif not self.is_draining:
             self.is_draining, self._cut_at = True, self.watch.loop.time() + DRAIN_GRACE + DRAIN_CUT
             self.watch.loop.call_later(DRAIN_GRACE, self._end_grace, self._completed)
+
+    def is_idle(self) -> bool:
+        """Whether no request has come that has no answer yet."""
+        return not self.pending
+
+    def hang_up(self) -> None:
+        """Close an idle connection without waiting for what may be on its way."""
+        self.is_ending = True
+        self._transport.close()
+        self.watch.loop.call_later(DRAIN_LINGER, self._abort_when_sent)
 
     def _is_all(self) -> bool:
         """While the server stops: whether nothing is behind the answer that is next, so that it is the one to close with."""

@@ -29,9 +29,10 @@ JOINED = 64 << 10
 """Answers longer than this are written in parts, and not copied once more."""
 _REASON_OF = {
     404: "not_found", 405: "unimplemented", 408: "deadline_exceeded", 413: "resource_exhausted", 429: "resource_exhausted",
-    500: "internal", 501: "unimplemented", 503: "resource_exhausted",
+    500: "internal", 501: "unimplemented", 503: "unavailable",
 }  # fmt: skip
-"""What an `HttpError` is counted as; others are invalid_argument."""
+"""What an `HttpError` is counted as, unless it says; others are invalid_argument."""
+RETRY = b"Retry-After: 1\r\n"
 _SMALL = 1 << 10
 """Answers of at most so many bytes are not counted while they wait: to refuse them would save nothing."""
 _FREE = 64 << 10
@@ -46,12 +47,13 @@ class HttpError(Exception):
         status: Of the answer.
         message: What was expected and what came.
         extra: More header lines of the answer, each with its end.
+        reason: What it is counted as; by default what the status means.
     """
 
-    def __init__(self, status: int, message: str, extra: bytes = b""):
+    def __init__(self, status: int, message: str, extra: bytes = b"", reason: str = ""):
         super().__init__(message)
         self.status, self.extra = status, extra
-        self.reason = _REASON_OF.get(status, "invalid_argument")
+        self.reason = reason or _REASON_OF.get(status, "invalid_argument")
         self.is_counted = False
 
 
@@ -62,7 +64,7 @@ def status_of(error: ServingError | HttpError) -> int:
 
 def memory_error() -> HttpError:
     """All connections together hold too much."""
-    return HttpError(503, FULL, b"Retry-After: 1\r\n")
+    return HttpError(503, FULL, RETRY, "resource_exhausted")
 
 
 class Cancellable(Protocol):
