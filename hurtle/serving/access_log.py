@@ -12,6 +12,7 @@ import sys
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import orjson
@@ -24,8 +25,12 @@ except ImportError:  # Windows, where one process serves
     fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger("hurtle.serving")
+CLOSE_SECONDS = 1.0
+"""That `close` waits for a lock that another program holds."""
 BUFFER = 1 << 16
 """Bytes that are written at once."""
+MOST_WAITING = 16 << 20
+"""Bytes of lines that wait while another program holds a lock on the file; beyond them lines are lost."""
 
 
 class AccessLog:
@@ -43,7 +48,8 @@ class AccessLog:
             self._path = self._path.resolve()  # what is rotated is the file, not a link to it
         self._max_bytes, self._files = max_bytes, files
         self._lines: list[bytes] = []
-        self._size = 0
+        self._size = self._unflushed = 0
+        """Bytes of the lines, and of those since the last attempt to write them."""
         self._has_failed = False
         try:
             self._file = -1 if self._path is None else _open(self._path)
@@ -53,30 +59,47 @@ class AccessLog:
     def write(self, **values: Any) -> None:
         """Add a line."""
         line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **values}
+        if self._size >= MOST_WAITING:
+            self._note(BlockingIOError("another program holds a lock on the file; lines are lost"))
+            return
         self._lines.append(orjson.dumps(line, default=str) + b"\n")
         self._size += len(self._lines[-1])
-        if self._size >= BUFFER or self._path is None:
+        self._unflushed += len(self._lines[-1])
+        if self._unflushed >= BUFFER or self._path is None:
             self.flush()
 
     def flush(self) -> None:
-        """Let others read what was written; rotate the file first if it would become too large."""
+        """Let others read what was written; rotate the file first if it would become too large.
+
+        While another program holds a lock on the file, the lines wait for the next time.
+        """
+        self._unflushed = 0
         if not self._lines:
             return
         data = b"".join(self._lines)
-        self._lines.clear()
-        self._size = 0
         try:
             if self._path is None:
                 sys.stdout.buffer.write(data)
                 sys.stdout.buffer.flush()
             else:
                 self._append(self._path, data)
+        except BlockingIOError:
+            self._lines = [data]
+            return
         except (OSError, ValueError) as error:
             self._note(error)
+        self._lines.clear()
+        self._size = 0
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write what is left, if the file is not locked for longer than `CLOSE_SECONDS`."""
+        end = monotonic() + CLOSE_SECONDS
         self.flush()
+        while self._lines and monotonic() < end:
+            sleep(0.01)
+            self.flush()
+        if self._lines:
+            self._note(BlockingIOError("another program holds a lock on the file; lines are lost"))
         if self._path is not None:
             with suppress(OSError):
                 os.close(self._file)
@@ -137,9 +160,14 @@ def _is_at(path: Path, found: os.stat_result) -> bool:
 
 
 def _lock(file: int) -> None:
+    """Raises BlockingIOError where another has the lock: waiting for it would hold up every request."""
     if fcntl is not None:
-        with suppress(OSError):  # what is no regular file may not know locks
-            fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:
+            pass  # what is no regular file may not know locks
 
 
 def _unlock(file: int) -> None:

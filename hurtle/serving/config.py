@@ -14,7 +14,7 @@ import tyro
 from hurtle.errors import HurtleError, TrustError, UnknownNameError, did_you_mean
 
 PREFIX = "HURTLE_SERVE_"
-_TRUTHS = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
+_TRUTHS = {"true": True, "1": True, "on": True, "yes": True, "false": False, "0": False, "off": False, "no": False}
 """In environment variables."""
 ExecutorName = Literal["inline", "worker", "batch"]
 MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT")]
@@ -217,7 +217,7 @@ def defaults_from(path: str | Path | None, environ: Mapping[str, str] = os.envir
         own = table.pop("model", {})
         if not isinstance(own, dict) or not all(isinstance(options, dict) for options in own.values()):
             raise HurtleError(f"{path}: options of a model are written as a table, [model.NAME].")
-        if not trust and environ.get(PREFIX + "TRUST", "") not in ("1", "true"):
+        if not trust and not _truth("TRUST", environ.get(PREFIX + "TRUST") or "false"):
             _refuse_code(path, {"": table, **{f"[model.{name}] ": options for name, options in own.items()}})
         given["overrides"] = own
         check_names(table, known, str(path))
@@ -285,9 +285,7 @@ def _from_text(key: str, text: str) -> Any:
     if kind == dict[str, str]:
         return parse_pairs(text.split(","))
     if kind is bool:
-        if text.lower() not in _TRUTHS:
-            raise HurtleError(f"{PREFIX}{key.upper()} must be true or false, got {text!r}.")
-        return _TRUTHS[text.lower()]
+        return _truth(key.upper(), text)
     options = [option for option in get_args(kind) if isinstance(option, type)] or [kind]
     if type(None) in options and text.lower() in ("", "none", "off"):
         return None
@@ -298,6 +296,12 @@ def _from_text(key: str, text: str) -> Any:
             except ValueError:
                 raise HurtleError(f"{PREFIX}{key.upper()} must be a number, got {text!r}.") from None
     return text
+
+
+def _truth(name: str, text: str) -> bool:
+    if text.lower() not in _TRUTHS:
+        raise HurtleError(f"{PREFIX}{name} must be true or false, got {text!r}.")
+    return _TRUTHS[text.lower()]
 
 
 def parse_pairs(texts: Sequence[str]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """The access log is rotated by size: lines are whole, in order, and none but the oldest are lost."""
 
+import fcntl
 import json
 import threading
 from pathlib import Path
@@ -144,3 +145,23 @@ def test_a_log_that_cannot_be_written_is_said_once(tmp_path, caplog):
     log.close()
     (record,) = caplog.records
     assert "the access log cannot be written" in record.getMessage()
+
+
+def test_lines_wait_while_another_program_holds_a_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(access_log, "MOST_WAITING", 3000)
+    path = tmp_path / "access.jsonl"
+    log = AccessLog(str(path))
+    with path.open() as reader:
+        fcntl.flock(reader, fcntl.LOCK_EX)
+        for n in range(200):
+            log.write(n=n)
+            log.flush()  # does not block
+        assert path.read_text() == ""
+        fcntl.flock(reader, fcntl.LOCK_UN)
+    log.flush()
+    kept = numbers(path)
+    assert kept == list(range(len(kept)))
+    assert 3000 <= path.stat().st_size < 3100
+    log.write(n=200)
+    log.close()
+    assert numbers(path) == [*kept, 200]

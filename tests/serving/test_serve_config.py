@@ -164,3 +164,14 @@ def test_what_was_changed_is_said():
     assert describe(ServeConfig()) == "all options as they come"
     said = describe(ServeConfig(lanes=2, overrides={"a": {"batch_size": 8}}))
     assert said == "lanes=2, a: batch_size=8"
+
+
+def test_trust_is_read_as_other_truths_are(tmp_path):
+    file = tmp_path / "serve.toml"
+    file.write_text('backend = "my.module:Class"')
+    assert defaults_from(file, {"HURTLE_SERVE_TRUST": "On"}).backend == "my.module:Class"
+    with pytest.raises(TrustError):
+        defaults_from(file, {"HURTLE_SERVE_TRUST": "off"})
+    with pytest.raises(HurtleError, match="HURTLE_SERVE_TRUST must be true or false, got 'maybe'"):
+        defaults_from(file, {"HURTLE_SERVE_TRUST": "maybe"})
+    assert defaults_from(file, {"HURTLE_SERVE_TRUST": "yes"}).backend == "my.module:Class"
