@@ -2,7 +2,7 @@
 
 import pytest
 
-from hurtle.cli_serve import parse, run_serve
+from hurtle.cli_serve import _announce, parse, run_serve
 from hurtle.errors import HurtleError, TrustError
 from hurtle.serving.config import ServeConfig, defaults_from, describe
 
@@ -175,3 +175,10 @@ def test_trust_is_read_as_other_truths_are(tmp_path):
     with pytest.raises(HurtleError, match="HURTLE_SERVE_TRUST must be true or false, got 'maybe'"):
         defaults_from(file, {"HURTLE_SERVE_TRUST": "maybe"})
     assert defaults_from(file, {"HURTLE_SERVE_TRUST": "yes"}).backend == "my.module:Class"
+
+
+def test_ipv6_addresses_are_announced_in_brackets(capsys):
+    _announce(ServeConfig(host="::1"), 8000, 8001)
+    said = capsys.readouterr().err
+    assert "http://[::1]:8000/" in said
+    assert "gRPC                    [::1]:8001" in said
