@@ -13,6 +13,11 @@ from typing import Any
 from hurtle.errors import UnknownNameError, did_you_mean
 
 
+def is_reference(name: str) -> bool:
+    """Whether a name is one for `load_reference`, which splits it at its last colon, whatever stands before."""
+    return ".py:" in name
+
+
 def load_reference(reference: str) -> Any:
     """The class or function behind "path/to/file.py:Name"; the file is run, as an import would.
 
@@ -73,7 +78,7 @@ def _is_guard(test: ast.expr) -> bool:
 
 def absolute_reference(value: Any) -> Any:
     """`value`; if it is such a reference, with the file's absolute path, so that it works from another folder too."""
-    if not isinstance(value, str) or ".py:" not in value:
+    if not isinstance(value, str) or not is_reference(value):
         return value
     file, _, name = value.rpartition(":")
     return f"{Path(file).resolve()}:{name}"

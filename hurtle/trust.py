@@ -15,6 +15,7 @@ import hmac
 import importlib.util
 import json
 import os
+import re
 import secrets
 import site
 import stat
@@ -24,11 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from hurtle.errors import TrustError
-from hurtle.references import absolute_reference
+from hurtle.references import absolute_reference, is_reference
 
 SIGNATURE = "signature"
 """The setting that holds it, in checkpoints and in config.toml."""
-_NAMES = ("env", "policy")
 _PARAMETERS = "env_parameters"
 _KEY_BYTES = 32
 _OF_THIS_PROCESS = secrets.token_bytes(_KEY_BYTES)  # where no key can be kept: what this process wrote is still the user's own
@@ -79,23 +79,32 @@ def is_signed(words: Mapping[str, Any], signature: Any) -> bool:
 
 def _code_in(words: Mapping[str, Any]) -> dict[str, Any]:
     """Those of `env`, `policy` and `env_parameters` that can make code run that no installed package offers."""
-    named = {word: words[word] for word in _NAMES if word in words and not _is_free(str(words[word]))}
+    named = {word: words[word] for word, is_free in _IS_FREE.items() if word in words and not is_free(str(words[word]))}
     if not _is_plain(list(words.get(_PARAMETERS, {}).values())):
         named[_PARAMETERS] = words[_PARAMETERS]
     return named
 
 
-def _is_free(name: str) -> bool:
+def _is_free_env(name: str) -> bool:
     """Whether resolving a name imports nothing but installed packages: names of Hurtle and Gymnasium, "minigrid:MiniGrid-…-v0".
 
     The standard library is not among them, since some of its modules act when they are imported, and neither are modules inside
     packages, since one can be a script.
     """
-    package, colon, _ = name.partition(":")
-    if not colon:
+    if ":" not in name:
         return True
-    place = _place_of(package) if package.isidentifier() else None
+    found = _ID_OF_PACKAGE.fullmatch(name)
+    place = _place_of(found["package"]) if found and not is_reference(name) and ".py" not in found["id"] else None
     return place is not None and any(place.is_relative_to(folder) for folder in _site_folders())
+
+
+def _is_free_policy(name: str) -> bool:
+    """Whether a name can only be that of a network of Hurtle's: one word. Building the policy refuses words that are none."""
+    return name.isidentifier()
+
+
+_IS_FREE = {"env": _is_free_env, "policy": _is_free_policy}
+_ID_OF_PACKAGE = re.compile(r"(?P<package>[A-Za-z_]\w*):(?P<id>[\w./-]+-v\d+)", re.ASCII)
 
 
 def _is_plain(value: Any) -> bool:
@@ -119,14 +128,14 @@ def _site_folders() -> list[Path]:
 
 
 def _sign(words: Mapping[str, Any], key: bytes) -> str:
-    meant = [_meaning(str(words.get(word, ""))) for word in _NAMES]
+    meant = [_meaning(str(words.get(word, ""))) for word in _IS_FREE]
     text = json.dumps(["hurtle run", meant, words.get(_PARAMETERS, {})], sort_keys=True, default=repr)
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 
 def _meaning(name: str) -> str:
     """A name with the file that it means here: "helper.py:P" in another folder, or behind a link, is something else."""
-    if ".py:" in name:
+    if is_reference(name):
         return absolute_reference(name)
     package, colon, _ = name.partition(":")
     return f"{name} of {_place_of(package)}" if colon and package.isidentifier() else name

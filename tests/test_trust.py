@@ -13,6 +13,7 @@ from hurtle import trust
 from hurtle.cli import main
 from hurtle.deploy.scoring import evaluate_file
 from hurtle.errors import HurtleError, TrustError
+from hurtle.policies.build import NETWORKS
 from hurtle.runners.evaluate import evaluate_run
 from hurtle.runners.restore import find_checkpoint
 from hurtle.runners.watch import watch_run
@@ -145,6 +146,34 @@ def test_an_env_that_a_checkpoint_names_is_not_run(foreign, folder, way, env, mo
     run = foreign(env=env.format(folder=folder))
     with pytest.raises(TrustError, match=r"env = '.*env=MyEnv"):
         WAYS[way](run)
+    assert not ran(folder)
+
+
+@pytest.fixture(params=["torch:/../helper.py", "torch:helper.py", "numpy:x/../helper.py"])
+def disguised(request, folder):
+    """A file whose name begins like that of something in an installed package."""
+    (folder / "torch:").mkdir()
+    (folder / "numpy:x").mkdir()
+    shutil.copy("helper.py", "torch:helper.py")
+    return request.param
+
+
+def test_a_policy_behind_the_name_of_a_package_is_not_run(foreign, folder, disguised):
+    run = foreign(policy=f"{disguised}:P")
+    for way in WAYS.values():
+        with pytest.raises(TrustError, match="policy = "):
+            way(run)
+    assert not ran(folder)
+
+
+def test_an_env_behind_the_name_of_a_package_is_not_run(foreign, folder, disguised):
+    run = foreign(env=f"{disguised}:E")
+    for way in ("resume", "eval", "watch"):
+        with pytest.raises(TrustError, match="env = "):
+            WAYS[way](run)
+    Path("stranger.toml").write_text(f'env = "{disguised}:E"\n')
+    with pytest.raises(TrustError, match="env = "):
+        hurtle.train(config="stranger.toml")
     assert not ran(folder)
 
 
@@ -348,11 +377,25 @@ def test_what_names_no_code_is_not_signed(tmp_path, monkeypatch):
     assert not (tmp_path / "data").exists()
 
 
-def test_installed_packages_may_be_named(monkeypatch, tmp_path):
+def test_installed_packages_may_be_named():
     check_code("run", {"env": "gymnasium:CartPole-v1"}, trusted=False)
-    for env in ("gymnasium.envs:CartPole-v1", "this:X-v0", "antigravity:X-v0", "nowhere:X-v0", ":X-v0", "/a/b.py:C"):
+    check_code("run", {"env": "gymnasium:a.b/CartPole-v1"}, trusted=False)
+    modules = ("gymnasium.envs:CartPole-v1", "this:X-v0", "antigravity:X-v0", "nowhere:X-v0", ":X-v0", "/a/b.py:C")
+    odd = ("torch:X", "torch:a:X-v0", "torch:x.py-v0", "torch:x.py:X-v0", "torch:X-v0\n", "atari/torch:X-v0", "ALE/torch:X-v5")
+    for env in (*modules, *odd):
         with pytest.raises(TrustError):
             check_code("run", {"env": env}, trusted=False)
+
+
+def test_only_networks_of_hurtle_are_free_as_a_policy():
+    for policy in NETWORKS:
+        check_code("run", {"policy": policy}, trusted=False)
+    for policy in ("gymnasium:CartPole-v1", "torch:nn", "p.py:P", "a/b", "torch.nn", "/p", ""):
+        with pytest.raises(TrustError):
+            check_code("run", {"policy": policy}, trusted=False)
+
+
+def test_a_module_that_stands_before_an_installed_package(monkeypatch, tmp_path):
     (tmp_path / "minigrid.py").touch()  # stands before the installed one
     monkeypatch.delitem(sys.modules, "minigrid", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))

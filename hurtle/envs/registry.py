@@ -20,7 +20,7 @@ from hurtle.envs.packages import external_maker
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 from hurtle.native.env import Env
 from hurtle.native.single import NativeEnv
-from hurtle.references import load_reference, reference_to
+from hurtle.references import is_reference, load_reference, reference_to
 
 _ZOO: dict[str, str | type[Env]] = {
     "cartpole": "hurtle.envs.cartpole:CartPole",
@@ -102,7 +102,7 @@ def resolve(env: EnvLike, parameters: dict[str, Any]) -> Env | Callable[..., Any
     if isinstance(env, str):
         if env in _ZOO:
             return native_class(env)(**parameters)
-        if ".py:" in env:
+        if is_reference(env):
             return resolve(load_reference(env), parameters)
         if env.endswith(".py"):
             raise UnknownNameError(f"{env!r} is a file; name the class in it: {env}:MyEnv.")

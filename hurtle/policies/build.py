@@ -26,7 +26,7 @@ from hurtle.policies.normalizers import ObservationNormalizer
 from hurtle.policies.policy import Policy
 from hurtle.policies.recurrent import make_memory
 from hurtle.policies.structured import Structured
-from hurtle.references import load_reference
+from hurtle.references import is_reference, load_reference
 
 NETWORKS = ("auto", "mlp", "grid_cnn", "nature_cnn", "structured")
 _TRIAL_ROWS = 2
@@ -67,7 +67,7 @@ def build_policy(
     """
     _check_sizes(config.hidden_sizes)
     normalizer = _normalizer(observation_space, observation_clip) if normalize_observations else None
-    is_users = module is not None or ".py:" in config.policy
+    is_users = module is not None or is_reference(config.policy)
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
         torch.default_generator.manual_seed(seed)  # of the CPU only: networks are moved to a GPU later
         head = ActionHead(action_space, config.distribution)

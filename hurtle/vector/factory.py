@@ -19,6 +19,7 @@ from hurtle.envs.registry import EnvLike, make, resolve, unchecked
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 from hurtle.native.env import Env, EnvSpec
 from hurtle.native.layout import batch_bytes, check_fits
+from hurtle.references import is_reference
 from hurtle.vector.options import VecOptions, autoreset_mode_of, check_count
 from hurtle.vector.vec_env import VecEnv
 
@@ -176,7 +177,7 @@ def _maker(env: EnvLike, found: Any, parameters: dict[str, Any], render_mode: st
     rendered: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
     if isinstance(found, Env) and found.unsafe:
         rendered["unsafe"] = True
-    if isinstance(env, str) and (isinstance(found, Env) or ".py:" in env):
+    if isinstance(env, str) and (isinstance(found, Env) or is_reference(env)):
         return partial(make, env, **rendered, **parameters)  # by name: the file is loaded where the env is made
     if isinstance(found, Env):
         return partial(make, found, **rendered)

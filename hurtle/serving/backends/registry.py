@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
-from hurtle.references import load_reference
+from hurtle.references import is_reference, load_reference
 from hurtle.serving.backends.base import Backend
 
 BACKENDS = {
@@ -55,7 +55,7 @@ def backend_for(path: str | Path, parameters: Mapping[str, Any]) -> type[Backend
         return _imported(BACKENDS[name])
     if not isinstance(name, str) or ":" not in name:
         raise UnknownNameError(f"No backend {name!r}. {did_you_mean(str(name), BACKENDS)} Your own: package.module:Class.")
-    return _checked(name, load_reference(name) if ".py:" in name else _imported(name))
+    return _checked(name, load_reference(name) if is_reference(name) else _imported(name))
 
 
 def find_model(path: str | Path) -> Path:
