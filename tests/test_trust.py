@@ -6,7 +6,9 @@ import stat
 import sys
 from pathlib import Path
 
+import gymnasium
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 
 import hurtle
 from hurtle import trust
@@ -234,6 +236,16 @@ def test_the_user_can_name_the_class(foreign, folder):
     assert ran(folder)
 
 
+@pytest.mark.parametrize("env", ["CartPole-v1", lambda: gymnasium.make("CartPole-v1"), CartPoleEnv])
+def test_what_the_user_replaced_is_not_signed(foreign, folder, write_module, env):
+    mine = write_module(HELPER.replace(".touch()", ""))
+    run = foreign(policy=f"{folder}/helper.py:P", env=f"{folder}/helper.py:E")
+    hurtle.train(env, resume=run, policy=mine.P, total_steps=128)
+    assert "helper.py" not in (run / "config.toml").read_text()
+    assert "helper.py" not in str(load_checkpoint(run / "checkpoints" / "step-000000000128.pt")["settings"])
+    assert not ran(folder)
+
+
 # TOML files.
 
 
@@ -250,6 +262,14 @@ def test_a_settings_file_names_no_code(folder, capsys):
     assert capsys.readouterr().err.count("names code") == 3
     assert not ran(folder)
     hurtle.train("CartPole-v1", config="stranger.toml", policy="mlp", **rest)  # all that it names is overridden
+    assert not ran(folder)
+
+
+def test_a_class_takes_the_place_of_what_a_settings_file_names(folder, write_module):
+    mine = write_module(HELPER.replace(".touch()", ""))
+    Path("stranger.toml").write_text(f'env = "CartPole-v1"\npolicy = "{folder}/helper.py:P"\n')
+    run = hurtle.train(config="stranger.toml", policy=mine.P, total_steps=64, runs="runs", **SMALL, **QUIET)
+    assert "helper.py" not in (run.path / "config.toml").read_text()
     assert not ran(folder)
 
 

@@ -72,14 +72,15 @@ def train(
     given: dict[str, Any] = {"algorithm": algorithm, "total_steps": total_steps, "device": device, "seed": seed}
     callbacks = [callbacks] if callable(callbacks) else callbacks
     module = None if policy is None or isinstance(policy, str) else policy
-    if module is None and policy is not None:
-        given["policy"] = policy
+    if policy is not None:
+        given["policy"] = policy if module is None else "auto"  # never the name that a file has, which would be signed
     words = {**{word: value for word, value in given.items() if value is not None}, **overrides}
     if resume is not None:
         if config is not None:
             raise HurtleError(
                 "resume goes on with the run's own settings; leave out config, and give what changes as overrides."
             )
+        words |= {} if env is None else {"env": _title_of(env)}
         return _resume(resume, env, words, module, callbacks, trust)
     if config is not None:
         check_settings_file(config, words if env is None else {*words, "env"}, trust, algorithm)
@@ -113,10 +114,12 @@ def _with_name(settings: Settings, env: Any) -> Settings:
         return settings
 
 
-def _title_of(env: Any) -> Any:
-    """What the settings call an env: a vector env by its id, or by its class."""
-    if env is None or isinstance(env, str | type) or not hasattr(env, "single_observation_space"):
+def _title_of(env: Any) -> str | None:
+    """What the settings call an env: by its name, a vector env by its id or its class."""
+    if env is None or isinstance(env, str):
         return env
+    if isinstance(env, type) or not hasattr(env, "single_observation_space"):
+        return getattr(env, "__name__", type(env).__name__)
     return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
 
 
@@ -151,8 +154,7 @@ def _resumed(
         raise CheckpointError(f"{folder.path} has no checkpoint to resume from.")
     saved = load_checkpoint(file)
     own, trusted = saved_settings(saved, trust)
-    given = {*words, *(() if env is None else ("env",)), *(() if policy is None else ("policy",))}
-    check_code(file, {word: value for word, value in settings_to_dict(own).items() if word not in given}, trusted)
+    check_code(file, {word: value for word, value in settings_to_dict(own).items() if word not in words}, trusted)
     settings = settings_from_dict({**saved["settings"], **words})
     if saved["progress"]["steps"] >= settings.train.total_steps:
         done = saved["progress"]["steps"]
