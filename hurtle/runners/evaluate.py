@@ -20,8 +20,8 @@ from hurtle.runners.playing import EVAL_ACTION_STREAM, Player, RowPolicy, eval_s
 from hurtle.runners.restore import Restored, find_checkpoint, restore
 from hurtle.runners.signals import StopSignals
 from hurtle.runners.tally import Tally
-from hurtle.tracking.json_text import to_json
 from hurtle.tracking.progress import progress_of
+from hurtle.tracking.run_folder import RunFolder
 from hurtle.tracking.statistics import summarize
 from hurtle.trust import check_code
 from hurtle.vector.factory import make_vec
@@ -246,5 +246,5 @@ def evaluate_run(
     if folder is not None:
         about = {"env": str(played), "env_parameters": parameters, "checkpoint": file.name, "steps": found.steps, "seed": seed}
         single = {"returns": evaluation.returns.tolist(), "lengths": evaluation.lengths.tolist()}
-        (folder / "evaluation.json").write_text(to_json({**about, **evaluation.summary(), **single}))
+        RunFolder(folder).write_evaluation({**about, **evaluation.summary(), **single})
     return evaluation

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from hurtle.errors import CheckpointError, HurtleError
+from hurtle.tracking.whole_files import replacing
 
 FORMAT = 1
 """The version of the state dict's layout; a file of another version is refused."""
@@ -42,22 +43,17 @@ def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> None:
     """
     path = Path(path)
     plain = _to_plain({"format": FORMAT, **state}, "")
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with temporary.open("w+b") as file:
+        with replacing(path) as file:
             _write(file, plain)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
         sync(path.parent)
     except OSError as error:
         raise CheckpointError(
             f"The checkpoint {path} could not be written: {error.strerror or error}. "
             "Checkpoints written before are untouched; make room, or keep fewer with keep_checkpoints=1."
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:

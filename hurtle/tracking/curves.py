@@ -11,6 +11,7 @@ import numpy as np
 
 from hurtle.errors import HurtleError
 from hurtle.tracking.run_folder import RunFolder
+from hurtle.tracking.whole_files import replacing
 
 PANELS = {
     "policy_loss": "policy loss",
@@ -71,7 +72,8 @@ def plot_run(folder: str | Path | RunFolder) -> Path:
         axes.locator_params(nbins=4)
         _calm(axes)
     file = run.path / "curve.png"
-    figure.savefig(file, dpi=150)
+    with replacing(file) as new:
+        figure.savefig(new, dpi=150, format="png")
     return file
 
 

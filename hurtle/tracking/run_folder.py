@@ -20,6 +20,7 @@ from hurtle.errors import HurtleError
 from hurtle.tracking.json_text import to_json
 from hurtle.tracking.provenance import provenance
 from hurtle.tracking.toml_text import to_toml
+from hurtle.tracking.whole_files import replacing
 
 README = """\
 # {name}
@@ -131,6 +132,10 @@ class RunFolder:
             now = {**first, "resumed": [*first.get("resumed", []), now]}
         _write(file, to_json(now, indent=2))
 
+    def write_evaluation(self, evaluation: Mapping[str, Any]) -> None:
+        """Write what `hurtle eval` found as evaluation.json."""
+        _write(self.path / "evaluation.json", to_json(evaluation))
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the run's result as summary.json."""
         _write(self.path / "summary.json", to_json(summary, indent=2))
@@ -172,10 +177,8 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _write(file: Path, text: str) -> None:
     """Write the whole file or leave the old one."""
-    temporary = file.with_name(f".{file.name}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(file)
+        with replacing(file) as new:
+            new.write(text.encode())
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise HurtleError(f"{file} could not be written: {error.strerror}.") from error

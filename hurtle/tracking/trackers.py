@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 from hurtle.tracking.json_text import to_json
 from hurtle.tracking.run_folder import RunFolder
+from hurtle.tracking.whole_files import open_without_links, replacing
 
 
 class Tracker(Protocol):
@@ -40,9 +41,10 @@ class JsonlTracker:
 
     def __init__(self, path: str | Path, resume_step: int | None = None):
         path = Path(path)
-        if resume_step is not None and path.exists():
+        if resume_step is not None:
             _keep_until(path, resume_step)
-        self._file = path.open("w" if resume_step is None else "a", encoding="utf-8")
+        mode = "w" if resume_step is None else "a"
+        self._file = open(path, mode, encoding="utf-8", opener=open_without_links)  # noqa: SIM115 (finish closes it)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Append one line: `step`, then the metrics."""
@@ -235,13 +237,13 @@ class _Guarded:
 def _keep_until(path: Path, step: int) -> None:
     """Drop the lines beyond `step`, and those that a crash cut off."""
     kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    for line in text.splitlines():
         with contextlib.suppress(ValueError, KeyError, TypeError):
             if json.loads(line)["step"] <= step:
                 kept.append(f"{line}\n")
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    temporary.replace(path)
+    with replacing(path) as file:
+        file.write("".join(kept).encode())
 
 
 def _known(metrics: Mapping[str, float]) -> dict[str, float]:
