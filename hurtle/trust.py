@@ -30,18 +30,20 @@ from hurtle.references import absolute_reference, is_reference
 SIGNATURE = "signature"
 """The setting that holds it, in checkpoints and in config.toml."""
 _PARAMETERS = "env_parameters"
+_UNSAFE = "unsafe"
 _KEY_BYTES = 32
 _OF_THIS_PROCESS = secrets.token_bytes(_KEY_BYTES)  # where no key can be kept: what this process wrote is still the user's own
-_INSTEAD = {"env": "env=MyEnv", "policy": "policy=MyPolicy", _PARAMETERS: "env_parameters={…}"}
+_INSTEAD = {"env": "env=MyEnv", "policy": "policy=MyPolicy", _PARAMETERS: "env_parameters={…}", _UNSAFE: "unsafe=False"}
 
 
-def check_code(source: Any, words: Mapping[str, Any], trusted: bool) -> None:
+def check_code(source: Any, words: Mapping[str, Any], trusted: bool, signature: Any = None) -> None:
     """Refuse code that a file names, unless the user trusts it.
 
     Args:
         source: The file.
-        words: The settings of the file that are about to be used: `env`, `policy` and `env_parameters` of them are looked at.
+        words: The settings of the file that are about to be used: `env`, `policy`, `env_parameters` and `unsafe` are looked at.
         trusted: The user said so, or `is_signed`.
+        signature: The one that the file has, if any, for the message.
 
     Raises:
         TrustError: Names the file, the code, and how to allow it.
@@ -49,15 +51,20 @@ def check_code(source: Any, words: Mapping[str, Any], trusted: bool) -> None:
     named = {} if trusted else _code_in(words)
     if not named:
         return
-    is_name = bool(named.keys() - {_PARAMETERS})
-    what = "code that is in no installed package" if is_name else "a file or module for its env"
+    if named.keys() & _IS_FREE.keys():
+        does = "names code that is in no installed package"
+    elif named.keys() == {_UNSAFE} or (_PARAMETERS in named and named[_PARAMETERS].get(_UNSAFE, False) is not False):
+        does = "switches off the bounds checks of native envs"
+    else:
+        does = "names a file or module for its env"
     listed = ", ".join(f"{word} = {value!r:.200}" for word, value in named.items())
     instead = ", ".join(_INSTEAD[word] for word in named)
     _, problem = _key()
+    has = "this file has none" if signature is None else "this file is signed, but not with your present key, or was changed"
     raise TrustError(
-        f"{source} names {what}: {listed}. Nothing was run, since a file can come from anybody. Pass your own instead "
+        f"{source} {does}: {listed}. Nothing was run, since a file can come from anybody. In Python, pass your own instead "
         f"({instead}); or, if you trust whoever made the file, say trust=True, on the command line --trust. Runs that you "
-        f"train on this machine carry your signature and need neither; this file does not{f' ({problem})' if problem else ''}."
+        f"train on this machine carry your signature and need neither; {has}{f' ({problem})' if problem else ''}."
     )
 
 
@@ -78,10 +85,13 @@ def is_signed(words: Mapping[str, Any], signature: Any) -> bool:
 
 
 def _code_in(words: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `env`, `policy` and `env_parameters` that can make code run that no installed package offers."""
+    """Those of the settings that can make code run that no installed package offers, or native code without its checks."""
     named = {word: words[word] for word, is_free in _IS_FREE.items() if word in words and not is_free(str(words[word]))}
-    if not _is_plain(list(words.get(_PARAMETERS, {}).values())):
-        named[_PARAMETERS] = words[_PARAMETERS]
+    parameters = words.get(_PARAMETERS, {})
+    if not _is_plain(list(parameters.values())) or parameters.get(_UNSAFE, False) is not False:  # native envs take it, too
+        named[_PARAMETERS] = parameters
+    if words.get(_UNSAFE):
+        named[_UNSAFE] = words[_UNSAFE]
     return named
 
 
@@ -129,7 +139,8 @@ def _site_folders() -> list[Path]:
 
 def _sign(words: Mapping[str, Any], key: bytes) -> str:
     meant = [_meaning(str(words.get(word, ""))) for word in _IS_FREE]
-    text = json.dumps(["hurtle run", meant, words.get(_PARAMETERS, {})], sort_keys=True, default=repr)
+    unchecked = [_UNSAFE] if words.get(_UNSAFE) else []
+    text = json.dumps(["hurtle run", meant, words.get(_PARAMETERS, {}), *unchecked], sort_keys=True, default=repr)
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 

@@ -246,6 +246,30 @@ def test_what_the_user_replaced_is_not_signed(foreign, folder, write_module, env
     assert not ran(folder)
 
 
+def test_bounds_checks_are_not_switched_off_by_a_file(foreign, folder):
+    Path("stranger.toml").write_text('env = "bandit"\nunsafe = true\n')
+    with pytest.raises(TrustError, match="stranger.toml switches off the bounds checks of native envs: unsafe = True"):
+        hurtle.train(config="stranger.toml")
+    with pytest.raises(TrustError, match="switches off the bounds checks"):
+        WAYS["resume"](foreign(unsafe=True))
+    with pytest.raises(TrustError, match="switches off the bounds checks"):
+        check_code("run", {"env_parameters": {"unsafe": 1}}, trusted=False)
+    words = signed({"env": "bandit", "unsafe": True})
+    assert is_signed(words, words["signature"])
+    assert not is_signed({**words, "env": "cartpole"}, words["signature"])
+    code = {"env": "helper.py:E"}
+    assert not is_signed({**code, "unsafe": True}, signed(code)["signature"])
+
+
+def test_a_signature_of_another_key_is_named(foreign):
+    run = foreign(policy="helper.py:P")
+    with pytest.raises(TrustError, match="this file has none"):
+        hurtle.load(run)
+    change(run, signature="0" * 64)
+    with pytest.raises(TrustError, match="this file is signed, but not with your present key"):
+        hurtle.load(run)
+
+
 # TOML files.
 
 

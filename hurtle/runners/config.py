@@ -176,8 +176,9 @@ def check_settings_file(path: str | Path, given: Collection[str], trust: bool, a
         TrustError: Names the file and the code.
     """
     words = read_settings_file(path, algorithm)
-    trusted = trust or is_signed(words, _read_toml(path).get(SIGNATURE))
-    check_code(path, {word: value for word, value in words.items() if word not in given}, trusted)
+    signature = _read_toml(path).get(SIGNATURE)
+    trusted = trust or is_signed(words, signature)
+    check_code(path, {word: value for word, value in words.items() if word not in given}, trusted, signature)
 
 
 def read_settings_file(path: str | Path, algorithm: str | None = None) -> dict[str, Any]:

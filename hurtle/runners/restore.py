@@ -110,7 +110,7 @@ def restore(
         )
     settings, trusted = saved_settings(state, trust)
     if module is None:
-        check_code(file, {"policy": settings.policy.policy}, trusted)
+        check_code(file, {"policy": settings.policy.policy}, trusted, state["settings"].get(SIGNATURE))
     spaces = state["spaces"]
     layout, action_layout = _layouts(spaces["structure"])
     policy = build_policy(

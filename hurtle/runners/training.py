@@ -16,7 +16,7 @@ from hurtle.references import absolute_reference
 from hurtle.runners.config import Settings, check_settings_file, make_settings, settings_from_dict, settings_to_dict
 from hurtle.tracking.dashboard import Display, make_display
 from hurtle.tracking.run_folder import RunFolder
-from hurtle.trust import check_code
+from hurtle.trust import SIGNATURE, check_code
 
 if TYPE_CHECKING:
     import gymnasium
@@ -154,7 +154,8 @@ def _resumed(
         raise CheckpointError(f"{folder.path} has no checkpoint to resume from.")
     saved = load_checkpoint(file)
     own, trusted = saved_settings(saved, trust)
-    check_code(file, {word: value for word, value in settings_to_dict(own).items() if word not in words}, trusted)
+    named = {word: value for word, value in settings_to_dict(own).items() if word not in words}
+    check_code(file, named, trusted, saved["settings"].get(SIGNATURE))
     settings = settings_from_dict({**saved["settings"], **words})
     if saved["progress"]["steps"] >= settings.train.total_steps:
         done = saved["progress"]["steps"]
