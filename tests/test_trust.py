@@ -248,7 +248,7 @@ def test_what_the_user_replaced_is_not_signed(foreign, folder, write_module, env
 
 def test_bounds_checks_are_not_switched_off_by_a_file(foreign, folder):
     Path("stranger.toml").write_text('env = "bandit"\nunsafe = true\n')
-    with pytest.raises(TrustError, match="stranger.toml switches off the bounds checks of native envs: unsafe = True"):
+    with pytest.raises(TrustError, match=r"stranger\.toml switches off the bounds checks of native envs: unsafe = True"):
         hurtle.train(config="stranger.toml")
     with pytest.raises(TrustError, match="switches off the bounds checks"):
         WAYS["resume"](foreign(unsafe=True))

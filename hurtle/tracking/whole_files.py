@@ -1,6 +1,6 @@
 """`replacing`: write a file that is whole or not there, and never through a link that somebody put in its place.
 
-block writes into a new file → rename over the old one. Run folders come from other people, too: a link in one could lead anywhere.
+block writes into a new file → rename over the old one. Run folders may come from others: a link in one could lead anywhere.
 """
 
 from __future__ import annotations

@@ -36,11 +36,16 @@ def test_a_file_is_replaced_when_it_is_whole(tmp_path):
         new.flush()
         assert file.read_text() == "old"
     assert file.read_text() == "new"
-    with pytest.raises(ZeroDivisionError), replacing(file) as new:
-        new.write(b"half")
-        raise ZeroDivisionError
+
+    def fail():
+        with replacing(file) as new:
+            new.write(b"half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert file.read_text() == "new"
-    assert os.listdir(tmp_path) == ["file"]
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_the_umask_says_who_may_read(tmp_path):
