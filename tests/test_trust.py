@@ -270,6 +270,13 @@ def test_a_signature_of_another_key_is_named(foreign):
         hurtle.load(run)
 
 
+def test_a_signature_of_another_key_is_named_for_an_env(foreign):
+    run = foreign(env="helper.py:E")
+    change(run, signature="0" * 64)
+    with pytest.raises(TrustError, match="this file is signed, but not with your present key"):
+        evaluate_run(run, 1)
+
+
 # TOML files.
 
 
@@ -431,7 +438,7 @@ def test_installed_packages_may_be_named():
             check_code("run", {"env": env}, trusted=False)
 
 
-def test_only_networks_of_hurtle_are_free_as_a_policy():
+def test_only_plain_words_are_free_as_a_policy():
     for policy in NETWORKS:
         check_code("run", {"policy": policy}, trusted=False)
     for policy in ("gymnasium:CartPole-v1", "torch:nn", "p.py:P", "a/b", "torch.nn", "/p", ""):

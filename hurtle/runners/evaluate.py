@@ -196,7 +196,7 @@ def env_to_play(found: Restored, env: EnvLike | None, parameters: dict[str, Any]
     own = trained.env_parameters if env is None or env == trained.env else {}
     played, given = found.named_env() if env is None else env, parameters or {}
     named: dict[str, Any] = {"env_parameters": {name: value for name, value in own.items() if name not in given}}
-    check_code(found.file, named | ({"env": played} if env is None else {}), found.trusted)
+    check_code(found.file, named | ({"env": played} if env is None else {}), found.trusted, found.signature)
     return played, {**own, **given}
 
 

@@ -41,6 +41,7 @@ class Restored:
         has_masks: Whether the env told which actions are legal.
         file: The checkpoint.
         trusted: Whether code that it names may run: the user said so, or signed it.
+        signature: The one that it carries, if any.
     """
 
     policy: Policy
@@ -52,6 +53,7 @@ class Restored:
     has_masks: bool
     file: Path
     trusted: bool
+    signature: Any = None
 
     def named_env(self) -> str:
         """The name of the run's env.
@@ -109,8 +111,9 @@ def restore(
             f"{file} holds a module of your own: pass one that is built alike, hurtle.load(path, policy=MyPolicy(…))."
         )
     settings, trusted = saved_settings(state, trust)
+    signature = state["settings"].get(SIGNATURE)
     if module is None:
-        check_code(file, {"policy": settings.policy.policy}, trusted, state["settings"].get(SIGNATURE))
+        check_code(file, {"policy": settings.policy.policy}, trusted, signature)
     spaces = state["spaces"]
     layout, action_layout = _layouts(spaces["structure"])
     policy = build_policy(
@@ -125,7 +128,7 @@ def restore(
     load_weights(policy, state["policy"], file)
     policy.to(find_device(device)).eval()
     steps, has_masks = state["progress"]["steps"], spaces.get("masked", False)
-    return Restored(policy, settings, layout, action_layout, steps, state["named_env"], has_masks, file, trusted)
+    return Restored(policy, settings, layout, action_layout, steps, state["named_env"], has_masks, file, trusted, signature)
 
 
 def saved_settings(state: dict[str, Any], trust: bool = False) -> tuple[Settings, bool]:
