@@ -374,7 +374,7 @@ class Trainer:
             lines.append(f"curve       {curve}")
         path = shlex.quote(str(run.path))
         if why := self._why_unnamed or ("the policy is a module of your own" if self._module is not None else ""):
-            lines.append(f"next        hurtle watch and eval cannot play it: {why}. Python can: hurtle.load, evaluate_run")
+            lines.append(f"next        hurtle watch and eval cannot play it: {why}. In Python, hurtle.load(run) can")
             return "\n".join(lines)
         verbs = ["train --resume"] if run.evaluation is None else ["watch", "eval"]
         lines += [f"{'' if k else 'next':<12}hurtle {verb} {path}" for k, verb in enumerate(verbs)]

@@ -536,6 +536,6 @@ def test_a_run_says_why_the_command_line_cannot_play_it(small, capsys):
     run = hurtle.train(Local, total_steps=64, **{**small, "progress": "plain", "backend": "serial"})
     out = capsys.readouterr().out
     assert "next        hurtle watch and eval cannot play it: the env has no name: " in out
-    assert "Local is not at the top level of a file, where it could be imported from. Python can: hurtle.load" in out
+    assert "Local is not at the top level of a file, where it could be imported from. In Python, hurtle.load(run) can" in out
     assert main(["eval", str(run.path)]) == 2
     assert "an object without a name" in capsys.readouterr().err
