@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
+CORE := $(VENV)/.core
 READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.bench-ready
 CLIENTS := .venv-clients
@@ -14,15 +16,23 @@ JOBS ?= 2
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-$(READY): pyproject.toml constraints.txt
-	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@echo "installing hurtle and its development tools into $(VENV) (once; a few minutes)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+$(BIN)/python:
+	@echo "creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(CORE): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing hurtle into $(VENV) (once; a minute or two)"
+	@$(INSTALL) -c constraints.txt -e .
 	@touch $@
+
+$(READY): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing hurtle and its development tools into $(VENV) (once; a few minutes)"
+	@$(INSTALL) -c constraints.txt -e ".[dev]"
+	@touch $(CORE) $@
 
 $(BENCH_READY): $(READY)
 	@echo "installing the peers that the benchmarks run against"
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,bench]"
+	@$(INSTALL) -c constraints.txt -e ".[dev,bench]"
 	@touch $@
 
 $(CLIENTS_READY): tests/serving/clients/requirements.txt
@@ -35,10 +45,10 @@ setup: $(READY)  ## Create .venv with everything in it
 
 clients: $(CLIENTS_READY)  ## Create .venv-clients with tritonclient and others, for the tests of the server
 
-demo: setup  ## See it work: train CartPole until it is solved
+demo: $(CORE)  ## See it work: train CartPole until it is solved
 	@$(BIN)/python examples/demo.py
 
-test: setup clients  ## Run the tests (under 12 minutes on two cores)
+test: setup clients  ## Run the tests (20 minutes on two cores the first time, when everything is compiled)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu"
 
 test-slow: setup clients  ## Run the long tests too

@@ -19,8 +19,8 @@ import numpy as np
 from record import Job, save, table
 from vector_jobs import Makers, Turns, make_jobs
 
-from hurtle.native.gae import gae
-from hurtle.native.vtrace import vtrace
+from hurtle.kernels.gae import gae
+from hurtle.kernels.vtrace import vtrace
 
 SHAPES = ((128, 64), (2048, 8), (128, 4096))
 GAMMA, GAE_LAMBDA = 0.99, 0.95

@@ -35,40 +35,39 @@ cartpole = partial(gymnasium.make, "CartPole-v1", disable_env_checker=True)
 
 
 def native(sizes: Sizes, seconds: float, stack: contextlib.ExitStack, num_threads: int | None = None) -> Timed:
-    from hurtle.collect.native import NativeCollector
+    from hurtle.collect.native_collector import NativeCollector
 
-    vec, policy = _parts(sizes, stack)
-    collector = NativeCollector(vec, policy, num_threads=num_threads, gamma=GAMMA, gae_lambda=GAE_LAMBDA)
-    return _collecting(collector, policy, sizes, seconds)
+    vec, stage = _parts(sizes, stack)
+    collector = NativeCollector(vec, stage.policy, postprocess=stage, num_threads=num_threads)
+    return _collecting(collector, stage, sizes, seconds)
 
 
 def general(sizes: Sizes, seconds: float, stack: contextlib.ExitStack) -> Timed:
-    from hurtle.collect.general import GeneralCollector
+    from hurtle.collect.general_collector import GeneralCollector
     from hurtle.collect.inference import Actor
-    from hurtle.collect.rewards import RewardRule
 
-    vec, policy = _parts(sizes, stack)
-    return _collecting(GeneralCollector(vec, Actor(policy, sizes.num_envs, seed=0), RewardRule()), policy, sizes, seconds)
+    vec, stage = _parts(sizes, stack)
+    return _collecting(GeneralCollector(vec, Actor(stage.policy, sizes.num_envs, seed=0)), stage, sizes, seconds)
 
 
 def _parts(sizes: Sizes, stack: contextlib.ExitStack) -> tuple[Any, Any]:
+    from hurtle.collect.postprocess import Postprocess
     from hurtle.policies.build import PolicyConfig, build_policy
 
     torch.set_num_threads(1)
     vec = hurtle.make_vec("cartpole", sizes.num_envs, seed=0)
     stack.callback(vec.close)
     config = PolicyConfig(hidden_sizes=(peers.HIDDEN, peers.HIDDEN))
-    return vec, build_policy(config, vec.single_observation_space, vec.single_action_space)
+    policy = build_policy(config, vec.single_observation_space, vec.single_action_space)
+    return vec, Postprocess(policy, GAMMA, GAE_LAMBDA)
 
 
-def _collecting(collector: Any, policy: Any, sizes: Sizes, seconds: float) -> Timed:
-    from hurtle.buffers.rollout import Rollout
-
-    rollout = Rollout(policy, sizes.num_steps, sizes.num_envs)
+def _collecting(collector: Any, stage: Any, sizes: Sizes, seconds: float) -> Timed:
+    rollout = collector.new_rollout(sizes.num_steps)
 
     def collect() -> None:
         collector.collect(rollout)
-        rollout.compute_advantages(GAMMA, GAE_LAMBDA)
+        stage(rollout)
 
     collect()
     return repeated(collect, sizes.batch, seconds)

@@ -1,4 +1,4 @@
-"""What both fuzzers do to bytes."""
+"""Random damage to bytes, for both fuzzers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that send what fuzz_rest and fuzz_grpc make, and read whatever comes back; a silence that lasts is an error."""
+"""Clients that send the cases of fuzz_rest and fuzz_grpc and read the answers; no answer in time is an error."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from fuzz_rest import RestCase
 from hpack import Decoder, Encoder
 
 SECONDS = 15.0
-"""How long an answer may take."""
+"""Seconds that an answer may take."""
 WINDOW = 2**31 - 1
 
 
 class Unclean(Exception):
-    """The server did what it must not."""
+    """The server violated the protocol."""
 
 
 def connect(port: int) -> socket.socket:
-    """To a server here."""
+    """Connect to a local server."""
     found = socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return found
 
 
 class RestClient:
-    """Sends raw HTTP/1.1; keeps its connection while the server does."""
+    """Sends raw HTTP/1.1; keeps its connection as long as the server does."""
 
     def __init__(self, port: int):
         self._port = port
         self._socket: socket.socket | None = None
 
     def run(self, case: RestCase) -> str:
-        """The outcome in a word; `Unclean` if there is none."""
+        """The outcome in a word; raises `Unclean` if there is none."""
         if case.is_framed:
             return self._ask(case.data)
         with connect(self._port) as fresh:
@@ -46,7 +46,7 @@ class RestClient:
         return judge(status, body)
 
     def request(self, data: bytes) -> tuple[int, dict[bytes, bytes], bytes]:
-        """(status, headers, body) of a request that is framed well."""
+        """(status, headers, body) of the answer to a well-framed request."""
         for attempt in (1, 2):
             is_fresh = self._socket is None
             if self._socket is None:
@@ -69,7 +69,7 @@ class RestClient:
         raise AssertionError
 
     def _until_closed(self, fresh: socket.socket, data: bytes) -> str:
-        """Of a request of which nobody knows where it ends: any number of answers, then the end."""
+        """The outcome of a request without a defined end: any number of answers, then the end."""
         outcome, rest = "closed", b""
         try:
             fresh.sendall(data)
@@ -86,7 +86,7 @@ class RestClient:
             raise Unclean(f"still open after {SECONDS:g} s") from None
 
     def close(self) -> None:
-        """Begin anew with the next request."""
+        """Reconnect for the next request."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -121,7 +121,7 @@ def _read_answer(connection: socket.socket, data: bytes) -> tuple[int, dict[byte
 
 
 def judge(status: int, body: bytes) -> str:
-    """What an HTTP answer is in a word; `Unclean` if it must not be."""
+    """An HTTP answer in a word; raises `Unclean` if it violates the protocol."""
     if status == 500:
         raise Unclean(f"500: {body[:200]!r}")
     if status >= 400 and body and not body.startswith(b"HTTP/1.1 "):  # after HEAD, what follows is the next answer
@@ -135,21 +135,21 @@ def judge(status: int, body: bytes) -> str:
 
 
 class GrpcClient:
-    """Sends raw HTTP/2; keeps its connection while the server does."""
+    """Sends raw HTTP/2; keeps its connection as long as the server does."""
 
     def __init__(self, port: int):
         self._port = port
         self._socket: socket.socket | None = None
 
     def run(self, case: GrpcCase) -> str:
-        """The outcome in a word; `Unclean` if there is none."""
+        """The outcome in a word; raises `Unclean` if there is none."""
         if case.frames is not None:
             with connect(self._port) as fresh:
                 return self._until_closed(fresh, PREFACE + case.frames)
         return self.call(case.headers, case.data)[0]
 
     def call(self, headers: Headers, data: bytes) -> tuple[str, bytes]:
-        """(outcome, what came as DATA)."""
+        """(outcome, data)."""
         if self._socket is None:
             self._open()
         connection = self._socket
@@ -222,7 +222,7 @@ class GrpcClient:
                 return outcome, answer
 
     def _until_closed(self, fresh: socket.socket, data: bytes) -> str:
-        """Of frames that may be nonsense: whatever is said, then the end."""
+        """The outcome of arbitrary frames: any answers, then the end."""
         said = b""
         try:
             fresh.sendall(data + frame(6, 0, 0, b"still ok"))
@@ -247,7 +247,7 @@ class GrpcClient:
         return outcome
 
     def close(self) -> None:
-        """Begin anew with the next call."""
+        """Reconnect for the next call."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

@@ -1,4 +1,4 @@
-"""Malformed gRPC calls, made by chance from good ones: protobuf, message prefixes, headers, HTTP/2 frames. Knows no server."""
+"""Malformed gRPC calls, made from good ones at random: protobuf, message prefixes, headers, HTTP/2 frames. Knows no server."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ UNARY = ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics", "Repos
 DIMS = (0, 1, 3, -1, -(2**63), 2**31, 2**40, 2**62, 2**63 - 1)
 Headers = list[tuple[str, str]]
 Fields = list[tuple[int, Any]]
-"""Of a protobuf message: numbers and values (int: varint, float: 64 bits, bytes or str, list: a message)."""
+"""A protobuf message as field numbers and values (int: varint, float: 64 bits, bytes or str, list: a message)."""
 
 
 class GrpcCase(NamedTuple):
-    """One malformed call, or (where `frames`) what a fresh connection gets after the preface."""
+    """One malformed call, or (`frames`) what a fresh connection sends after the preface."""
 
     kind: str
     headers: Headers
@@ -30,7 +30,7 @@ class GrpcCase(NamedTuple):
 
 
 def varint(value: int) -> bytes:
-    """As protobuf writes it."""
+    """A protobuf varint."""
     value &= 2**64 - 1
     parts = bytearray()
     while value > 127:
@@ -40,7 +40,7 @@ def varint(value: int) -> bytes:
 
 
 def encode(fields: Fields) -> bytes:
-    """A protobuf message."""
+    """Encode a protobuf message."""
     out = bytearray()
     for number, value in fields:
         if isinstance(value, int):
@@ -54,12 +54,12 @@ def encode(fields: Fields) -> bytes:
 
 
 def message(payload: bytes, compressed: int = 0, length: int | None = None) -> bytes:
-    """With gRPC's prefix."""
+    """Add gRPC's prefix."""
     return struct.pack(">BI", compressed, len(payload) if length is None else length) + payload
 
 
 def call_headers(method: str = "ModelInfer", **changed: str) -> Headers:
-    """Of a call that is right; a name's underscores are hyphens."""
+    """The headers of a good call; underscores in names become hyphens."""
     found = {
         ":method": "POST", ":scheme": "http", ":path": SERVICE + method, ":authority": "x",
         "te": "trailers", "content-type": "application/grpc",
@@ -69,7 +69,7 @@ def call_headers(method: str = "ModelInfer", **changed: str) -> Headers:
 
 
 def good_fields(rng: Random) -> Fields:
-    """A ModelInferRequest that is right."""
+    """A good ModelInferRequest."""
     which = rng.randrange(4)
     fields: Fields = [(3, str(rng.randrange(10**6)))]
     if which == 0:
@@ -141,7 +141,7 @@ def _mutated(rng: Random, fields: Fields) -> bytes:
 
 
 def make_grpc_case(rng: Random) -> GrpcCase:
-    """By chance."""
+    """A random malformed call."""
     kind = rng.choice((*("protobuf",) * 3, *("bytes", "frames") * 2, "stream", "unary", "prefix", "headers"))
     return globals()[f"_{kind}"](rng)
 
@@ -165,7 +165,7 @@ def _stream(rng: Random) -> GrpcCase:
 
 
 def _unary(rng: Random) -> GrpcCase:
-    """The other methods; models that the health check needs are not unloaded."""
+    """Calls of the other methods; models that the health check needs are not unloaded."""
     name = rng.choice((b"other", b"nobody", b"../../etc/passwd", b"\xff", b"a" * 3000, b"", rng.randbytes(8)))
     if rng.random() < 0.2:
         path = rng.choice(("/grpc.health.v1.Health/Check", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
@@ -187,7 +187,7 @@ def _unary(rng: Random) -> GrpcCase:
 
 
 def _prefix(rng: Random) -> GrpcCase:
-    """Lengths that lie, flags that lie, no message, several."""
+    """Wrong lengths and flags, no message, several messages."""
     payload = encode(good_fields(rng))
     how = rng.randrange(8)
     headers = call_headers()
@@ -214,7 +214,7 @@ def _prefix(rng: Random) -> GrpcCase:
 
 
 def _headers(rng: Random) -> GrpcCase:
-    """Headers that are missing, doubled, wrong or too large."""
+    """Headers that are missing, duplicated, wrong or too large."""
     headers = call_headers()
     how = rng.randrange(6)
     if how == 0:
@@ -242,13 +242,13 @@ def _headers(rng: Random) -> GrpcCase:
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"", length: int | None = None) -> bytes:
-    """Of HTTP/2."""
+    """An HTTP/2 frame."""
     size = len(payload) if length is None else length
     return struct.pack(">HBBBI", size >> 8, size & 255, kind, flags, stream) + payload
 
 
 def _frames(rng: Random) -> GrpcCase:
-    """What a connection gets: a good call with frames changed, left out, doubled, swapped or invented."""
+    """The frames of a good call, some changed, left out, duplicated, swapped or invented."""
     block = Encoder().encode(call_headers())
     data = message(encode(good_fields(rng)))
     parts = [frame(4, 0, 0), frame(1, 4, 1, block), frame(0, 1, 1, data)]
@@ -275,4 +275,4 @@ def _frames(rng: Random) -> GrpcCase:
 
 
 BOMB = gzip.compress(bytes(30 << 20), mtime=0)
-"""30 KiB that unpack to 30 MiB."""
+"""30 KiB that decompress to 30 MiB."""

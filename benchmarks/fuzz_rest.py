@@ -1,4 +1,4 @@
-"""Malformed REST requests, made by chance from good ones: JSON, binary tensors, headers and framing. Knows no server."""
+"""Malformed REST requests, made from good ones at random: JSON, binary tensors, headers and framing. Knows no server."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class RestCase(NamedTuple):
     kind: str
     data: bytes
     is_framed: bool
-    """Whether the server can tell where it ends, so that an answer must come."""
+    """Whether the server can tell where it ends, so that it must answer."""
     is_head: bool = False
 
 
 def make_rest_case(rng: Random) -> RestCase:
-    """By chance."""
+    """A random malformed request."""
     kind = rng.choice(("json", "json", "json", "bytes", "bytes", "binary", "binary", "headers", "framing", "encoding"))
     return globals()[f"_{kind}"](rng)
 
 
 def good_body(rng: Random) -> tuple[bytes, dict[str, Any]]:
-    """The path and the JSON of a request that is right."""
+    """The path and the JSON of a good request."""
     which = rng.randrange(4)
     request: dict[str, Any] = {"id": str(rng.randrange(10**6))}
     if which == 0:
@@ -73,7 +73,7 @@ def _tensor(name: str, datatype: str, shape: list[int], data: list[Any]) -> dict
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
-    """All (container, key) in a JSON value."""
+    """Every (container, key) in a JSON value."""
     found: list[tuple[Any, Any]] = []
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, part in items:
@@ -82,7 +82,7 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _mutated(rng: Random, request: dict[str, Any]) -> bytes:
-    """JSON in which some values are replaced, removed, doubled or not JSON at all."""
+    """JSON with values replaced, removed, duplicated or not JSON at all."""
     marks: list[bytes] = []
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         places = _places(request)
@@ -127,7 +127,7 @@ def _bytes(rng: Random) -> RestCase:
 
 
 def _binary(rng: Random) -> RestCase:
-    """Binary tensors whose sizes and contents lie."""
+    """Binary tensors with wrong sizes and contents."""
     if rng.random() < 0.5:
         path, datatype, raw = b"/v2/models/good/infer", "FP32", rng.randbytes(12)
     else:
@@ -155,7 +155,7 @@ def _binary(rng: Random) -> RestCase:
 
 
 def _headers(rng: Random) -> RestCase:
-    """Headers and request lines that are wrong; where the request ends may be anyone's guess."""
+    """Wrong headers and request lines; the end of the request may be undefined."""
     path, request = good_body(rng)
     body = json.dumps(request).encode()
     bad: tuple[bytes, ...] = (
@@ -176,7 +176,7 @@ def _headers(rng: Random) -> RestCase:
 
 
 def _framing(rng: Random) -> RestCase:
-    """Cut short, chunks that lie, requests that follow one another without an end."""
+    """Truncated requests, wrong chunk sizes, requests that run into each other."""
     path, request = good_body(rng)
     body = json.dumps(request).encode()
     how = rng.randrange(5)
@@ -199,7 +199,7 @@ def _framing(rng: Random) -> RestCase:
 
 
 def _encoding(rng: Random) -> RestCase:
-    """Compressed bodies: damaged, cut, bombs."""
+    """Compressed bodies: damaged, truncated, bombs."""
     path, request = good_body(rng)
     body = json.dumps(request).encode()
     name, packed = rng.choice(((b"gzip", gzip.compress(body, 1, mtime=0)), (b"deflate", zlib.compress(body, 1))))
@@ -218,4 +218,4 @@ def _encoding(rng: Random) -> RestCase:
 
 
 BOMBS = {b"gzip": gzip.compress(bytes(30 << 20), mtime=0), b"deflate": zlib.compress(bytes(30 << 20))}
-"""A few KiB that unpack to 30 MiB."""
+"""A few KiB that decompress to 30 MiB."""

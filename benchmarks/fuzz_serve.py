@@ -1,12 +1,12 @@
-"""Malformed requests against a live server, over gRPC and REST: it must answer each cleanly, stay small, and serve on.
+"""Malformed requests against a live server, over gRPC and REST: it must answer each cleanly, not grow, and keep serving.
 
 python benchmarks/fuzz_serve.py --count 100000             # saves benchmarks/results/fuzz-serve.md and .json
 python benchmarks/fuzz_serve.py --count 3000 --dry         # saves nothing
 python benchmarks/fuzz_serve.py --seed 1 --only 4711       # one case again, printed
 
-Case n of a seed is always the same. A run fails (exit code 1) when a request gets no answer or no status, when an answer is a
-500 or is not what the protocol says, when a good request in between is answered wrongly, when the server's memory or its open
-files grow after the warm-up, when its log has a traceback, or when it does not end by itself.
+Case n of a seed is always the same. A run fails (exit code 1) if a request gets no answer or no status, an answer is a 500 or
+violates the protocol, a good request in between gets a wrong answer, the server's memory or open files grow after the warm-up,
+its log has a traceback, or it does not end by itself.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from serve_process import ServerProcess, serving_versions
 EVERY = 250
 """Cases between two good requests."""
 GROWTH_MIB = 16.0
-"""How much the server may grow after the warm-up, which is the first fifth."""
+"""MiB that the server may grow after the warm-up, the first fifth."""
 GROWTH_FILES = 4
 MAX_FAILURES = 10
 MODELS = {"good": "Scale", "other": "Scale", "text": "Identity", "pair": "SumDifference", "total": "Total"}
 
 
 def make_case(seed: int, n: int) -> RestCase | GrpcCase:
-    """Case n."""
+    """Make case n."""
     rng = Random(f"{seed}:{n}")
     return make_rest_case(rng) if n % 2 else make_grpc_case(rng)
 
 
 def start_server(folder: Path) -> ServerProcess:
-    """With a model of each kind."""
+    """Start a server with a model of each kind."""
     file = folder / "model.txt"
     file.write_text("2")
     overrides: dict[str, dict[str, Any]] = {name: {"backend": f"conformance_models:{kind}"} for name, kind in MODELS.items()}
@@ -54,7 +54,7 @@ def start_server(folder: Path) -> ServerProcess:
 
 
 def check_health(rest: RestClient, grpc: GrpcClient, n: int) -> None:
-    """Good requests over both transports must be answered, and rightly."""
+    """Check that good requests get the right answers over both transports."""
     values = [float(n % 1000), 0.5, -1.0]
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 3], "data": values}
     body = json.dumps({"id": str(n), "inputs": [tensor]}).encode()
@@ -72,7 +72,7 @@ def check_health(rest: RestClient, grpc: GrpcClient, n: int) -> None:
 
 
 def run(count: int, seed: int, folder: Path) -> dict[str, Any]:
-    """All cases; what came of them."""
+    """Run all cases; returns the results."""
     outcomes: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
     failures: list[str] = []
@@ -130,7 +130,7 @@ def settled(server: ServerProcess, *clients: RestClient | GrpcClient) -> tuple[f
 
 
 def report(found: dict[str, Any]) -> str:
-    """For people."""
+    """The report as Markdown."""
     rows = [[name, f"{count:,}"] for name, count in found["outcomes"].items()]
     kinds = [[name, f"{count:,}"] for name, count in found["kinds"].items()]
     failures = found["failures"] or ["none"]

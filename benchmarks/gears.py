@@ -55,7 +55,7 @@ def main() -> None:
 
 def report(found: dict[tuple[str, int], list[float]], seeds: int, steps: int) -> tuple[str, dict[str, Any]]:
     """The table, and the figures behind it."""
-    from hurtle.tracking.statistics import bootstrap_interval, iqm
+    from hurtle.tracking.return_statistics import bootstrap_interval, iqm
 
     rows, results = [], {"total_steps": steps, "checkpoints": []}
     for k in range(3):

@@ -14,8 +14,8 @@ from gymnasium import spaces
 from numba import njit
 from record import rates, save, table
 
-from hurtle.native.kernel_loader import load_kernels
-from hurtle.native.kernels import network
+from hurtle.kernels.cpu import network
+from hurtle.kernels.loader import load_kernels
 from hurtle.policies.build import PolicyConfig, build_policy
 from hurtle.policies.native_plan import NetworkPlan, plan_for
 

@@ -24,11 +24,10 @@ from typing import Any
 import torch
 from record import RESULTS, machine, save, short, table
 
-from hurtle.collect.device import DeviceCollector
 from hurtle.runners.assembly import Parts, assemble
-from hurtle.runners.config import make_settings
 from hurtle.runners.devices import torch_settings
 from hurtle.runners.evaluate import evaluate_policy
+from hurtle.runners.settings import make_settings
 
 SEEDS, ROUNDS = 5, 5
 MARGIN, REACHED = 1.03, 5
@@ -142,10 +141,15 @@ class Bench:
         rollout, steps = parts.rollout, parts.rollout.num_steps * parts.rollout.num_rows
         with torch_settings(1, words.get("precision", "tf32") if not self.quick else "float32", rollout.device):
             collect = self.seconds(lambda: parts.collector.collect(rollout))
-            learn = self.seconds(lambda: parts.algorithm.update(rollout))
-            both = self.seconds(lambda: (parts.collector.collect(rollout), parts.algorithm.update(rollout)), 1.0)
-        assert isinstance(parts.collector, DeviceCollector)
-        assert not parts.collector.graphs.failure, parts.collector.graphs.failure
+            done = rollout.done
+
+            def update() -> None:
+                rollout.done = done  # as after every rollout
+                parts.learner.update(rollout)
+
+            learn = self.seconds(update)
+            both = self.seconds(lambda: train(parts), 1.0)
+        assert not parts.collector.warning, parts.collector.warning
         size = sum(parameter.numel() for parameter in parts.policy.parameters())
         parts.close()
         return {"rollout": steps / collect, "update": steps / learn, "train": steps / both, "parameters": size}
@@ -177,8 +181,8 @@ class Bench:
         """The advantages of 65,536 × 128 steps: bytes that must move over the time that it takes."""
         if self.device != "cuda":
             return
-        from hurtle.native.gae import gae_cuda
-        from hurtle.native.graphs import Graphs
+        from hurtle.kernels.cuda_graphs import Graphs
+        from hurtle.kernels.gae import gae_cuda
 
         shape = (128, 65_536)
         rewards, values, final_values = (torch.randn(shape, device="cuda") for _ in range(3))
@@ -207,17 +211,12 @@ class Bench:
         setting, times = SETTINGS[name], 3
         parts = self.parts(setting.env, setting.words)
         with torch_settings(1, "tf32", parts.rollout.device):
-
-            def both() -> None:
-                parts.collector.collect(parts.rollout)
-                parts.algorithm.update(parts.rollout)
-
             for _ in range(4):
-                both()
+                train(parts)
             self.wait()
             with profile(activities=[ProfilerActivity.CUDA]) as profiled:
                 for _ in range(times):
-                    both()
+                    train(parts)
                 self.wait()
         spent: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for event in profiled.key_averages():
@@ -289,15 +288,15 @@ class Bench:
         precision = "float32" if self.quick else setting.words.get("precision", "tf32")
         curve: list[tuple[float, int, float]] = []
         with torch_settings(1, precision, rollout.device):
-            parts.gear.prepare(rollout)
+            parts.collector.prepare(rollout)
+            parts.learner.prepare(rollout)
             self.wait()
             began, steps, reached = time.perf_counter(), 0, 0
             while steps < total and reached < REACHED:
-                episodes: Any = parts.collector.collect(rollout)
-                parts.algorithm.update(rollout, 1.0 - steps / total)
+                episodes = train(parts, steps / total)
                 steps += rollout.num_steps * rollout.num_rows
                 if episodes.count:
-                    mean = episodes.returns / episodes.count
+                    mean = float(episodes.returns.mean())
                     curve.append((time.perf_counter() - began, steps, mean))
                     reached = reached + 1 if setting.until_goal and mean >= setting.goal * MARGIN else 0
             self.wait()
@@ -309,6 +308,14 @@ class Bench:
         parts.close()
         kept = curve[:: max(1, len(curve) // 60)]
         return {"seed": seed, "seconds": seconds, "steps": steps, "return": played.mean, "curve": kept}
+
+
+def train(parts: Parts, progress: float = 0.0) -> Any:
+    """One rollout and one update; returns the episodes that were reported."""
+    parts.collector.load_weights(parts.learner.weights())
+    episodes = parts.collector.collect(parts.rollout)
+    parts.learner.update(parts.rollout, progress)
+    return episodes
 
 
 def kernel_name(key: str) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from learning_tasks import TASKS, Task
 from record import machine
 
-from hurtle.runners.config import settings_to_dict
+from hurtle.runners.settings import settings_to_dict
 
 NOT_SETTINGS = ("runs", "name", "progress", "trackers", "keep_checkpoints", "checkpoint_every")
 """Words of a run that have no effect on what is learned."""
@@ -139,6 +139,6 @@ def play_at_random(task: Task, seed: int, quick: bool) -> tuple[int, float, dict
 
 def evaluated(returns: np.ndarray, deterministic: bool) -> dict[str, Any]:
     """The statistics of an evaluation's episodes."""
-    from hurtle.tracking.statistics import summarize
+    from hurtle.tracking.return_statistics import summarize
 
     return {**summarize(returns), "deterministic": deterministic}

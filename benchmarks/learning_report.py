@@ -15,7 +15,7 @@ import numpy as np
 from learning_tasks import TASKS, Numbers, Task
 from record import ROOT, table
 
-from hurtle.tracking.statistics import bootstrap_interval, iqm
+from hurtle.tracking.return_statistics import bootstrap_interval, iqm
 
 BEGIN, END = "<!-- learning:begin -->", "<!-- learning:end -->"
 COLOURS = {"hurtle": "tab:orange", "sb3": "tab:gray"}

@@ -15,8 +15,8 @@ from learning_tasks import Task
 
 from hurtle.errors import HurtleError
 from hurtle.runners.assembly import run_seed
-from hurtle.runners.config import Settings
 from hurtle.runners.playing import eval_seed
+from hurtle.runners.settings import Settings
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from hurtle.envs.cartpole import BOUNDS, CartPole
 from hurtle.native import Box
-from hurtle.runners.config import Settings, make_settings
+from hurtle.runners.settings import Settings, make_settings
 
 Numbers = dict[str, Any]
 """An evaluation as a result file has it: mean, std, iqm, low, high, episodes."""

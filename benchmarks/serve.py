@@ -1,16 +1,19 @@
-"""Inference servers on the same ONNX MLP: `hurtle serve`, mlserver and mosec, over gRPC and HTTP, in turns.
+"""Inference servers on the same ONNX MLP: `hurtle serve`, grpcio, mlserver and mosec, over gRPC and HTTP, in turns.
 
 python benchmarks/serve.py                      # saves benchmarks/results/serve.md and .json
-python benchmarks/serve.py --quick --seconds 1  # see that it runs: one round, fewer settings, nothing is saved
+python benchmarks/serve.py --quick --seconds 1  # smoke run: one round, fewer settings, saves nothing
+python benchmarks/serve.py --transport          # our HTTP/2 against grpcio's servers alone; saves serve-transport
 
-Each server has one core and the client another, so two free cores are needed; also wrk, h2load (nghttp2) and taskset. The
-peers are installed into build/serve-peers the first time. The MLP has 4 inputs, 64×64 tanh, 2 outputs, and ONNX Runtime runs
-it on one thread everywhere. All servers are there all the time, stopped (SIGSTOP) while it is another's turn. Before each run
-an answer is compared with ONNX Runtime's own; after it every answer must have been a right one (see serve_drivers.py).
+Each server gets one core and the client another, so two free cores are needed, and taskset, wrk and h2load (nghttp2).
+`--transport` uses Hurtle's own load generator if h2load is missing. mlserver and mosec are installed into build/serve-peers on
+first use. The MLP has 4 inputs, 64×64 tanh, 2 outputs, and ONNX Runtime runs it on one thread everywhere. All servers stay up,
+and are stopped (SIGSTOP) while another is measured. Before each run one answer is compared with ONNX Runtime's; after it, every
+answer must have been right (see serve_drivers.py).
 
-What is sent: over gRPC the same bytes to Hurtle and to mlserver (raw contents); "JSON" is the Open Inference Protocol's JSON,
-the same bytes to both; "binary" is the protocol's binary REST format; mosec has no protocol of its own for tensors and gets
-what is fastest for it, the bare float32 values. Hurtle's modes: inline, worker (one thread), batch (its default).
+What is sent: over gRPC the same bytes (raw contents) to all; "JSON" is the Open Inference Protocol's JSON, the same bytes to
+both servers; "binary" is the protocol's binary REST format; mosec has no tensor protocol and gets what is fastest for it, bare
+float32 values. Hurtle's modes: inline, worker (one thread), batch (the default). "grpc.aio" and "grpcio, 8 threads" are
+Hurtle's codec, batch executor and backend behind the grpcio library's two servers.
 """
 
 from __future__ import annotations
@@ -41,15 +44,18 @@ from serve_dlrm import CONCURRENT, FUSED, NAME, describe_sizes, dlrm_file, dlrm_
 from serve_dlrm import OUTPUT as DLRM_OUTPUT
 from serve_dlrm import ROWS as DLRM_ROWS
 from serve_drivers import Case, Format, HeldUpError, Measured, drive
-from serve_servers import MOSEC_BATCH, Running, peer_versions, start_hurtle, start_mlserver, start_mosec
+from serve_servers import MOSEC_BATCH, Running, peer_versions, start_grpcio, start_hurtle, start_mlserver, start_mosec
 
 CONNECTIONS = (1, 16, 64)
 ROWS = (1, 64)
 MODES = ("inline", "worker", "batch")
 BATCH_ROWS = MOSEC_BATCH * max(ROWS)
-"""That our batch mode fuses at most: what mosec's batches hold of the larger requests."""
+"""The most rows that our batch mode fuses: as many as mosec's batches of the larger requests have."""
 DLRM_SIZES = ("tiny", "small", "medium")
 OURS, MLSERVER, MOSEC, BATCHED = "hurtle batch", "mlserver", "mosec", "mosec, batched"
+GRPCIO = {"grpc.aio": "aio", "grpcio, 8 threads": "sync"}
+"""Hurtle's serving core behind grpcio's servers; our own HTTP/2 must be at least `TRANSPORT_GOAL` times as fast."""
+TRANSPORT_GOAL = 2.0
 
 Found = dict[str, dict[str, Any]]
 """System and format → setting → its figures."""
@@ -79,37 +85,43 @@ def write_mlp(path: Path, sizes: tuple[int, ...] = (4, 64, 64, 2)) -> None:
 
 
 @contextlib.contextmanager
-def servers(model: Path, core: int, folder: Path) -> Iterator[dict[str, Running]]:
-    """All of them, one after the other started and paused."""
+def servers(model: Path, core: int, folder: Path, only_transport: bool) -> Iterator[dict[str, Running]]:
+    """Every server, started and paused one after the other."""
     running: dict[str, Running] = {}
     with contextlib.ExitStack() as stack:
 
         def add(server: Running) -> None:
             running[server.name] = server
             stack.callback(server.stop)
-            case = case_of(server, "HTTP bytes" if server.name.startswith("mosec") else "HTTP JSON", model, 1)
+            format_: Format = "HTTP bytes" if server.name.startswith("mosec") else "HTTP JSON"
+            case = case_of(server, "gRPC" if server.name in GRPCIO else format_, model, 1)
             server.wait_until(case.check)
             server.pause()
 
         for mode in MODES:
             flags = ("--batch-size", str(BATCH_ROWS)) if mode == "batch" else ()
             add(start_hurtle(f"hurtle {mode}", model, mode, core, folder, *flags))
-        add(start_mlserver(model, core, folder))
-        add(start_mosec(model, 1, core, folder))
-        add(start_mosec(model, MOSEC_BATCH, core, folder))
+        for name, kind in GRPCIO.items():
+            add(start_grpcio(name, kind, model, core, folder, "--batch-size", str(BATCH_ROWS)))
+        if not only_transport:
+            add(start_mlserver(model, core, folder))
+            add(start_mosec(model, 1, core, folder))
+            add(start_mosec(model, MOSEC_BATCH, core, folder))
         yield running
 
 
 def case_of(server: Running, format_: Format, model: Path, rows: int) -> Case:
-    """The same observations for everybody, and what ONNX Runtime says of them."""
+    """The same observations for every server, and ONNX Runtime's answer."""
     obs = np.random.default_rng(rows).uniform(-1, 1, (rows, 4)).astype(np.float32)
     session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
     return Case(server, format_, model.stem, {"obs": obs}, "logits", session.run(None, {"obs": obs})[0])
 
 
-def systems() -> list[Key]:
-    """What is measured; a server and its peer stand side by side."""
-    found: list[Key] = []
+def systems(only_transport: bool) -> list[Key]:
+    """Everything that is measured, each server beside its peers."""
+    found: list[Key] = [(name, "gRPC") for name in GRPCIO]
+    if only_transport:
+        return [*((f"hurtle {mode}", "gRPC") for mode in MODES), *found]  # type: ignore[list-item]
     for format_ in ("gRPC", "HTTP JSON"):
         names = [f"hurtle {mode}" for mode in MODES] if format_ == "gRPC" else [OURS]
         found += [(name, format_) for name in (*names, MLSERVER)]  # type: ignore[misc]
@@ -118,17 +130,18 @@ def systems() -> list[Key]:
 
 
 def measure_mlp(options: argparse.Namespace, cores: tuple[int, int], folder: Path) -> Found:
-    """Rounds in which all take turns."""
+    """Measure in rounds, in which the servers take turns."""
+    keys = systems(options.transport)
     model = folder / "mlp.onnx"
     write_mlp(model)
     connections = CONNECTIONS[:2] if options.quick else CONNECTIONS
-    seen: dict[Key, dict[str, list[Measured]]] = {key: {} for key in systems()}
-    with servers(model, cores[0], folder) as running:
-        cases = {(key, rows): case_of(running[key[0]], key[1], model, rows) for key in systems() for rows in ROWS}
+    seen: dict[Key, dict[str, list[Measured]]] = {key: {} for key in keys}
+    with servers(model, cores[0], folder, options.transport) as running:
+        cases = {(key, rows): case_of(running[key[0]], key[1], model, rows) for key in keys for rows in ROWS}
         for number in range(options.rounds):
             for rows in ROWS:
                 for count in connections:
-                    for key in systems() if number % 2 == 0 else reversed(systems()):
+                    for key in keys if number % 2 == 0 else reversed(keys):
                         measured = turn(cases[key, rows], count, options.seconds, cores[1], folder)
                         seen[key].setdefault(setting(rows, count), []).append(measured)
                         say(number, key, setting(rows, count), measured)
@@ -136,7 +149,7 @@ def measure_mlp(options: argparse.Namespace, cores: tuple[int, int], folder: Pat
 
 
 def measure_dlrm(options: argparse.Namespace, cores: tuple[int, int], folder: Path) -> Found:
-    """Batch mode beside worker mode for requests of a hundred rows."""
+    """Batch mode beside worker mode, with requests of a hundred rows."""
     inputs = dlrm_inputs()
     seen: dict[str, list[Measured]] = {}
     with contextlib.ExitStack() as stack:
@@ -160,7 +173,7 @@ def measure_dlrm(options: argparse.Namespace, cores: tuple[int, int], folder: Pa
 
 
 def turn(case: Case, connections: int, seconds: int, core: int, folder: Path) -> Measured:
-    """One server's turn."""
+    """Measure one server."""
     case.server.resume()
     try:
         for _ in range(5):
@@ -168,14 +181,14 @@ def turn(case: Case, connections: int, seconds: int, core: int, folder: Path) ->
             try:
                 return drive(case, connections, seconds, core, folder)
             except HeldUpError as error:
-                print(f"once more: the machine stood still ({error})", flush=True)
+                print(f"again: the machine stood still ({error})", flush=True)
         raise HeldUpError("five times in a row")
     finally:
         case.server.pause()
 
 
 def wake(case: Case) -> None:
-    """Let a server that was paused get over it: mosec may say that the time it slept was a timeout."""
+    """Let a server recover from its pause, which mosec may take for a timeout."""
     right = 0
     for _ in range(20):
         try:
@@ -190,23 +203,23 @@ def wake(case: Case) -> None:
 
 
 def setting(rows: int, connections: int) -> str:
-    """As results call it."""
+    """The name of a setting in the results."""
     return f"{rows} row{'s' * (rows > 1)}, {connections} connection{'s' * (connections > 1)}"
 
 
 def name_of(key: Key) -> str:
-    """As results call it."""
+    """The name of a server and format in the results."""
     return f"{key[0]}, {key[1]}"
 
 
 def say(number: int, key: Key, at: str, measured: Measured) -> None:
-    """Something to look at."""
+    """Print a measurement."""
     rate = f"{measured.requests_per_second:,.0f} requests/s"
     print(f"round {number + 1}  {at:<24} {name_of(key):<28} {rate:>18}  p50 {measured.p50_ms:.3f} ms", flush=True)
 
 
 def median(results: list[Measured]) -> dict[str, Any]:
-    """Of the rounds."""
+    """The medians of the rounds."""
     middle = {
         name: statistics.median(getattr(result, name) for result in results)
         for name in ("requests_per_second", "p50_ms", "p99_ms")
@@ -218,7 +231,7 @@ def median(results: list[Measured]) -> dict[str, Any]:
 
 
 def report(mlp: Found, dlrm: Found, versions: dict[str, str]) -> str:
-    """Tables, and how they compare with what is asked for."""
+    """The tables, and the goals beside what was measured."""
     blocks = ["# Inference servers: the same ONNX MLP, one core for the server and one for the client"]
     for at in next(iter(mlp.values())):
         rows = int(at.split()[0])
@@ -228,29 +241,33 @@ def report(mlp: Found, dlrm: Found, versions: dict[str, str]) -> str:
             rate = point["requests_per_second"]
             lines.append([name, short(rate), short(rate * rows), f"{point['p50_ms']:.3f}", f"{point['p99_ms']:.3f}"])
         blocks += [f"## {at}", table(["server", "requests/s", "rows/s", "p50 ms", "p99 ms"], lines)]
-    for at in next(iter(dlrm.values())):
+    for at in next(iter(dlrm.values()), {}):
         lines = []
         for name, points in dlrm.items():
             rate = points[at]["requests_per_second"]
             lines.append([name, short(rate), short(rate * DLRM_ROWS), *(f"{points[at][p]:.2f}" for p in ("p50_ms", "p99_ms"))])
         blocks += [f"## DLRM, {at}, gRPC", table(["mode", "requests/s", "rows/s", "p50 ms", "p99 ms"], lines)]
-    blocks += ["## Asked for", table(["what", "asked for", "measured", ""], goals(mlp, dlrm))]
+    grpc_client = "h2load" if shutil.which("h2load") else "Hurtle's own load generator"
+    blocks += ["## Goals", table(["what", "goal", "measured", ""], goals(mlp, dlrm))]
     blocks.append(
-        "Medians of the rounds, in which the servers took turns. gRPC: the same raw tensors to Hurtle and mlserver, h2load. "
-        "JSON: the same Open Inference Protocol JSON to both, wrk. Binary: the protocol's binary REST tensors; mosec gets and "
-        f"gives bare float32 values. Hurtle's batch mode fuses up to {BATCH_ROWS:,} rows, mosec's up to {MOSEC_BATCH} requests "
-        "within 1 ms. mlserver: parallel_workers 0, no metrics."
+        f"Medians of the rounds, in which the servers took turns. gRPC: the same raw tensors to all, {grpc_client}. JSON: "
+        "the same Open Inference Protocol JSON to both, wrk. Binary: the protocol's binary REST tensors; mosec takes and "
+        f"returns bare float32 values. Hurtle's batch mode fuses up to {BATCH_ROWS:,} rows, mosec's up to {MOSEC_BATCH} "
+        "requests within 1 ms. "
+        "mlserver: parallel_workers 0, no metrics. grpc.aio and grpcio: Hurtle's codec, batch executor and backend behind the "
+        "grpcio library's servers."
     )
-    blocks.append(describe_sizes())
+    if dlrm:
+        blocks.append(describe_sizes())
     blocks.append(", ".join(f"{name} {version}" for name, version in versions.items()) + ".")
     return "\n\n".join(blocks)
 
 
 def goals(mlp: Found, dlrm: Found) -> list[list[str]]:
-    """What the figures are meant to be, and are."""
+    """The goals, and what was measured."""
 
     def rate(server: str, format_: Format, rows: int, connections: int) -> float:
-        point = mlp[name_of((server, format_))].get(setting(rows, connections))
+        point = mlp.get(name_of((server, format_)), {}).get(setting(rows, connections))
         return float("nan") if point is None else float(point["requests_per_second"])
 
     lines = []
@@ -261,6 +278,10 @@ def goals(mlp: Found, dlrm: Found) -> list[list[str]]:
 
     for rows in ROWS:
         size = f"{rows} row{'s' * (rows > 1)}"
+        for name in GRPCIO:
+            for count in CONNECTIONS:
+                ratio = rate(OURS, "gRPC", rows, count) / rate(name, "gRPC", rows, count)
+                at_least(f"batch against {name}, gRPC, {setting(rows, count)}", TRANSPORT_GOAL, ratio)
         ratio = rate(OURS, "gRPC", rows, 16) / rate(MLSERVER, "gRPC", rows, 16)
         at_least(f"batch against mlserver, gRPC, {size}, 16 connections", 2.5, ratio)
         ratio = rate(OURS, "HTTP JSON", rows, 16) / rate(MLSERVER, "HTTP JSON", rows, 16)
@@ -271,11 +292,11 @@ def goals(mlp: Found, dlrm: Found) -> list[list[str]]:
         for count, least in ((64, 0.5), (1, 5.0)):
             ratio = rate(OURS, "HTTP binary", rows, count) / rate(BATCHED, "HTTP bytes", rows, count)
             at_least(f"batch against mosec, batched, HTTP, {setting(rows, count)}", least, ratio)
-    for size in DLRM_SIZES:
+    for size in DLRM_SIZES if dlrm else ():
         (batch,), (worker,) = (dlrm[f"DLRM {size} {mode}"].values() for mode in ("batch", "worker"))
         ratio = batch["requests_per_second"] / worker["requests_per_second"]
         at_least(f"DLRM {size}, batch against worker, {CONCURRENT} connections", 2.0, ratio)
-    for format_ in ("gRPC", "HTTP binary"):
+    for format_ in ("gRPC", "HTTP binary") if dlrm else ():
         inline, ours = (mlp[f"hurtle {mode}, {format_}"][setting(1, 1)]["p50_ms"] for mode in ("inline", "batch"))
         added = ours / inline - 1
         lines.append(
@@ -289,44 +310,60 @@ def goals(mlp: Found, dlrm: Found) -> list[list[str]]:
     return lines
 
 
-def versions() -> dict[str, str]:
-    """Of what was measured and of what measured it."""
+def versions(only_transport: bool) -> dict[str, str]:
+    """The versions of what was measured and of what measured it."""
     import importlib.metadata
 
-    ours = {name: importlib.metadata.version(name) for name in ("onnxruntime", "uvloop", "httptools", "protobuf", "orjson")}
+    ours = {
+        name: importlib.metadata.version(name)
+        for name in ("onnxruntime", "uvloop", "httptools", "protobuf", "orjson", "grpcio")
+    }
     tools = {}
     for tool, flag in (("wrk", "-v"), ("h2load", "--version")):
+        if shutil.which(tool) is None:
+            continue
         done = subprocess.run([tool, flag], capture_output=True, text=True, check=False)
         tools[tool] = (done.stdout + done.stderr).splitlines()[0].split()[1].removeprefix("nghttp2/")
-    peers = {name: version for peer in ("mlserver", "mosec") for name, version in peer_versions(peer).items()}
+    peers = {
+        name: version
+        for peer in (() if only_transport else ("mlserver", "mosec"))
+        for name, version in peer_versions(peer).items()
+    }
     named = {f"{name} (the peers')" if name in ours else name: version for name, version in peers.items() if name != "numpy"}
     return {**ours, **named, **tools}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, default=2, help="of each measurement")
+    parser.add_argument("--seconds", type=int, default=2, help="seconds of each measurement")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--transport", action="store_true", help="only our HTTP/2 against grpcio's servers")
     parser.add_argument("--quick", action="store_true", help="one round, fewer settings; saves nothing")
     options = parser.parse_args()
     if options.quick:
         options.rounds = 1
-    missing = [tool for tool in ("wrk", "h2load", "taskset") if shutil.which(tool) is None]
+    missing = [
+        tool for tool in (("taskset",) if options.transport else ("wrk", "h2load", "taskset")) if shutil.which(tool) is None
+    ]
     cores = sorted(os.sched_getaffinity(0))
     if missing or len(cores) < 2:
         raise SystemExit(f"This needs {', '.join(missing)}." if missing else "This needs two cores.")
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # by way of what stops the servers
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # so that the servers are stopped
     if (load := os.getloadavg()[0]) > 0.5:
-        print(f"Something else runs on this machine (load average {load:.1f}): the figures will not say much.", flush=True)
+        print(f"Something else runs on this machine (load average {load:.1f}): the figures will mean little.", flush=True)
     began = time.monotonic()
-    found_versions = versions()
+    found_versions = versions(options.transport)
     with tempfile.TemporaryDirectory() as folder:
         mlp = measure_mlp(options, (cores[0], cores[1]), Path(folder))
-        dlrm = measure_dlrm(options, (cores[0], cores[1]), Path(folder))
+        dlrm = {} if options.transport else measure_dlrm(options, (cores[0], cores[1]), Path(folder))
     print(text := report(mlp, dlrm, found_versions))
     print(f"\n{time.monotonic() - began:.0f} s")
     if not options.quick:
-        save("serve", {"mlp": mlp, "dlrm": dlrm, "versions_of_servers": found_versions}, text)
+        save(
+            "serve-transport" if options.transport else "serve",
+            {"mlp": mlp, "dlrm": dlrm, "versions_of_servers": found_versions},
+            text,
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """DLRM behind `hurtle serve`: requests of 100 rows, 16 at a time, fused by batch mode or one by one by worker mode.
 
 python benchmarks/serve_dlrm.py --device cuda    # with a GPU; saves benchmarks/results/serve-dlrm-cuda.md and .json
-python benchmarks/serve_dlrm.py --quick          # see that it runs, on the CPU; nothing is saved
+python benchmarks/serve_dlrm.py --quick          # smoke run on the CPU; saves nothing
 
-The client is `hurtle bench serve`'s generator over gRPC, in processes of its own. benchmarks/serve.py measures the same model
-on one core with h2load. What the server answers is compared with the model called directly before anything is timed.
+The client is `hurtle bench serve`'s generator over gRPC, in separate processes. benchmarks/serve.py measures the same model on
+one core with h2load. The server's answers are compared with the model's own before anything is timed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NAME = "dlrm"
 ROWS, CONCURRENT = 100, 16
 FUSED = ROWS * CONCURRENT
 GOAL = 2.0
-"""How many times faster batch mode is meant to be than worker mode."""
+"""The goal: requests/s of batch mode over those of worker mode."""
 TABLE_ROWS = 1000
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"width": 4, "bottom": (), "top": ()},
@@ -45,7 +45,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "medium": {"width": 16, "bottom": (64, 32), "top": (64, 32)},
     "large": {"width": 64, "bottom": (512, 256), "top": (512, 256)},
 }
-"""Embeddings and hidden layers. The smaller the model, the more of its cost is that of calling it, which batches share."""
+"""Embeddings and hidden layers. The smaller the model, the larger the share of the call overhead, which batches share."""
 
 
 def dlrm_file(folder: Path, size: str) -> Path:
@@ -57,13 +57,13 @@ def dlrm_file(folder: Path, size: str) -> Path:
 
 
 def describe_sizes() -> str:
-    """For reports."""
+    """The sizes, for reports."""
     about = [f"{n}: width {v['width']}, bottom {v['bottom']}, top {v['top']}" for n, v in SIZES.items()]
     return f"DLRM's sizes: {'; '.join(about)}; 26 tables of {TABLE_ROWS:,} rows, one id for each feature of a row."
 
 
 def dlrm_inputs(rows: int = ROWS) -> dict[str, np.ndarray]:
-    """A request: 13 numbers and 26 ids a row, as in the advertising data that the model was made for."""
+    """A request: 13 numbers and 26 ids per row, as in the advertising data that the model was designed for."""
     rng = np.random.default_rng(1)
     lengths = np.ones(NUM_SPARSE * rows, np.int32)
     return {
@@ -74,12 +74,12 @@ def dlrm_inputs(rows: int = ROWS) -> dict[str, np.ndarray]:
 
 
 def dlrm_scores(file: Path, inputs: dict[str, np.ndarray], **parameters: str) -> np.ndarray:
-    """What the model itself says."""
+    """The model's own answer."""
     return DLRMBackend(file, parameters).infer(InferRequest(NAME, inputs))[OUTPUT]
 
 
 def check(made: Plan, expected: np.ndarray, tolerance: float) -> None:
-    """The server's answer is the model's."""
+    """Check that the server's answer is the model's."""
     message = ModelInferResponse()
     message.ParseFromString(asyncio.run(ask(made)))
     found = np.frombuffer(message.raw_output_contents[0], np.float32)
@@ -87,7 +87,7 @@ def check(made: Plan, expected: np.ndarray, tolerance: float) -> None:
 
 
 def measured(file: Path, device: str, precision: str, seconds: float, rounds: int, processes: int) -> dict[str, Any]:
-    """Both modes in turns, with servers that run side by side."""
+    """Measure both modes in turn, with servers that run side by side."""
     inputs = dlrm_inputs()
     parameters = {"device": device, "precision": precision}
     expected = dlrm_scores(file, inputs, **parameters)
@@ -128,7 +128,7 @@ def _name(device: str) -> str:
 
 
 def report(found: dict[str, dict[str, Any]], device: str) -> str:
-    """The table, and how it compares with what is asked for."""
+    """The table, and the goals beside what was measured."""
     rows = []
     for model, modes in found.items():
         for name, values in modes.items():

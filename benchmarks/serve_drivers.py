@@ -1,7 +1,8 @@
-"""The clients of `serve.py`: wrk for HTTP, h2load for gRPC, and before either one request whose answer is looked at.
+"""The clients of `serve.py`: wrk for HTTP, h2load for gRPC, and before either one request whose answer is checked.
 
-A `Case` is what is sent to a server and what must come back. h2load knows nothing of gRPC's status, which is in the trailers: a
-failed call has no data, so the bytes that it received must be those of as many right answers.
+A `Case` is what is sent to a server and what must come back. h2load does not see gRPC's status, which is in the trailers; but a
+failed call has no data, so the bytes received must be those of as many right answers. Without h2load, Hurtle's own load
+generator drives gRPC; being written in Python it needs more of its core, which makes fast servers look slower.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +22,9 @@ import grpc
 import numpy as np
 from serve_servers import SCRIPTS, Running
 
+from hurtle.serving.load.generator import Setting
+from hurtle.serving.load.probe import Plan
+from hurtle.serving.load.processes import measure
 from hurtle.serving.load.request import GRPC_INFER, Target, grpc_body, grpc_message, http_body
 from hurtle.serving.protos import ModelInferResponse
 
@@ -49,7 +54,7 @@ class Case:
     expected: np.ndarray
 
     def body(self) -> tuple[bytes, dict[str, str]]:
-        """What is posted, with its headers."""
+        """The body to post, and its headers."""
         if self.format == "gRPC":
             message = grpc_message(Target("", 0, "grpc", self.model), self.inputs)
             return grpc_body(message), {"content-type": "application/grpc", "te": "trailers"}
@@ -62,16 +67,16 @@ class Case:
 
     @property
     def path(self) -> str:
-        """Where it is posted."""
+        """The path to post to."""
         if self.format == "gRPC":
             return GRPC_INFER
         return "/inference" if self.format == "HTTP bytes" else f"/v2/models/{self.model}/infer"
 
     def check(self) -> int:
-        """Ask once, as other clients do; the size of the right answer.
+        """Send one request and check the answer; returns its size.
 
         Raises:
-            AssertionError: The answer is another one.
+            AssertionError: The answer is wrong.
             OSError, grpc.RpcError: There is none.
         """
         size, found = self._ask_grpc() if self.format == "gRPC" else self._ask_http()
@@ -115,11 +120,11 @@ class Case:
 
 
 class HeldUpError(Exception):
-    """The client itself did not get to run for a while: the machine stood still, and the figures say nothing."""
+    """The client itself did not run for a while, so the figures mean nothing."""
 
 
 def drive(case: Case, connections: int, seconds: int, core: int, folder: Path) -> Measured:
-    """Load a server from one core; every answer must be a right one.
+    """Load a server from one core; every answer must be right.
 
     Raises:
         AssertionError: One was not.
@@ -130,16 +135,17 @@ def drive(case: Case, connections: int, seconds: int, core: int, folder: Path) -
     file = folder / "body"
     file.write_bytes(body)
     with_core = ["taskset", "-c", str(core)]
-    found = (_h2load if case.format == "gRPC" else _wrk)(case, connections, seconds, with_core, file, headers, size)
+    grpc_driver = _h2load if shutil.which("h2load") else _own_generator
+    found = (grpc_driver if case.format == "gRPC" else _wrk)(case, connections, seconds, with_core, file, headers, size)
     after = counts(case)
-    if before is not None and after is not None:  # the server's own books
+    if before is not None and after is not None:  # the server's own counts
         assert after["fail"] == before["fail"], f"{after['fail'] - before['fail']} requests failed"
         assert after["success"] - before["success"] >= found.requests, (before, after, found)
     return found
 
 
 def counts(case: Case) -> dict[str, int] | None:
-    """How many requests the server says it has answered, and failed; None: it does not say."""
+    """The server's own counts of answered and failed requests, or None if it has none."""
     if not case.server.name.startswith("hurtle"):
         return None
     connection = http.client.HTTPConnection("127.0.0.1", case.server.http_port, timeout=10)
@@ -199,6 +205,21 @@ def _h2load(
     latencies = np.sort([int(line.split("\t")[2]) for line in log.read_text().splitlines()]) / 1e3
     p50, p99 = (float(np.percentile(latencies, q)) for q in (50, 99))
     return Measured(good / seconds, p50, p99, good)
+
+
+def _own_generator(
+    case: Case, connections: int, seconds: int, with_core: list[str], body: Path, headers: dict[str, str], size: int
+) -> Measured:
+    target = Target("127.0.0.1", case.server.grpc_port or 0, "grpc", case.model)
+    plan = Plan(target, grpc_message(target, case.inputs), len(next(iter(case.inputs.values()))))
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {int(with_core[-1])})
+    try:
+        found = measure(plan, Setting(connections, seconds=float(seconds), warm_up=0.2))
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert not found.failed, found.errors
+    return Measured(found.requests_per_second, found.latency_ms(50), found.latency_ms(99), found.answers)
 
 
 def _output(command: list[str], variables: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""A server in a process of its own for the fuzz and soak runs: started, watched (memory, files, log) and stopped.
+"""A server in a separate process for the fuzz and soak runs: started, watched (memory, files, log) and stopped.
 
 Serves the backends of tests/serving/conformance_models.py, whose answers are functions of the request.
 """
@@ -26,10 +26,10 @@ class ServerProcess:
     """`with ServerProcess(folder, [...], {...}) as server: server.http_port`.
 
     Args:
-        folder: For its configuration and its log.
-        models: What to serve, as on the command line.
-        options: Of the server.
-        overrides: Of single models, by name.
+        folder: Folder for its configuration and log.
+        models: The models, as on the command line.
+        options: Options of the server.
+        overrides: Options of single models, by name.
     """
 
     def __init__(self, folder: Path, models: list[str], options: dict[str, Any], overrides: dict[str, dict[str, Any]]):
@@ -71,7 +71,7 @@ class ServerProcess:
         self.stop()
 
     def stop(self, seconds: float = 40.0) -> int:
-        """End it with SIGTERM; its exit code (-9: it did not end by itself)."""
+        """End it with SIGTERM; returns its exit code (-9: it did not end by itself)."""
         if self._process.poll() is None:
             self._process.terminate()
             try:
@@ -82,11 +82,11 @@ class ServerProcess:
         return self._process.returncode
 
     def log(self) -> str:
-        """All that it has said."""
+        """Its whole log."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def complaints(self) -> list[str]:
-        """What must not be in its log: the line before each complaint, and the error that a traceback ends with."""
+        """Errors in its log: the line before each, and the last line of its traceback."""
         found, lines = [], self.log().splitlines()
         for at, line in enumerate(lines):
             if re.search(r"Traceback|Exception|exception was never|Fatal", line):
@@ -111,12 +111,12 @@ class ServerProcess:
 
     @property
     def threads(self) -> int:
-        """Threads."""
+        """Number of threads."""
         return self._watched.num_threads()
 
 
 def serving_versions() -> str:
-    """Of the packages that the server is made of."""
+    """Versions of the packages that the server uses."""
     names = ("uvloop", "httptools", "hpack", "orjson", "protobuf", "ml_dtypes", "grpcio")
     return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
 

@@ -1,7 +1,7 @@
-"""The servers of `serve.py`: Hurtle's, mlserver and mosec, each started on one core, paused while another is measured.
+"""The servers of `serve.py`: Hurtle's, grpcio's, mlserver and mosec, each started on one core, paused while another runs.
 
-The peers live in virtual environments of their own under build/serve-peers, which are made when they are missing: mlserver
-holds protobuf below what Hurtle takes.
+mlserver and mosec have virtual environments of their own under build/serve-peers, created on first use: mlserver pins
+protobuf below what Hurtle needs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ START_TIMEOUT = 90.0
 
 @dataclass
 class Running:
-    """A server that was started, in a session of its own."""
+    """A running server, in a session of its own."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -39,19 +39,19 @@ class Running:
     paused: bool = field(default=False)
 
     def pause(self) -> None:
-        """It takes nothing of the core while others are measured. mosec ends when it wakes up; idle, it takes little."""
+        """Stop it while others are measured; except mosec, which exits when it wakes up, and costs little when idle."""
         if not self.paused and not self.name.startswith("mosec"):
             os.killpg(self.process.pid, signal.SIGSTOP)
             self.paused = True
 
     def resume(self) -> None:
-        """Go on."""
+        """Let it run."""
         if self.paused:
             os.killpg(self.process.pid, signal.SIGCONT)
             self.paused = False
 
     def stop(self) -> None:
-        """With all that it has started."""
+        """End it, and all that it has started."""
         self.resume()
         self.process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -61,7 +61,7 @@ class Running:
         self.process.wait()
 
     def wait_until(self, answers: Callable[[], object]) -> None:
-        """Until `answers` raises nothing."""
+        """Wait until `answers` raises nothing."""
         end = time.monotonic() + START_TIMEOUT
         while True:
             try:
@@ -75,14 +75,14 @@ class Running:
 
 
 def free_port() -> int:
-    """One that nobody listens at."""
+    """A port that nobody listens on."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
 
 
 def peer_python(name: str) -> Path:
-    """The Python of a peer's own environment, which is made if it is not there."""
+    """The Python of a peer's own environment, which is created if missing."""
     home, python = PEERS / name, PEERS / name / "bin" / "python"
     ready = home / ".ready"
     wanted = " ".join(PACKAGES[name])
@@ -95,7 +95,7 @@ def peer_python(name: str) -> Path:
 
 
 def peer_versions(name: str) -> dict[str, str]:
-    """Of the packages that matter."""
+    """The versions of the packages that matter."""
     code = (
         "import importlib.metadata as m, json, sys\nfound = {}\n"
         "for name in sys.argv[1:]:\n    found[name] = m.version(name)\nprint(json.dumps(found))"
@@ -106,11 +106,18 @@ def peer_versions(name: str) -> dict[str, str]:
 
 
 def start_hurtle(name: str, model: Path, executor: str, core: int, folder: Path, *flags: str) -> Running:
-    """`hurtle serve`; its model's name is the file's."""
+    """`hurtle serve`; the model is named after the file."""
     http, grpc = free_port(), free_port()
     command = [sys.executable, "-m", "hurtle", "serve", str(model), "--executor", executor]
     command += ["--http-port", str(http), "--grpc-port", str(grpc), *flags]
     return _start(name, command, core, folder, {}, http, grpc)
+
+
+def start_grpcio(name: str, kind: str, model: Path, core: int, folder: Path, *flags: str) -> Running:
+    """Hurtle's serving core in batch mode behind one of grpcio's servers; see serve_peers/grpcio_servers.py."""
+    port = free_port()
+    command = [sys.executable, str(SCRIPTS / "grpcio_servers.py"), kind, str(model), "--port", str(port), *flags]
+    return _start(name, command, core, folder, {"PYTHONPATH": os.pathsep.join((str(ROOT), *sys.path))}, 0, port)
 
 
 def start_mlserver(model: Path, core: int, folder: Path) -> Running:
@@ -129,7 +136,7 @@ def start_mlserver(model: Path, core: int, folder: Path) -> Running:
 
 
 def start_mosec(model: Path, batch: int, core: int, folder: Path) -> Running:
-    """One worker of mosec; its Rust front and the worker share the core."""
+    """One worker of mosec; its Rust front end and the worker share the core."""
     http = free_port()
     command = [str(peer_python("mosec")), str(SCRIPTS / "mosec_server.py"), "--address", "127.0.0.1", "--port", str(http)]
     name = "mosec" if batch == 1 else "mosec, batched"

@@ -1,13 +1,13 @@
-"""Mixed load for minutes, with reloads, cancels and killed clients: every request answered exactly once with its own result.
+"""Mixed load for minutes, with reloads, cancels and killed clients: every request must get exactly one answer, its own.
 
 python benchmarks/soak.py --minutes 10            # saves benchmarks/results/soak.md and .json
 python benchmarks/soak.py --minutes 0.25 --dry    # saves nothing
 
-Clients are processes (soak_client.py): single gRPC calls, streams, sequences, REST (JSON, binary, pipelined), calls that are
-given up, clients that read slowly, and clients that are killed in the middle. Meanwhile versions appear, change, are bad and
-vanish in the repository, and a model is unloaded and loaded. A run fails (exit code 1) when an answer is wrong, missing or
-doubled, when an error came that nothing explains, when the server's own counts differ from its clients', when its memory, files
-or threads grow, when its log has a traceback, or when it does not end by itself.
+Clients are processes (soak_client.py): single gRPC calls, streams, sequences, REST (JSON, binary, pipelined), cancelled calls,
+clients that read slowly, and clients that are killed. Meanwhile versions appear, change, fail to load and vanish in the
+repository, and a model is unloaded and loaded. A run fails (exit code 1) if an answer is wrong, missing or duplicated, an error
+is unexplained, the server's counts differ from its clients', its memory, files or threads grow, its log has a traceback, or it
+does not end by itself. A short run goes on until every kind of change has happened once, however slow the machine.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from soak_client import STEADY
 
 CLIENTS = ("unary", "stream", "sequences", "rest", "cancel", "slow")
 GROWTH_MIB = 32.0
-"""How much the server may grow between the first quarter and the end, when all clients are gone."""
+"""MiB that the server may grow between the first quarter and the end, when all clients are gone."""
 GROWTH_FILES, GROWTH_THREADS = 8, 8
 START_SECONDS = 120.0
-"""For clients to be answered for the first time; then the clock starts."""
+"""Seconds for all clients to get their first answers, before the clock starts; and for all changes to happen."""
 
 
 class Client:
-    """A client's process, and the last it said."""
+    """A client's process, and its last report."""
 
     def __init__(self, kind: str, server: ServerProcess, seed: int):
         self.kind, self.last = kind, {"count": {}, "asked": {}, "failures": [], "versions": []}
@@ -59,11 +59,11 @@ class Client:
 
     @property
     def has_answers(self) -> bool:
-        """Whether it has been answered, as far as it has said."""
+        """Whether it has reported an answer."""
         return bool(self.last["count"].get("answered"))
 
     def finish(self) -> dict[str, Any]:
-        """Let it end: what it has counted."""
+        """Let it end; returns its counts."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -78,7 +78,7 @@ class Client:
         return found
 
     def kill(self) -> dict[str, Any]:
-        """In the middle of whatever it does: what it had counted a moment before."""
+        """Kill it; returns its last counts."""
         self._process.kill()
         self._process.wait()
         self._reader.join(5)
@@ -86,7 +86,7 @@ class Client:
 
 
 class Reloads:
-    """Changes the repository, and asks for loads and unloads, in turns; counts what it did and what went wrong."""
+    """Changes the repository and asks for loads and unloads, in turn; counts them and their failures."""
 
     def __init__(self, repository: Path, port: int, rng: Random):
         self._repository, self._port, self._rng = repository, port, rng
@@ -95,27 +95,32 @@ class Reloads:
         self._newest = 1
         self._turn = 0
 
+    @property
+    def has_done_all(self) -> bool:
+        """Whether every kind of change has been made."""
+        return self._turn >= 6
+
     def step(self) -> None:
-        """The next change."""
+        """Make the next change."""
         steps = (self.add_version, self.add_bad_version, self.unload, self.touch, self.load, self.remove_old)
         steps[self._turn % len(steps)]()
         self._turn += 1
 
     def add_version(self) -> None:
-        """A new version of `scale`, put there at once."""
+        """Add a version of `scale`, atomically."""
         self._newest += 1
         self._put("scale", self._newest, "2")
         self.count["versions added"] += 1
 
     def add_bad_version(self) -> None:
-        """A version that cannot be loaded: the one before it serves on."""
+        """Add a version that cannot be loaded: the one before it must go on serving."""
         self._put("scale", self._newest + 1, "not a number")
         self.count["bad versions added"] += 1
         time.sleep(0.6)
         shutil.rmtree(self._repository / "scale" / str(self._newest + 1))
 
     def touch(self) -> None:
-        """The newest version again, as another file."""
+        """Replace the newest version's file."""
         file = self._repository / "scale" / str(self._newest) / "model.txt"
         other = file.with_name("new.txt")
         other.write_text("2.0")
@@ -123,19 +128,19 @@ class Reloads:
         self.count["versions changed"] += 1
 
     def remove_old(self) -> None:
-        """All but the two newest."""
+        """Remove all but the two newest versions."""
         for folder in (self._repository / "scale").iterdir():
             if folder.name.isdigit() and int(folder.name) < self._newest - 1:
                 shutil.rmtree(folder)
                 self.count["versions removed"] += 1
 
     def unload(self) -> None:
-        """Take `other` out of service."""
+        """Unload `other`."""
         self._post("/v2/repository/models/other/unload")
         self.count["unloads"] += 1
 
     def load(self) -> None:
-        """And back."""
+        """Load `other`."""
         self._post("/v2/repository/models/other/load")
         self.count["loads"] += 1
 
@@ -152,7 +157,7 @@ class Reloads:
 
 
 def ask(port: int, method: str, path: str) -> tuple[int, bytes]:
-    """One REST request."""
+    """Send one REST request."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
         connection.request(method, path)
@@ -163,7 +168,7 @@ def ask(port: int, method: str, path: str) -> tuple[int, bytes]:
 
 
 def start_server(folder: Path) -> ServerProcess:
-    """Models of each executor, and a repository."""
+    """Start a server with a model for each executor, and a repository."""
     file = folder / "model.txt"
     file.write_text("2")
     repository = folder / "repository"
@@ -186,14 +191,20 @@ def start_server(folder: Path) -> ServerProcess:
 
 
 def wait_for_answers(clients: list[Client]) -> None:
-    """Until each has been answered once: on a busy machine, starting them takes longer than a short run."""
+    """Wait until each has an answer: on a busy machine, starting them takes longer than a short run."""
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end and not all(client.has_answers for client in clients):
         time.sleep(0.1)
 
 
+def has_seen_all(reloads: Reloads, clients: list[Client], killed: list[dict[str, Any]]) -> bool:
+    """Whether every kind of change has been made, two versions have answered, and a client was killed."""
+    versions = {version for client in clients for version in client.last["versions"]}
+    return reloads.has_done_all and len(versions) > 1 and any(one["count"].get("answered") for one in killed)
+
+
 def run(minutes: float, seed: int, folder: Path) -> dict[str, Any]:
-    """All of it; what came of it."""
+    """Run everything; returns the results."""
     rng, seconds = Random(seed), minutes * 60
     failures: list[str] = []
     killed: list[dict[str, Any]] = []
@@ -207,14 +218,16 @@ def run(minutes: float, seed: int, folder: Path) -> dict[str, Any]:
         warm: tuple[float, int, int] | None = None
         peak: list[float] = []
         print("seconds   sent answered  kills reloads   MiB files", flush=True)
-        while time.monotonic() < end and server.is_alive:
+        while server.is_alive and (
+            time.monotonic() < end or (time.monotonic() < began + START_SECONDS and not has_seen_all(reloads, clients, killed))
+        ):
             time.sleep(0.4)
             reloads.step()
             now = time.monotonic()
             if now > killed_at and victim.has_answers:
                 killed.append(victim.kill())
                 victim, killed_at = Client("victim", server, seed * 1000 + 100 + len(killed)), now + rng.uniform(2.0, 5.0)
-            if warm is None and now - began > seconds / 4:
+            if warm is None and now - began > seconds / 4 and reloads.has_done_all:
                 warm = server.rss_mib, server.files, server.threads
             if now - said >= min(10.0, seconds / 3):
                 said = now
@@ -270,7 +283,7 @@ def _sum(found: Any) -> Counter[str]:
 
 
 def _compare_counts(port: int, found: dict[str, dict[str, Any]]) -> list[str]:
-    """Of models that only steady clients asked: the server's count of answers must be theirs."""
+    """Failures of the comparison: for models that only steady clients use, the server's counts must be theirs."""
     asked: Counter[str] = Counter()
     for one in found.values():
         asked.update(one["asked"])
@@ -285,13 +298,13 @@ def _compare_counts(port: int, found: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _open(one: dict[str, Any]) -> int:
-    """Requests that came to no end; `wrong` and what is explained are ends."""
+    """Number of requests without any outcome."""
     ends = ("answered", "cancelled", "unavailable while unloaded", "refused as expected", "errors")
     return one["count"].get("sent", 0) - sum(one["count"].get(name, 0) for name in ends)
 
 
 def report(found: dict[str, Any]) -> str:
-    """For people."""
+    """The report as Markdown."""
     names = sorted({name for count in found["by_client"].values() for name in count})
     rows = [[kind, *(f"{count.get(name, 0):,}" for name in names)] for kind, count in found["by_client"].items()]
     rows.append(["together", *(f"{found['total'].get(name, 0):,}" for name in names)])
@@ -311,8 +324,8 @@ def report(found: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10.0, help="how long")
-    parser.add_argument("--seed", type=int, default=0, help="of all that is left to chance")
+    parser.add_argument("--minutes", type=float, default=10.0, help="duration")
+    parser.add_argument("--seed", type=int, default=0, help="seed of everything random")
     parser.add_argument("--dry", action="store_true", help="save nothing")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
-"""One client of the soak run: asks in its own way until standard input is closed, and checks every answer against its request.
+"""One client of the soak run: sends requests of one kind until standard input is closed, and checks every answer.
 
 python benchmarks/soak_client.py KIND HTTP_PORT GRPC_PORT SEED    # prints its counts as JSON each second, and at the end
 
-An answer must have the request's id and the value that is the function of its input; each request must have exactly one.
+An answer must have the request's id and the right value; each request must have exactly one.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from fuzz_grpc import SERVICE, Fields, encode
 from hurtle.serving.protos import ModelInferResponse, ModelStreamInferResponse
 
 STEADY = ("inline", "worker", "batch")
-"""Models that only steady clients ask, so that the server's own counts must equal theirs."""
+"""Models that only steady clients use, so that the server's counts must equal theirs."""
 SHARED = ("scale", "churn")
 ALL = (*STEADY, "scale", "other")
 SECONDS = 30.0
-"""How long an answer may take."""
+"""Seconds that an answer may take."""
 MAX_FAILURES = 20
 
 
 class Soaker:
-    """Counts, chance and connections of a client."""
+    """Counts, random numbers and connections of a client."""
 
     def __init__(self, http_port: int, grpc_port: int, seed: int):
         self.http_port, self.seed = http_port, seed
@@ -40,30 +40,30 @@ class Soaker:
         self.rng, self.numbers = Random(seed), np.random.default_rng(seed)
         self.count: Counter[str] = Counter()
         self.asked: Counter[str] = Counter()
-        """Answers with a result, by model."""
+        """Successful answers by model."""
         self.versions: set[str] = set()
-        """Of the model `scale`, those that answered."""
+        """Versions of the model `scale` that answered."""
         self.failures: list[str] = []
         self.is_over = False
         self._id = 0
 
     def next_id(self) -> str:
-        """Of a request; no other client has it."""
+        """A request id that no other client uses."""
         self._id += 1
         return f"{self.seed}-{self._id}"
 
     def input(self, rows: int, columns: int = 4) -> np.ndarray:
-        """Quarters, which float32 adds without error."""
+        """Random quarters, which float32 adds exactly."""
         return (self.numbers.integers(-4000, 4000, (rows, columns)) / 4).astype(np.float32)
 
     def fail(self, text: str) -> None:
-        """Something was not as it must be."""
+        """Record a failure."""
         self.count["wrong"] += 1
         if len(self.failures) < MAX_FAILURES:
             self.failures.append(text)
 
     def check(self, model: str, identity: str, x: np.ndarray, answer: tuple[str, str, str, np.ndarray]) -> None:
-        """Whether an answer (id, model, version, y) belongs to its request."""
+        """Check that an answer (id, model, version, y) belongs to its request."""
         found_id, found_model, version, y = answer
         own = int(version) / 8 if model in ("scale", "other") else 0.0  # a version in a folder adds its number
         if (found_id, found_model) != (identity, model):
@@ -76,13 +76,13 @@ class Soaker:
             self.versions.add(version)
 
     def summary(self) -> str:
-        """As JSON."""
+        """The counts as JSON."""
         found = {"count": self.count, "asked": self.asked, "failures": self.failures, "versions": sorted(self.versions)}
         return json.dumps(found)
 
 
 def request_bytes(model: str, identity: str, x: np.ndarray, *more: tuple[int, Any]) -> bytes:
-    """A ModelInferRequest."""
+    """Encode a ModelInferRequest."""
     tensor: Fields = [(1, "x"), (2, "FP32"), *((3, size) for size in x.shape)]
     return encode([(1, model), (3, identity), (5, tensor), (7, x.tobytes()), *more])
 
@@ -94,7 +94,7 @@ def read_response(found: Any) -> tuple[str, str, str, np.ndarray]:
 
 
 async def unary(s: Soaker, models: tuple[str, ...] = ALL, tasks: int = 6, cancels: bool = False) -> None:
-    """ModelInfer, several at a time; with `cancels` some are given up while they run."""
+    """ModelInfer, several at a time; with `cancels` some are cancelled while they run."""
     async with grpc.aio.insecure_channel(s.target) as channel:
         infer = channel.unary_unary(SERVICE + "ModelInfer")
 
@@ -125,7 +125,7 @@ async def unary(s: Soaker, models: tuple[str, ...] = ALL, tasks: int = 6, cancel
 
 
 async def stream(s: Soaker, models: tuple[str, ...] = (*STEADY, "scale"), delay: float = 0.0) -> None:
-    """ModelStreamInfer: many in flight, answered in order; one in fifty is wrong. `delay`: a client that reads slowly."""
+    """ModelStreamInfer: many in flight, answered in order; one in fifty is bad. `delay`: read slowly."""
     async with grpc.aio.insecure_channel(s.target) as channel:
         while not s.is_over:
             waiting: deque[tuple[str, str, np.ndarray | None]] = deque()
@@ -170,7 +170,7 @@ async def stream(s: Soaker, models: tuple[str, ...] = (*STEADY, "scale"), delay:
 
 
 async def sequences(s: Soaker) -> None:
-    """Sums kept by the server, by single calls: many sequences at a time, each step checked."""
+    """Sums kept by the server, with single calls: many sequences at a time, each step checked."""
     async with grpc.aio.insecure_channel(s.target) as channel:
         infer = channel.unary_unary(SERVICE + "ModelInfer")
 
@@ -198,7 +198,7 @@ async def sequences(s: Soaker) -> None:
 
 
 async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes, int | None]:
-    """(status, body, length of its JSON where binary tensors follow)."""
+    """(status, body, length of its JSON if binary tensors follow)."""
     head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SECONDS)).lower()
     sizes = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:] if b": " in line)
     body = await asyncio.wait_for(reader.readexactly(int(sizes[b"content-length"])), SECONDS)
@@ -207,7 +207,7 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes, int | N
 
 
 def rest_request(model: str, identity: str, x: np.ndarray, binary: bool) -> bytes:
-    """A whole HTTP request."""
+    """A complete HTTP request."""
     tensor: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": x.shape}
     request: dict[str, Any] = {"id": identity, "inputs": [tensor]}
     raw = x.tobytes() if binary else b""
@@ -224,7 +224,7 @@ def rest_request(model: str, identity: str, x: np.ndarray, binary: bool) -> byte
 
 
 async def rest(s: Soaker, models: tuple[str, ...] = ALL, connections: int = 4, most: int = 5, delay: float = 0.0) -> None:
-    """Infer over HTTP, JSON and binary, up to `most` pipelined; `delay`: answers lie for a while and are then read slowly."""
+    """Infer over HTTP, JSON and binary, up to `most` pipelined; `delay`: answers are read late and slowly."""
 
     async def ask() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", s.http_port, limit=2**16)
@@ -259,12 +259,12 @@ async def rest(s: Soaker, models: tuple[str, ...] = ALL, connections: int = 4, m
 
 
 async def victim(s: Soaker) -> None:
-    """All at once, to be killed in the middle."""
+    """Everything at once, until it is killed."""
     await asyncio.gather(unary(s, SHARED, 16), stream(s, SHARED), rest(s, SHARED, 4, 20), stuck(s))
 
 
 async def stuck(s: Soaker) -> None:
-    """Begins requests and never ends them."""
+    """Starts requests and never completes them."""
     connections = []
     for _ in range(5):
         _, writer = await asyncio.open_connection("127.0.0.1", s.http_port)
@@ -275,7 +275,7 @@ async def stuck(s: Soaker) -> None:
 
 
 async def slow(s: Soaker) -> None:
-    """Reads slowly what it asked for at once."""
+    """Sends requests at once and reads the answers slowly."""
     await asyncio.gather(rest(s, SHARED, 2, 60, 0.4), stream(s, SHARED, 0.05))
 
 

@@ -220,7 +220,7 @@ def _copies_on_reading() -> int:
 
 
 def measure_emulation(effort: Effort) -> Outcome:
-    from hurtle.emulation.layout import SpaceLayout
+    from hurtle.emulation.flat_layout import SpaceLayout
     from hurtle.emulation.wrap import emulate
 
     outcome, space = Outcome(), nested_space()

@@ -15,10 +15,10 @@ import numpy as np
 from numba import njit
 from record import RESULTS, save, table
 
-from hurtle.native.kernel_loader import load_kernels
-from hurtle.native.kernels import network
+from hurtle.kernels.cpu import network
+from hurtle.kernels.loader import load_kernels
 from hurtle.runners.assembly import Parts, assemble
-from hurtle.runners.config import make_settings
+from hurtle.runners.settings import make_settings
 
 SETTINGS = {
     "8 × 128, minibatch 256": {"num_envs": 8, "num_steps": 128, "minibatch_size": 256},
@@ -79,12 +79,18 @@ def each(job: Callable[..., None], *arguments: Any, rounds: int) -> float:
     return best(lambda: job(*arguments, 20), rounds) / 20
 
 
-def split(words: dict[str, int], rounds: int) -> dict[str, float]:
+def split(settings: dict[str, int], rounds: int) -> dict[str, float]:
     """Seconds of each stage in one update."""
     more = {"preset": False, "num_epochs": EPOCHS, "num_workers": 1, "gear": "native"}
-    parts = assemble(make_settings("cartpole", {**words, **more}), "cartpole")
+    parts = assemble(make_settings("cartpole", {**settings, **more}), "cartpole")
+
+    def train() -> None:
+        parts.collector.load_weights(parts.learner.weights())
+        parts.collector.collect(parts.rollout)
+        parts.learner.update(parts.rollout)
+
     try:
-        update = best(lambda: (parts.collector.collect(parts.rollout), parts.algorithm.update(parts.rollout)), rounds)
+        update = best(train, rounds)
         stages = collect_stages(parts, rounds) | learn_stages(parts, rounds)
     finally:
         parts.close()
@@ -95,9 +101,9 @@ def collect_stages(parts: Parts, rounds: int) -> dict[str, float]:
     collector: Any = parts.collector
     plan, rows, steps = collector._plan, collector.rows.num_rows, parts.rollout.num_steps
     batch, compiled = collector._batch, collector._functions.collect_envs
-    whole = best(lambda: compiled(batch.pool, collector._job, batch.actions, 0, steps, 0, collector.rows.num_envs), rounds)
+    whole = best(lambda: compiled(batch.handle, collector._job, batch.actions, 0, steps, 0, collector.rows.num_envs), rounds)
     step = batch.functions.step_envs
-    envs = best(lambda: [step(batch.pool, batch.actions, True, 0, collector.rows.num_envs) for _ in range(10)], rounds) / 10
+    envs = best(lambda: [step(batch.handle, batch.actions, True, 0, collector.rows.num_envs) for _ in range(10)], rounds) / 10
     tile, count, last = Tile(plan), min(rows, TILE), len(plan.layers)
     forward = KERNELS.network.addresses()[0], tile.weights, plan.layers
     x = tile.x, plan.num_inputs
@@ -111,7 +117,8 @@ def collect_stages(parts: Parts, rounds: int) -> dict[str, float]:
 
 
 def learn_stages(parts: Parts, rounds: int) -> dict[str, float]:
-    native: Any = parts.algorithm.native  # type: ignore[union-attr]
+    learner: Any = parts.learner
+    native = learner.epochs.native
     plan, minibatches = native.plan, len(native._kept["bounds"]) - 1
     whole = best(lambda: native._kernels.learn(native._job, 0, minibatches, 0, 1), rounds)
     tile, last = Tile(plan), len(plan.layers)
@@ -165,8 +172,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="see that it runs; nothing is kept")
     chosen = parser.parse_args()
-    found = {name: split(words, 2 if chosen.quick else 60) for name, words in SETTINGS.items()}
-    steps = {name: words["num_envs"] * words["num_steps"] for name, words in SETTINGS.items()}
+    found = {name: split(settings, 2 if chosen.quick else 60) for name, settings in SETTINGS.items()}
+    steps = {name: settings["num_envs"] * settings["num_steps"] for name, settings in SETTINGS.items()}
 
     def cell(name: str, stage: str) -> str:
         seconds, whole = found[name][stage], sum(found[name].values())

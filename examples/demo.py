@@ -25,6 +25,7 @@ def main() -> int:
         num_envs=32,
         num_epochs=10,
         learning_rate=2e-3,
+        trackers=(),
     )
     program = Path(sys.executable).with_name("hurtle")
     hurtle_verb = program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program

@@ -10,6 +10,8 @@ from torch.nn.utils import clip_grad_norm_
 
 import hurtle
 from hurtle.collect import NativeCollector
+from hurtle.collect.postprocess import Postprocess
+from hurtle.contracts import Weights
 from hurtle.policies.build import PolicyConfig
 
 GAMMA, GAE_LAMBDA = 0.98, 0.9
@@ -20,18 +22,19 @@ EPOCHS, MINIBATCH = 8, 256
 def main(total_steps: int = 200_000) -> None:
     """Train on CartPole, and print how long its episodes last."""
     torch.manual_seed(0)
-    collector = NativeCollector(
-        hurtle.make_vec("cartpole", NUM_ENVS), PolicyConfig(), seed=0, gamma=GAMMA, gae_lambda=GAE_LAMBDA
-    )
+    collector = NativeCollector(hurtle.make_vec("cartpole", NUM_ENVS), PolicyConfig(), seed=0)
     rollout = collector.new_rollout(NUM_STEPS)
-    policy = collector.policy  # a torch module; the collector acts with its parameters as they are
+    policy = collector.policy  # a torch module; the collector acts with a copy of its weights
+    postprocess = Postprocess(policy, GAMMA, GAE_LAMBDA)
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3, eps=1e-5)
 
     while collector.steps * NUM_ENVS < total_steps:
+        collector.load_weights(Weights.of(policy))
         episodes = collector.collect(rollout)
+        postprocess(rollout)  # advantages and returns
         obs, actions, log_probs, advantages, returns = (
             field.flatten(0, 1)
-            for field in (rollout.obs, rollout.actions, rollout.log_probs, rollout.advantages, rollout.returns)
+            for field in (rollout.inputs, rollout.actions, rollout.log_probs, rollout.advantages, rollout.returns)
         )
         for _ in range(EPOCHS):
             for chosen in torch.randperm(len(obs)).split(MINIBATCH):

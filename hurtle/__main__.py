@@ -1,4 +1,4 @@
-"""`python -m hurtle`: the same as the command `hurtle`."""
+"""`python -m hurtle`, the same as the command `hurtle`."""
 
 import sys
 

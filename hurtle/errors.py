@@ -11,31 +11,31 @@ class HurtleError(Exception):
 
 
 class UnknownNameError(HurtleError, ValueError):
-    """A name (environment, parameter, option …) that does not exist; the message suggests the nearest ones."""
+    """A name (environment, parameter, option …) does not exist; the message suggests the closest ones."""
 
 
 class EnvDefinitionError(HurtleError, TypeError):
-    """A native environment class that is incomplete or contradicts itself."""
+    """A native environment class is incomplete or inconsistent."""
 
 
 class EnvCodeError(HurtleError):
-    """Environment code that cannot be compiled, or that misbehaves when run; names the author's file and line."""
+    """Environment code cannot be compiled or misbehaves when run; the message names the author's file and line."""
 
 
 class EnvIndexError(EnvCodeError, IndexError):
-    """Environment code that indexed an array out of bounds; names the author's line, the index and the length."""
+    """Environment code indexed an array out of bounds; the message names the author's line, the index and the length."""
 
 
 class ActionError(HurtleError, ValueError, TypeError):
-    """Actions of the wrong shape or type, or outside the action space."""
+    """Actions have the wrong shape or type, or are outside the action space."""
 
 
 class ResetMaskError(HurtleError, ValueError, TypeError):
-    """`options["reset_mask"]` of the wrong shape or type, or without a True."""
+    """`options["reset_mask"]` has the wrong shape or type, or selects no env."""
 
 
 class DeviceError(HurtleError, RuntimeError):
-    """A device that was asked for and is not there, or that cannot do what was asked.
+    """A requested device is missing or cannot do what was asked.
 
     Attributes:
         device_lost: Nothing can be read from the device any more; only a new process can use it again.
@@ -50,8 +50,8 @@ class EnvFailedError(HurtleError, RuntimeError):
     """An environment raised; the message ends with its own traceback.
 
     Attributes:
-        env_index: Which env of the vector.
-        seed: The last seed that this env was reset with.
+        env_index: Index of the env in the vector.
+        seed: The seed of the env's last reset.
     """
 
     def __init__(self, message: str, env_index: int = 0, seed: int | None = None):
@@ -60,7 +60,7 @@ class EnvFailedError(HurtleError, RuntimeError):
 
 
 class WorkerDiedError(HurtleError, RuntimeError):
-    """A worker process ended by itself or was killed; the message names it, its envs and the signal."""
+    """A worker process exited or was killed; the message names it, its envs and the signal."""
 
 
 class EnvTimeoutError(HurtleError, TimeoutError):
@@ -68,31 +68,31 @@ class EnvTimeoutError(HurtleError, TimeoutError):
 
 
 class NonFiniteError(HurtleError, ArithmeticError):
-    """NaN or infinity where a number must be (observation, reward, loss); names where it came from."""
+    """An observation, reward or loss is NaN or infinite; the message names its origin."""
 
 
 class EmulationError(HurtleError, ValueError):
-    """A space or value that cannot be emulated, or that contradicts its space; names the leaf."""
+    """A space or value cannot be emulated, or a value contradicts its space; the message names the leaf."""
 
 
 class CheckpointError(HurtleError):
-    """A checkpoint that could not be written, or is missing, damaged or foreign; names the file and what to use instead."""
+    """A checkpoint could not be written, or is missing, damaged or not one of ours; the message suggests an alternative."""
 
 
 class PolicyFileError(HurtleError):
-    """An exported policy that could not be written, or is missing, damaged or foreign; names the file and what is wrong."""
+    """An exported policy could not be written, or is missing, damaged or not one of ours; the message says what is wrong."""
 
 
 class TrustError(HurtleError):
-    """A file that names code which the user has not allowed to run; names both, and how to allow it."""
+    """A file names code that the user has not allowed to run; the message names both, and how to allow it."""
 
 
 class ServingError(HurtleError):
-    """A request that the inference server cannot answer.
+    """The inference server cannot answer a request.
 
     Attributes:
-        reason: What kind of error, a key of `hurtle.serving.status.CODES`, which says what clients get.
-        is_counted: Whether it is among the failures of the server's statistics already.
+        reason: The kind of error, a key of `hurtle.serving.status.CODES`, which maps it to status codes.
+        is_counted: Whether the server's statistics already include this failure.
     """
 
     is_counted = False
@@ -103,7 +103,7 @@ class ServingError(HurtleError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence that suggests the known names nearest to `name`, or lists them when none is near.
+    """A sentence that suggests the known names closest to `name`, or lists them if none is close.
 
     Example:
         >>> did_you_mean("cartpol", ["cartpole", "snake"])
@@ -119,7 +119,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def _is_typo(name: str, known: str) -> bool:
-    """Whether few letters were left out, added, changed or swapped: `sac` is no typo for `a2c`, though two letters agree."""
+    """Whether the names differ by few omitted, added, changed or swapped letters; `sac` is not a typo for `a2c`."""
     before, row = [0] * (len(known) + 1), list(range(len(known) + 1))
     for i, letter in enumerate(name.lower(), 1):
         older, before, row = before, row, [i]
@@ -129,3 +129,7 @@ def _is_typo(name: str, known: str) -> bool:
                 edits = min(edits, older[j - 2] + 1)
             row.append(edits)
     return row[-1] <= max(1, max(len(name), len(known)) // 2 - 1)
+
+
+class UnsupportedError(HurtleError):
+    """Compiled code cannot run this policy, env or algorithm; the message gives the reason."""

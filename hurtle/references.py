@@ -1,4 +1,4 @@
-"""`load_reference`: the class or function behind "path/to/file.py:Name", from a file that is on no import path."""
+"""`load_reference`: the class or function behind "path/to/file.py:Name", from a file outside the import path."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ import hashlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
-from hurtle.errors import UnknownNameError, did_you_mean
+from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 
 
 def is_reference(name: str) -> bool:
-    """Whether a name is one for `load_reference`, which splits it at its last colon, whatever stands before."""
+    """Whether a name is a reference for `load_reference`, which splits it at its last colon."""
     return ".py:" in name
 
 
 def load_reference(reference: str) -> Any:
-    """The class or function behind "path/to/file.py:Name"; the file is run, as an import would.
+    """The class or function behind "path/to/file.py:Name"; runs the file, as an import does.
 
     Raises:
         UnknownNameError: There is no such file, or no such name in it; the message suggests the nearest.
+        HurtleError: The file raised an exception; the message names it and the line.
     """
     file, _, name = reference.rpartition(":")
     path = Path(file).resolve()
@@ -37,6 +39,12 @@ def load_reference(reference: str) -> Any:
     sys.path.insert(0, str(path.parent))
     try:
         found.loader.exec_module(module)
+    except HurtleError:
+        del sys.modules[module_name]
+        raise
+    except Exception as error:
+        del sys.modules[module_name]
+        raise HurtleError(f"{file} cannot be imported: {_described(error, path)}") from error
     finally:
         sys.path.remove(str(path.parent))
     if not hasattr(module, name):
@@ -46,21 +54,29 @@ def load_reference(reference: str) -> Any:
     return getattr(module, name)
 
 
+def _described(error: Exception, path: Path) -> str:
+    """The exception and the last line of the file that led to it."""
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error}."
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    return f"{type(error).__name__}: {error}{f' (line {lines[-1]})' if lines else ''}."
+
+
 def reference_to(value: Any) -> str:
-    """The "file.py:Name" with which `load_reference` finds a class or function again.
+    """The "file.py:Name" from which `load_reference` loads a class or function.
 
     Raises:
-        UnknownNameError: It has none; the message says why.
+        UnknownNameError: It has none; the message gives the reason.
     """
     name = getattr(value, "__qualname__", "")
     module = sys.modules.get(getattr(value, "__module__", None) or "")
     if not name:
         raise UnknownNameError(f"{value!r} is neither a class nor a function")
     if not name.isidentifier() or getattr(module, name, None) is not value:
-        raise UnknownNameError(f"{name} is not at the top level of a file, where it could be imported from")
+        raise UnknownNameError(f"{name} is not at the top level of a file, so it cannot be imported")
     path = Path(getattr(module, "__file__", None) or "")
     if path.suffix != ".py" or not path.is_file():
-        raise UnknownNameError(f"{name} was defined in no file")
+        raise UnknownNameError(f"{name} was not defined in a file")
     tree = ast.parse(path.read_text(encoding="utf-8"))
     if any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree)):
         raise UnknownNameError(f"{path.name} has relative imports, which work only inside its package")
@@ -77,7 +93,7 @@ def _is_guard(test: ast.expr) -> bool:
 
 
 def absolute_reference(value: Any) -> Any:
-    """`value`; if it is such a reference, with the file's absolute path, so that it works from another folder too."""
+    """`value`; a reference gets the file's absolute path, so that it works from another folder too."""
     if not isinstance(value, str) or not is_reference(value):
         return value
     file, _, name = value.rpartition(":")

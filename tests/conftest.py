@@ -17,10 +17,16 @@ _data = tempfile.TemporaryDirectory(prefix="hurtle-tests-")
 os.environ["HURTLE_DATA_DIR"] = _data.name  # runs are signed with a key of the tests' own, not with the user's
 _numbers = itertools.count()
 TOGETHER = (
-    ("tests/native/test_engine.py", "tests/envs/test_zoo.py", "tests/envs/test_ocean.py", "tests/vector/test_native_state.py"),
+    (  # the whole zoo
+        "tests/native/test_engine.py",
+        "tests/native/test_cuda_sim.py",
+        "tests/envs/test_zoo.py",
+        "tests/envs/test_ocean.py",
+        "tests/vector/test_native_state.py",
+    ),
     ("tests/collect/test_native_collector.py", "tests/algorithms/test_native_update.py", "tests/deploy/test_compiled.py"),
 )
-"""Files that compile the same code: one process compiles it once."""
+"""Files that compile the same code: in one process, none of them waits for another to compile it."""
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -68,7 +74,7 @@ def run_python():
             cwd=REPO,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
         )
         assert result.returncode == 0, result.stderr
         return result

@@ -6,7 +6,7 @@ from torch.distributions import Categorical
 
 from hurtle.policies.build import build_policy
 from hurtle.runners.assembly import describe_spaces, structured_actions
-from hurtle.runners.config import make_settings, settings_to_dict
+from hurtle.runners.settings import make_settings, settings_to_dict
 from hurtle.tracking.checkpoints import Checkpoints
 from hurtle.tracking.run_folder import RunFolder
 from hurtle.trust import signed

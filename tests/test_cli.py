@@ -1,19 +1,24 @@
 """The command line: what a user reads."""
 
 import json
+import os
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
 import hurtle
 from hurtle.cli import main
-from hurtle.cli_loading import loading
-from hurtle.cli_train import field_documents
+from hurtle.cli.messages import loading
+from hurtle.cli.train import field_documents
 from hurtle.envs.registry import names
-from hurtle.runners.config import make_settings, settings_to_dict
+from hurtle.runners.settings import make_settings, settings_to_dict
 from hurtle.tracking.run_folder import RunFolder
+
+REPO = Path(__file__).parent.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(REPO), os.environ.get("PYTHONPATH", "")]))}
 
 
 def test_envs_lists_every_env_with_its_spaces(capsys):
@@ -123,10 +128,10 @@ def test_train_passes_the_preset_and_the_flags_on_top(calls):
 def test_train_takes_flags_before_the_env_and_numbers_as_people_write_them(calls):
     words = trained_with(
         calls,
-        *("--seed", "3", "--stop-at-return", "-110.5", "--target-kl", "none", "--separate-networks", "false", "foo"),
+        *("--seed", "3", "--stop-at-return", "-110.5", "--target-kl", "none", "--separate-networks", "false", "cartpole"),
         *("--num-steps", "1_000", "--env-parameters", "gravity=1.6", "mode=easy", "--trackers"),
     )
-    assert (words["env"], words["seed"], words["stop_at_return"], words["num_steps"]) == ("foo", 3, -110.5, 1000)
+    assert (words["env"], words["seed"], words["stop_at_return"], words["num_steps"]) == ("cartpole", 3, -110.5, 1000)
     assert (words["target_kl"], words["separate_networks"], words["trackers"]) == ("none", False, [])
     assert words["env_parameters"] == {"gravity": 1.6, "mode": "easy"}
 
@@ -273,12 +278,14 @@ def test_eval_watch_and_sanity_pass_their_words_on(monkeypatch, capsys, tmp_path
 
     module("evaluate", evaluate_run=lambda run, **words: seen.append((run, words)) or Found("mean 1.0"))
     module("watch", watch_run=lambda run, **words: seen.append((run, words)))
-    module("sanity", run_sanity=lambda envs, **words: seen.append((envs, words)) or envs != ("bandit",))
+    monkeypatch.setattr(
+        "hurtle.runners.sanity.run_sanity", lambda envs, **words: seen.append((envs, words)) or envs != ("bandit",)
+    )
     path = RunFolder.create(tmp_path, name="a").path
     (path / "config.toml").touch()
     flags = ["--runs", str(tmp_path), "--env", "CartPole-v1", "--env-parameters", "gravity=1.6"]
     assert main(["eval", "latest", "--episodes", "7", "--sampled", *flags]) == 0
-    assert capsys.readouterr().out == "mean 1.0\n"
+    assert capsys.readouterr() == ("mean 1.0\n", f"hurtle: the latest run is {path}\nhurtle: loading torch …\n")
     Found.stopped = "stopped by Ctrl-C"
     assert main(["eval", str(path), "--seed", "1"]) == 130
     assert seen.pop()[1]["seed"] == 1
@@ -299,61 +306,80 @@ def test_eval_watch_and_sanity_pass_their_words_on(monkeypatch, capsys, tmp_path
 
 
 HEAVY = ("torch", "numba", "matplotlib", "scipy")
+QUICK = [["--help"], ["envs"], ["envs", "cartpole"], ["train", "--help"], ["eval", "--help"]]
+REFUSED = {
+    "eval nowhere": "There is no run nowhere",
+    "watch nowhere": "There is no run nowhere",
+    "export nowhere x.onnx": "There is no run nowhere",
+    "export a x.txt": "must end in .onnx or .pt2, got 'x.txt'",
+    "eval a --env-parameters gravity": "--env-parameters must be NAME=VALUE pairs",
+    "eval x.onnx --device cuda": "exported policies run on the CPU",
+    "sanity bandid": "No sanity env 'bandid'. Did you mean bandit?",
+    "train cartpol": "No environment 'cartpol'. Did you mean cartpole",
+    "train CartPol-v1": "No environment 'CartPol-v1'. Did you mean CartPole-v1",
+    "train bandit --gamma 2": "--gamma must be from 0 to 1, got 2",
+}
+SAID = {
+    "train bandit --progress plain": "bandit · ppo: importing torch …",
+    "train --resume runs/a": "bandit · ppo: importing torch …",
+    "eval runs/a": "hurtle: loading torch …",
+    "watch a": "hurtle: loading torch …",
+    "export a x.onnx": "hurtle: loading torch …",
+    "sanity": "hurtle: loading torch …",
+}
+SCRIPT = """
+import contextlib, io, json, sys
 
-
-@pytest.mark.parametrize("words", [["--help"], ["envs"], ["envs", "cartpole"], ["train", "--help"], ["eval", "--help"]])
-def test_the_quick_verbs_load_nothing_heavy(words):
-    code = f"""
-import sys
-from hurtle.cli import main
-try:
-    main({words!r})
-except SystemExit:
-    pass
-print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
-"""
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1] == "[]"
-    assert done.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["train", "bandit", "--progress", "plain"], "bandit · ppo: importing torch …"),
-        (["eval", "nowhere"], "hurtle: loading torch …"),
-        (["watch", "nowhere"], "hurtle: loading torch …"),
-        (["export", "nowhere", "x.onnx"], "hurtle: loading torch …"),
-        (["sanity"], "hurtle: loading torch …"),
-    ],
-)
-def test_something_is_said_before_torch_is_imported(words, expected, tmp_path):
-    done = without_torch(words, tmp_path)
-    assert (done.stdout + done.stderr).splitlines()[0] == expected
-
-
-def without_torch(words, folder):
-    """What the command line does until it needs torch."""
-    code = f"""
-import sys
 class NoTorch:
     def find_spec(self, name, path=None, target=None):
         if name == "torch":
             raise ImportError("no torch in this test")
+
 sys.meta_path.insert(0, NoTorch())
 from hurtle.cli import main
-main({words!r})
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            code = main(words)
+        except SystemExit as ended:
+            code = ended.code
+        except ImportError as error:
+            code = str(error)
+    print(json.dumps([code, out.getvalue(), err.getvalue(), [name for name in %r if name in sys.modules]]))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1] == "ImportError: no torch in this test"
-    return done
 
 
-def test_a_resumed_run_says_something_before_torch_is_imported(tmp_path):
-    run = RunFolder.create(tmp_path, env="bandit", name="a")
+@pytest.fixture(scope="module")
+def without_torch(tmp_path_factory):
+    """What each command does until it needs torch: its exit code or ImportError, its output, and what heavy was imported."""
+    folder = tmp_path_factory.mktemp("without_torch")
+    run = RunFolder.create(folder / "runs", env="bandit", name="a")
     run.write_config(settings_to_dict(make_settings("bandit", {"progress": "plain"})))
-    done = without_torch(["train", "--resume", str(run.path)], tmp_path)
-    assert done.stdout == "bandit · ppo: importing torch …\n"
+    commands = [*QUICK, *(line.split() for line in (*REFUSED, *SAID))]
+    command = [sys.executable, "-c", SCRIPT % (HEAVY,), json.dumps(commands)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, env=ENVIRONMENT)
+    return {" ".join(words): json.loads(line) for words, line in zip(commands, done.stdout.splitlines(), strict=True)}
+
+
+@pytest.mark.parametrize("line", [" ".join(words) for words in QUICK])
+def test_the_quick_verbs_load_nothing_heavy(without_torch, line):
+    code, out, _, loaded = without_torch[line]
+    assert (code, loaded) == (0, [])
+    assert out
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_mistakes_are_found_before_torch_is_imported(without_torch, line):
+    code, _, err, _ = without_torch[line]
+    assert code == 2
+    assert REFUSED[line] in err
+
+
+@pytest.mark.parametrize("line", SAID)
+def test_something_is_said_before_torch_is_imported(without_torch, line):
+    code, out, err, _ = without_torch[line]
+    assert code == "no torch in this test"
+    assert (out + err).splitlines()[0] == SAID[line]
 
 
 def test_a_verb_says_at_once_what_it_loads_and_erases_that_on_a_terminal(monkeypatch, capsys):
@@ -374,7 +400,7 @@ def test_names_and_numbers_that_cannot_be_are_errors_not_tracebacks(tmp_path, ca
     said = refused(capsys, "train", "CartPole-v1", "--num-envs", "1000000000000", *flags)
     assert "num_envs=1000000000000 needs" in said
     said = refused(capsys, "train", str(tmp_path), *flags)
-    assert f"{str(tmp_path)!r} is a folder; name a file in it, and its class: {tmp_path}/my_env.py:MyEnv." in said
+    assert f"{str(tmp_path)!r} is a folder; add a file and a class: {tmp_path}/my_env.py:MyEnv." in said
     assert "No algorithm 'sac'. Known: a2c, ppo." in refused(capsys, "train", "cartpole", "--algorithm", "sac")
     assert "Did you mean breakout, Hurtle's own?" in refused(capsys, "train", "minatar/breakout", *flags)
     assert not (tmp_path / "runs").exists()

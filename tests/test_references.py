@@ -7,7 +7,7 @@ import pytest
 
 from hurtle.envs.cartpole import CartPole
 from hurtle.envs.registry import name_of
-from hurtle.errors import UnknownNameError
+from hurtle.errors import HurtleError, UnknownNameError
 from hurtle.references import load_reference, reference_to
 
 GUARDED = 'class Tiny:\n    class Inner: ...\n\nif __name__ == "__main__":\n    print(Tiny)\n'
@@ -60,7 +60,7 @@ def test_what_has_no_name(tmp_path, monkeypatch):
     with pytest.raises(UnknownNameError, match="is neither a class nor a function"):
         reference_to(module.Tiny())
     del module.__file__
-    with pytest.raises(UnknownNameError, match="Tiny was defined in no file"):
+    with pytest.raises(UnknownNameError, match="Tiny was not defined in a file"):
         reference_to(module.Tiny)
 
 
@@ -69,3 +69,22 @@ def test_names_of_envs():
     assert name_of(CartPole) == "cartpole"
     with pytest.raises(UnknownNameError, match=r"CartPole\(\) is an instance: pass its class"):
         name_of(CartPole())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1\nimport nowhere", r"ModuleNotFoundError: No module named 'nowhere' \(line 2\)\."),
+        ("def f():\n    return 1 / 0\nx = f()", r"ZeroDivisionError: division by zero \(line 2\)\."),
+        ("class Tiny:\n  x = (", r"SyntaxError: '\(' was never closed \(my_env\.py, line 2\)\."),
+    ],
+)
+def test_a_file_that_fails_is_an_error_with_its_line(tmp_path, text, said):
+    file = tmp_path / "my_env.py"
+    file.write_text(text)
+    before = set(sys.modules)
+    with pytest.raises(HurtleError, match=rf"my_env\.py cannot be imported: {said}") as caught:
+        load_reference(f"{file}:Tiny")
+    assert not isinstance(caught.value, UnknownNameError)
+    assert caught.value.__cause__ is not None
+    assert not {name for name in set(sys.modules) - before if name.startswith("hurtle_user_")}

@@ -13,11 +13,11 @@ from gymnasium.envs.classic_control import CartPoleEnv
 import hurtle
 from hurtle import trust
 from hurtle.cli import main
-from hurtle.deploy.scoring import evaluate_file
+from hurtle.deploy.restore import find_checkpoint
 from hurtle.errors import HurtleError, TrustError
 from hurtle.policies.build import NETWORKS
 from hurtle.runners.evaluate import evaluate_run
-from hurtle.runners.restore import find_checkpoint
+from hurtle.runners.evaluate_file import evaluate_file
 from hurtle.runners.watch import watch_run
 from hurtle.tracking.checkpoints import load_checkpoint, save_checkpoint
 from hurtle.trust import check_code, is_signed, key_file, signed
@@ -58,7 +58,7 @@ QUIET = {"progress": "quiet", "trackers": (), "gear": "general", "backend": "ser
 
 @pytest.fixture(autouse=True)
 def no_curve(monkeypatch):
-    monkeypatch.setattr("hurtle.runners.trainer.plot_run", lambda folder: None)
+    monkeypatch.setattr("hurtle.runners.reporting.plot_run", lambda folder: None)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def runs(tmp_path_factory):
     (folder / "helper.py").write_text(HELPER)
     words = {"total_steps": 64, "runs": str(folder), **SMALL, **QUIET}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hurtle.runners.trainer.plot_run", lambda folder: None)
+        patch.setattr("hurtle.runners.reporting.plot_run", lambda folder: None)
         return [hurtle.train("CartPole-v1", policy=policy, **words).path for policy in ("mlp", f"{folder}/helper.py:P")]
 
 
@@ -266,14 +266,14 @@ def test_a_signature_of_another_key_is_named(foreign):
     with pytest.raises(TrustError, match="this file has none"):
         hurtle.load(run)
     change(run, signature="0" * 64)
-    with pytest.raises(TrustError, match="this file is signed, but not with your present key"):
+    with pytest.raises(TrustError, match="this file is signed, but not with your current key"):
         hurtle.load(run)
 
 
 def test_a_signature_of_another_key_is_named_for_an_env(foreign):
     run = foreign(env="helper.py:E")
     change(run, signature="0" * 64)
-    with pytest.raises(TrustError, match="this file is signed, but not with your present key"):
+    with pytest.raises(TrustError, match="this file is signed, but not with your current key"):
         evaluate_run(run, 1)
 
 
@@ -326,9 +326,9 @@ def own(runs, folder):
 
 
 AGAIN = """
-import sys, hurtle, hurtle.runners.trainer
+import sys, hurtle, hurtle.runners.reporting
 from hurtle.cli import main
-hurtle.runners.trainer.plot_run = lambda folder: None
+hurtle.runners.reporting.plot_run = lambda folder: None
 run = sys.argv[1]
 hurtle.load(run)
 assert main(["eval", run, "--episodes", "2"]) == 0
@@ -471,7 +471,7 @@ def test_the_key_is_the_users_alone(tmp_path, monkeypatch):
     assert signed({"policy": "p.py:P"}) == words
     file.chmod(0o640)
     assert not is_signed({"policy": "p.py:P"}, words["signature"])
-    with pytest.raises(TrustError, match=r"signing-key must be yours, and readable by nobody else \(chmod 600\)"):
+    with pytest.raises(TrustError, match=r"signing-key must belong to you and be readable by nobody else \(chmod 600\)"):
         check_code("run", words, trusted=False)
 
 

@@ -1,66 +1,71 @@
-"""Advantage actor–critic: one gradient step per short rollout, on all of it; where it differs from PPO.
+"""Advantage actor–critic: one gradient step per short rollout, on all of it (the settings: a2c_config.py).
 
-rollout → advantages (not normalized) → one loss → one step of RMSprop. Knows no env, process or device.
+rollout → postprocessing → one loss (advantages are not normalized) → one step of RMSprop. Knows no env, process or device.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from hurtle.algorithms.configs import A2CConfig
-from hurtle.algorithms.optimizers import Optimizers
-from hurtle.algorithms.ppo import evaluate_actions, explained_variance
+from hurtle.algorithms.a2c_config import A2CConfig
+from hurtle.algorithms.algorithm import LearnerSetup
+from hurtle.algorithms.ppo import AUTOCAST, annealed, evaluate_actions, explained_variance, not_finite
 from hurtle.buffers.rollout import Rollout
-from hurtle.errors import NonFiniteError
+from hurtle.collect.postprocess import Postprocess
+from hurtle.contracts import Learner, Metrics, Weights
+from hurtle.kernels.cuda_graphs import autocast
+from hurtle.kernels.optimizers import Optimizers
 from hurtle.policies.policy import Policy
 
 METRICS = ("policy_loss", "value_loss", "entropy", "grad_norm")
 
 
-class A2C:
+class A2C(Learner):
     """The learner.
 
     Args:
         policy: Trained in place.
-        config: The options above.
-        seed: Unused: nothing is drawn at random.
-        compiled: Run the policy's view of the rollout through `torch.compile`.
-        autocast: A dtype for mixed precision, or None.
+        config: The settings.
+        setup: Reward preprocessing, precision.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        config: A2CConfig,
-        seed: int = 0,
-        compiled: bool = False,
-        autocast: torch.dtype | None = None,
-    ):
-        self.policy, self.config = policy, config
-        self.optimizer = Optimizers(config.optimizer, policy, config.learning_rate, config.adam_eps, config.weight_decay)
-        self._autocast = autocast
-        self._evaluate = torch.compile(evaluate_actions) if compiled else evaluate_actions
+    def __init__(self, policy: Policy, config: A2CConfig, setup: LearnerSetup | None = None):
+        setup = setup or LearnerSetup()
+        self.policy, self.config, self.updates = policy, config, 0
+        self._autocast = AUTOCAST[setup.precision]
+        self.postprocess = Postprocess(policy, config.gamma, config.gae_lambda, setup.rewards, self._autocast)
+        self.optimizer: Any = Optimizers(config.optimizer, policy, config.learning_rate, config.adam_eps, config.weight_decay)
+        self._evaluate: Callable[..., tuple[Tensor, Tensor, Tensor]] = (
+            torch.compile(evaluate_actions) if setup.compiled else evaluate_actions
+        )
 
-    def update(self, rollout: Rollout, remaining: float = 1.0) -> dict[str, float]:
-        """Learn from one rollout; see `PPO.update`."""
-        config = self.config
-        learning_rate = config.learning_rate * (remaining if config.anneal_learning_rate else 1.0)
+    def update(self, rollout: Rollout, progress: float = 0.0) -> Metrics:
+        """Learn from one rollout; see `Learner.update`."""
+        learning_rate = annealed(self.config.learning_rate, self.config.anneal_learning_rate, progress)
         self.optimizer.set_learning_rate(learning_rate)
-        rollout.use_advantages(config.gamma, config.gae_lambda)
+        self.postprocess(rollout)
+        explained = explained_variance(rollout)
+        self.updates += 1
+        metrics = dict.fromkeys(METRICS, float("nan"))
+        if rollout.num_valid:
+            metrics = dict(zip(METRICS, self.step(rollout), strict=True))
+            if not all(map(math.isfinite, metrics.values())):
+                raise not_finite(metrics)
+        return {**metrics, "explained_variance": explained, "learning_rate": learning_rate}
 
-        metrics = self._learn(rollout) if rollout.num_valid else dict.fromkeys(METRICS, float("nan"))
-        return {**metrics, "explained_variance": explained_variance(rollout), "learning_rate": learning_rate}
-
-    def _learn(self, rollout: Rollout) -> dict[str, float]:
+    def step(self, rollout: Rollout) -> list[float]:
         """One gradient step; returns the METRICS."""
         config = self.config
         if self.policy.is_recurrent:
             batch = rollout.segments(torch.arange(rollout.num_rows, device=rollout.device))
         else:
             batch = rollout.steps(rollout.valid_steps())
-        with torch.autocast(batch.advantages.device.type, self._autocast, enabled=self._autocast is not None):
+        with autocast(batch.advantages.device, self._autocast):
             log_probs, entropies, values = self._evaluate(self.policy, batch)
         advantages = batch.advantages
         if config.normalize_advantages and len(advantages) > 1:
@@ -70,17 +75,22 @@ class A2C:
         entropy = entropies.float().mean()
         total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
         grad_norm = self.optimizer.step(total, config.max_grad_norm)
+        return torch.stack([policy_loss.detach(), value_loss.detach(), entropy.detach(), grad_norm]).tolist()
 
-        seen = torch.stack([policy_loss.detach(), value_loss.detach(), entropy.detach(), grad_norm])
-        metrics = dict(zip(METRICS, seen.tolist(), strict=True))
-        if not seen.isfinite().all():
-            raise NonFiniteError(f"The loss or its gradient is not finite: {metrics}. Try a lower learning_rate.")
-        return metrics
+    def weights(self) -> Weights:
+        """See `Learner.weights`."""
+        return Weights.of(self.policy, self.updates)
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer; the policy is saved by who owns it."""
-        return {"optimizer": self.optimizer.state_dict()}
+        """The optimizer and the statistics of the rewards."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "postprocess": self.postprocess.state_dict(),
+            "updates": self.updates,
+        }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         self.optimizer.load_state_dict(saved["optimizer"])
+        self.postprocess.load_state_dict(saved["postprocess"])
+        self.updates = saved["updates"]

@@ -1,33 +1,61 @@
-"""Proximal policy optimization, top to bottom: the loss, the update (the settings: configs.py).
+"""Proximal policy optimization, top to bottom: annealing, loss, minibatches, update (the settings: ppo_config.py).
 
-rollout → advantages → epochs of minibatches → clipped loss → clipped gradients → optimizer. Knows no env, process or device.
+rollout → postprocessing → epochs of minibatches → clipped loss → clipped gradients → optimizer. Knows no env or process.
+The compiled and the GPU version (ppo_native.py, ppo_device.py) are composed of what stands here.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hurtle.algorithms.configs import PPOConfig
-from hurtle.algorithms.optimizers import Optimizers
+from hurtle.algorithms.algorithm import LearnerSetup
+from hurtle.algorithms.ppo_config import PPOConfig, segments_per_minibatch
 from hurtle.buffers.rollout import Minibatch, Rollout
-from hurtle.errors import HurtleError, NonFiniteError
+from hurtle.collect.postprocess import Postprocess
+from hurtle.contracts import Learner, Metrics, Weights
+from hurtle.errors import NonFiniteError
+from hurtle.kernels.cuda_graphs import autocast
+from hurtle.kernels.optimizers import Optimizers
+from hurtle.kernels.vtrace import vtrace, vtrace_cuda
 from hurtle.native.rng import stream_state
-from hurtle.native.vtrace import vtrace, vtrace_cuda
 from hurtle.policies.policy import Policy
 
 SHUFFLE_STREAM = 2
+AUTOCAST = {"float32": None, "tf32": None, "bf16": torch.bfloat16}
 METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
-"""Of each minibatch."""
+"""Metrics of each minibatch."""
+
+
+class Annealed(NamedTuple):
+    """Settings that change over a run."""
+
+    learning_rate: float
+    clip_range: float
+    priority_beta: float
+
+
+def annealed(value: float, anneals: bool, progress: float) -> float:
+    """`value`, lowered linearly to 0 over the run if it anneals."""
+    return value * max(0.0, 1.0 - progress) if anneals else value
+
+
+def anneal(config: PPOConfig, progress: float) -> Annealed:
+    """The settings of an update at some point of the run, from 0 to 1."""
+    return Annealed(
+        annealed(config.learning_rate, config.anneal_learning_rate, progress),
+        annealed(config.clip_range, config.anneal_clip_range, progress),
+        config.priority_beta + (1 - config.priority_beta) * progress,
+    )
 
 
 class Losses(NamedTuple):
-    """What one minibatch gave; all scalars."""
+    """The loss of one minibatch and its parts; all scalars."""
 
     total: Tensor
     policy_loss: Tensor
@@ -38,15 +66,15 @@ class Losses(NamedTuple):
 
 
 def evaluate_actions(policy: Policy, batch: Minibatch) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs and entropies of the batch's actions, and values, under the policy as it is now: three times `[batch]`."""
+    """Log-probs and entropies of the batch's actions and the values, under the policy as it is now; each `[batch]`."""
     if batch.starts is None:
-        distribution, values, _ = policy(batch.obs, mask=batch.masks)
+        distribution, values, _ = policy(batch.inputs, mask=batch.masks)
         return distribution.log_prob(batch.actions), distribution.entropy(), values
-    distribution, values, _ = policy.forward_sequence(batch.obs, batch.state, batch.starts, batch.masks)
+    distribution, values, _ = policy.forward_sequence(batch.inputs, batch.state, batch.starts, batch.masks)
     if batch.kept is None:
         return distribution.log_prob(batch.actions), distribution.entropy(), values
-    # Steps that nobody decided were fed to the memory, and end here. As their actions, which are never looked at, they get the
-    # first of the others': a legal one, since even an unused log-prob of an impossible action would make gradients NaN.
+    # Invalid steps have run through the memory and are dropped here. Their actions, which are never used, are replaced by the
+    # first valid one, which is legal: even an unused log-prob of an impossible action would make gradients NaN.
     filler = batch.actions[:1].expand(len(values), *batch.actions.shape[1:])
     actions = filler.index_copy(0, batch.kept, batch.actions)
     log_probs, entropies = distribution.log_prob(actions), distribution.entropy()
@@ -56,7 +84,7 @@ def evaluate_actions(policy: Policy, batch: Minibatch) -> tuple[Tensor, Tensor, 
 def ppo_loss(
     log_probs: Tensor, entropies: Tensor, values: Tensor, batch: Minibatch, clip_range: Any, config: PPOConfig
 ) -> Losses:
-    """PPO's loss of one minibatch, from the policy's view of it now and when it acted; clip_range may be a tensor."""
+    """PPO's loss of one minibatch; clip_range may be a tensor."""
     advantages = batch.advantages
     if config.normalize_advantages and len(advantages) > 1:
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
@@ -82,175 +110,225 @@ def ppo_loss(
     return Losses(total, policy_loss.detach(), value_loss.detach(), entropy.detach(), approx_kl, clip_fraction)
 
 
-class PPO:
-    """The learner: holds the optimizer and the stream of minibatches.
+class MinibatchOrder:
+    """Which steps make the minibatches, drawn from a random stream of their own.
 
     Args:
-        policy: Trained in place.
-        config: The options above.
-        seed: Of the minibatches, which have a random stream of their own.
-        compiled: Run the loss and its gradients through `torch.compile`.
-        autocast: A dtype for mixed precision, or None.
+        config: The settings.
+        is_recurrent: Whether the policy has a memory.
+        seed: Seed of the stream.
+
+    Attributes:
+        by_segments: Whether minibatches are whole segments: for policies with a memory, and for priorities.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        config: PPOConfig,
-        seed: int = 0,
-        compiled: bool = False,
-        autocast: torch.dtype | None = None,
-    ):
-        self.policy, self.config = policy, config
-        self.optimizer = Optimizers(config.optimizer, policy, config.learning_rate, config.adam_eps, config.weight_decay)
-        self._generator = torch.Generator().manual_seed(stream_state(seed, SHUFFLE_STREAM) >> 1)
-        self._autocast = autocast
-        self._minibatch_loss = torch.compile(self._loss) if compiled else self._loss
-        self._compiled = compiled
+    def __init__(self, config: PPOConfig, is_recurrent: bool, seed: int):
+        self.config, self.by_segments = config, is_recurrent or config.priority_alpha > 0
+        self.generator = torch.Generator().manual_seed(stream_state(seed, SHUFFLE_STREAM) >> 1)
 
-    def update(self, rollout: Rollout, remaining: float = 1.0) -> dict[str, float]:
-        """Learn from one rollout.
-
-        Args:
-            rollout: Filled by a collector.
-            remaining: The part of the run that is still to come, from 1 down to 0, for everything that is annealed.
-
-        Returns:
-            Metrics; losses are means over the minibatches.
-
-        Raises:
-            NonFiniteError: The loss or a gradient is not finite.
-        """
+    def epoch(self, rollout: Rollout, beta: float) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """One epoch: flat indices of steps, or rows of segments with their importance weights."""
         config = self.config
-        learning_rate = config.learning_rate * (remaining if config.anneal_learning_rate else 1.0)
-        clip_range = config.clip_range * (remaining if config.anneal_clip_range else 1.0)
-        self.optimizer.set_learning_rate(learning_rate)
-        rollout.use_advantages(config.gamma, config.gae_lambda)
-        explained = explained_variance(rollout)
-
-        seen = self._epochs(rollout, remaining, clip_range)
-        metrics = dict(zip(METRICS, seen.mean(0).tolist(), strict=True))
-        if len(seen) and not seen.isfinite().all():
-            raise NonFiniteError(
-                f"The loss or its gradient is not finite: {metrics}. Go on from a checkpoint, with a lower learning_rate."
-            )
-        return {**metrics, "explained_variance": explained, "learning_rate": learning_rate, "clip_range": clip_range}
-
-    def _epochs(self, rollout: Rollout, remaining: float, clip_range: float) -> Tensor:
-        """Learn from the rollout, epoch by epoch; returns the METRICS of each minibatch, `[minibatches, 6]`."""
-        config = self.config
-        # Compiled code would be compiled again for every new number, but not for a tensor.
-        limit: Any = torch.tensor(clip_range, device=rollout.device) if self._compiled else clip_range
-        seen: list[Tensor] = []
-        for _ in range(config.num_epochs):
-            if config.vtrace:
-                self._correct_advantages(rollout)
-            first = len(seen)
-            for batch in self._minibatches(rollout, remaining):
-                if not len(batch.actions):  # steps of absent agents alone
-                    continue
-                losses = self._minibatch_loss(batch, limit)
-                grad_norm = self.optimizer.step(losses.total, config.max_grad_norm)
-                seen.append(torch.stack([*losses[1:], grad_norm]))
-            if seen[first:] and self._went_too_far(torch.stack(seen[first:])):
-                break
-        return torch.stack(seen) if seen else torch.zeros(0, len(METRICS))
-
-    def _went_too_far(self, seen: Tensor) -> bool:
-        """Whether the mean KL of an epoch's minibatches is beyond the target."""
-        return self.config.target_kl is not None and bool(seen[:, METRICS.index("approx_kl")].mean() > self.config.target_kl)
-
-    def _loss(self, batch: Minibatch, clip_range: Any) -> Losses:
-        with self._mixed_precision(batch.advantages.device):
-            log_probs, entropies, values = evaluate_actions(self.policy, batch)
-        return ppo_loss(log_probs.float(), entropies.float(), values.float(), batch, clip_range, self.config)
-
-    def _mixed_precision(self, device: torch.device) -> torch.autocast:
-        return torch.autocast(device.type, self._autocast, enabled=self._autocast is not None)
-
-    def _minibatches(self, rollout: Rollout, remaining: float) -> Iterator[Minibatch]:
-        """One epoch."""
-        for chosen, weights in self._draw(rollout, remaining):
-            if self.learns_from_segments:
-                yield rollout.segments(chosen.to(rollout.device), None if weights is None else weights.to(rollout.device))
-            else:
-                yield rollout.steps(chosen)
-
-    @property
-    def learns_from_segments(self) -> bool:
-        """Whether minibatches are whole segments: where the policy remembers or priorities are asked for."""
-        return self.policy.is_recurrent or self.config.priority_alpha > 0
-
-    def _draw(self, rollout: Rollout, remaining: float) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """What the minibatches of one epoch are made of: flat indices of steps, or rows of segments with their weights."""
-        config = self.config
-        if not self.learns_from_segments:
+        if not self.by_segments:
             steps = rollout.valid_steps()
             if config.shuffle:
-                steps = steps[torch.randperm(len(steps), generator=self._generator).to(rollout.device)]
+                steps = steps[torch.randperm(len(steps), generator=self.generator).to(rollout.device)]
             count = max(1, -(-len(steps) // config.minibatch_size))
-            for chosen in steps.tensor_split(count):  # absent agents leave odd numbers: parts as equal as can be
+            for chosen in steps.tensor_split(count):  # absent agents leave odd counts: as equal as possible
                 yield chosen, None
             return
         size = segments_per_minibatch(config.minibatch_size, rollout.num_steps)
         rows = torch.arange(rollout.num_rows)
         if not config.priority_alpha:
-            order = rows[torch.randperm(len(rows), generator=self._generator)] if config.shuffle else rows
+            order = rows[torch.randperm(len(rows), generator=self.generator)] if config.shuffle else rows
             for chosen in order.split(size):
                 yield chosen, None
             return
-        beta = config.priority_beta + (1 - config.priority_beta) * (1 - remaining)
         magnitude = (rollout.advantages.abs() * rollout.valid).sum(0).cpu()
         probability = segment_probabilities(magnitude, config.priority_alpha)
         for _ in range(rollout.num_rows // size):
-            chosen = torch.multinomial(probability, size, replacement=True, generator=self._generator)
-            yield chosen, (rollout.num_rows * probability[chosen]) ** -beta
+            chosen = torch.multinomial(probability, size, replacement=True, generator=self.generator)
+            yield chosen, importance_weights(probability, chosen, beta)
 
-    @torch.no_grad()
-    def _correct_advantages(self, rollout: Rollout) -> None:
-        """V-trace with the ratios of the policy as it is now."""
-        batch = rollout.segments(torch.arange(rollout.num_rows, device=rollout.device))._replace(kept=None)
-        batch = batch._replace(actions=rollout.actions.flatten(0, 1))
-        with self._mixed_precision(rollout.device):
-            log_probs, _, _ = evaluate_actions(self.policy, batch)
-        self._use_vtrace(rollout, log_probs.float().view_as(rollout.log_probs) - rollout.log_probs)
-
-    def _use_vtrace(self, rollout: Rollout, log_ratios: Tensor) -> None:
-        config = self.config
-        settings = (config.gamma, config.gae_lambda, config.rho_clip, config.c_clip)
-        compute, arrays = rollout.kernel(vtrace, vtrace_cuda)
-        targets, advantages = compute(rollout.kernel_array(log_ratios), *arrays, *settings, rollout.kernel_valid())
-        rollout.returns.copy_(torch.as_tensor(targets))
-        rollout.advantages.copy_(torch.as_tensor(advantages))
-
-    def state_dict(self) -> dict[str, Any]:
-        """The optimizer and the stream of minibatches; the policy is saved by who owns it."""
-        return {"optimizer": self.optimizer.state_dict(), "generator": self._generator.get_state()}
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from a saved state."""
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self._generator.set_state(saved["generator"].cpu())
+    def minibatches(self, rollout: Rollout, beta: float) -> Iterator[Minibatch]:
+        """One epoch, gathered."""
+        for chosen, weights in self.epoch(rollout, beta):
+            if self.by_segments:
+                yield rollout.segments(chosen.to(rollout.device), None if weights is None else weights.to(rollout.device))
+            else:
+                yield rollout.steps(chosen)
 
 
 def segment_probabilities(magnitude: Tensor, alpha: float) -> Tensor:
-    """Probabilities ∝ magnitude^alpha of segments; none is ever left out for good. [N] -> [N]."""
+    """Probabilities ∝ magnitude^alpha of drawing each segment; none is 0. [N] -> [N]."""
     weight = magnitude**alpha + 1e-6
     return weight / weight.sum()
 
 
-def segments_per_minibatch(minibatch_size: int, num_steps: int) -> int:
-    """How many whole segments make a minibatch.
+def importance_weights(probability: Tensor, chosen: Tensor, beta: Any) -> Tensor:
+    """(N · p)^-beta of the chosen segments; beta may be a tensor. [N], [b] -> [b]."""
+    return (len(probability) * probability[chosen]) ** -beta
 
-    Raises:
-        HurtleError: They do not fit.
+
+class Epochs(Protocol):
+    """Runs epochs of minibatches for `PPO`: in torch (below) or in compiled code (ppo_native.py)."""
+
+    def run(self, rollout: Rollout, order: MinibatchOrder, now: Annealed, count: int) -> Tensor:
+        """Learn for `count` epochs; returns the METRICS of each minibatch, `[minibatches, 6]`."""
+
+    def weights(self, version: int) -> Weights:
+        """The weights to act with."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's moments, in the format of `Optimizers.state_dict`."""
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continue with saved moments."""
+
+    def close(self) -> None:
+        """Stop threads."""
+
+
+class TorchEpochs(Epochs):
+    """Epochs in torch, for any policy."""
+
+    def __init__(self, policy: Policy, config: PPOConfig, setup: LearnerSetup):
+        self.policy, self.config = policy, config
+        self.optimizer = Optimizers(config.optimizer, policy, config.learning_rate, config.adam_eps, config.weight_decay)
+        self._autocast, self._compiled = AUTOCAST[setup.precision], setup.compiled
+        self._minibatch_loss = torch.compile(self.loss) if setup.compiled else self.loss
+
+    def run(self, rollout: Rollout, order: MinibatchOrder, now: Annealed, count: int) -> Tensor:
+        """See `Epochs.run`."""
+        # A number would be compiled in, and so compiled again for every new one; a tensor is not.
+        clip_range: Any = torch.tensor(now.clip_range, device=rollout.device) if self._compiled else now.clip_range
+        self.optimizer.set_learning_rate(now.learning_rate)
+        seen: list[Tensor] = []
+        for _ in range(count):
+            if self.config.vtrace:
+                correct_advantages(self.policy, rollout, self.config, self._autocast)
+            for batch in order.minibatches(rollout, now.priority_beta):
+                if not len(batch.actions):  # only steps of absent agents
+                    continue
+                losses = self._minibatch_loss(batch, clip_range)
+                grad_norm = self.optimizer.step(losses.total, self.config.max_grad_norm)
+                seen.append(torch.stack([*losses[1:], grad_norm]))
+        return torch.stack(seen) if seen else torch.zeros(0, len(METRICS))
+
+    def loss(self, batch: Minibatch, clip_range: Any) -> Losses:
+        """The loss of a minibatch."""
+        with autocast(batch.advantages.device, self._autocast):
+            log_probs, entropies, values = evaluate_actions(self.policy, batch)
+        return ppo_loss(log_probs.float(), entropies.float(), values.float(), batch, clip_range, self.config)
+
+    def weights(self, version: int) -> Weights:
+        """See `Learner.weights`."""
+        return Weights.of(self.policy, version)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's moments."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continue with saved moments."""
+        self.optimizer.load_state_dict(saved)
+
+    def close(self) -> None:
+        """Nothing to stop."""
+
+
+class PPO(Learner):
+    """The learner.
+
+    Args:
+        policy: Trained in place.
+        config: The settings.
+        setup: Seed, reward preprocessing, precision.
+        epochs: What runs the minibatches; None takes torch.
     """
-    if minibatch_size % num_steps:
-        raise HurtleError(
-            f"Recurrent policies and priorities learn from whole segments: minibatch_size={minibatch_size} must be a "
-            f"multiple of num_steps={num_steps}, such as {max(1, round(minibatch_size / num_steps)) * num_steps}."
-        )
-    return minibatch_size // num_steps
+
+    def __init__(self, policy: Policy, config: PPOConfig, setup: LearnerSetup | None = None, *, epochs: Epochs | None = None):
+        setup = setup or LearnerSetup()
+        self.policy, self.config, self.updates = policy, config, 0
+        self.postprocess = Postprocess(policy, config.gamma, config.gae_lambda, setup.rewards, AUTOCAST[setup.precision])
+        self.order = MinibatchOrder(config, policy.is_recurrent, setup.seed)
+        self.epochs = epochs or TorchEpochs(policy, config, setup)
+
+    def update(self, rollout: Rollout, progress: float = 0.0) -> Metrics:
+        """Learn from one rollout; see `Learner.update`. Losses are means over the minibatches."""
+        config, now = self.config, anneal(self.config, progress)
+        self.postprocess(rollout)
+        explained = explained_variance(rollout)
+
+        together = config.num_epochs if config.target_kl is None else 1
+        parts: list[Tensor] = []
+        for _ in range(0, config.num_epochs, together):
+            parts.append(self.epochs.run(rollout, self.order, now, together))
+            if beyond_target_kl(parts[-1], config):
+                break
+        seen = torch.cat(parts)
+        self.updates += 1
+        metrics = dict(zip(METRICS, seen.mean(0).tolist(), strict=True))
+        if len(seen) and not seen.isfinite().all():
+            raise not_finite(metrics)
+        rates = {"learning_rate": now.learning_rate, "clip_range": now.clip_range}
+        return {**metrics, "explained_variance": explained, **rates}
+
+    def weights(self) -> Weights:
+        """See `Learner.weights`."""
+        return self.epochs.weights(self.updates)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer, the stream of minibatches and the statistics of the rewards."""
+        return {
+            "optimizer": self.epochs.state_dict(),
+            "generator": self.order.generator.get_state(),
+            "postprocess": self.postprocess.state_dict(),
+            "updates": self.updates,
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continue from a saved state."""
+        self.epochs.load_state_dict(saved["optimizer"])
+        self.order.generator.set_state(saved["generator"].cpu())
+        self.postprocess.load_state_dict(saved["postprocess"])
+        self.updates = saved["updates"]
+
+    def close(self) -> None:
+        """Stop threads."""
+        self.epochs.close()
+
+
+def beyond_target_kl(seen: Tensor, config: PPOConfig) -> bool:
+    """Whether the mean KL of an epoch's minibatches, `[minibatches, 6]`, is beyond the target."""
+    if config.target_kl is None or not len(seen):
+        return False
+    return bool(seen[:, METRICS.index("approx_kl")].mean() > config.target_kl)
+
+
+def not_finite(metrics: Metrics) -> NonFiniteError:
+    """The error for a loss or gradient that is not finite."""
+    return NonFiniteError(
+        f"The loss or its gradient is not finite: {dict(metrics)}. Continue from a checkpoint, with a lower learning_rate."
+    )
+
+
+@torch.no_grad()
+def correct_advantages(policy: Policy, rollout: Rollout, config: PPOConfig, dtype: torch.dtype | None) -> None:
+    """V-trace with the ratios of the policy as it is now."""
+    batch = rollout.segments(torch.arange(rollout.num_rows, device=rollout.device), keep_all=True)
+    with autocast(rollout.device, dtype):
+        log_probs, _, _ = evaluate_actions(policy, batch)
+    use_vtrace(rollout, log_probs.float().view_as(rollout.log_probs) - rollout.log_probs, config)
+
+
+def use_vtrace(rollout: Rollout, log_ratios: Tensor, config: PPOConfig) -> None:
+    """Replace advantages and returns by V-trace's. log_ratios: [T, N]."""
+    settings = (config.gamma, config.gae_lambda, config.rho_clip, config.c_clip)
+    compute, arrays = rollout.kernel(vtrace, vtrace_cuda)
+    targets, advantages = compute(rollout.kernel_array(log_ratios), *arrays, *settings, rollout.kernel_valid())
+    rollout.returns.copy_(torch.as_tensor(targets))
+    rollout.advantages.copy_(torch.as_tensor(advantages))
 
 
 def explained_variance(rollout: Rollout) -> float:
@@ -263,14 +341,14 @@ def explained_variance(rollout: Rollout) -> float:
         returns, errors = returns[valid], errors[valid]
     if len(returns) < 2:
         return math.nan
-    with np.errstate(all="ignore"):  # what is not finite is the update's to refuse
+    with np.errstate(all="ignore"):  # the update raises if anything is not finite
         returns, errors = returns - returns.mean(), errors - errors.mean()
         variance = np.dot(returns, returns)
         return float(1 - np.dot(errors, errors) / variance) if variance else math.nan
 
 
 def explained_variance_on_device(rollout: Rollout) -> Tensor:
-    """The same without a word to the host: [1]."""
+    """Like `explained_variance`, without synchronizing with the host. [1]."""
     returns, errors = rollout.returns.double(), rollout.advantages.double()
     if rollout.all_valid:
         return (1 - errors.var() / returns.var()).float().view(1)

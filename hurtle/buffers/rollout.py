@@ -1,13 +1,13 @@
 """`Rollout`: the preallocated `[steps, rows, …]` memory between collecting and learning.
 
-collector writes steps → `compute_advantages` → algorithm reads minibatches. Knows nothing of envs or losses.
+collector writes steps → `collect.postprocess` → learner reads minibatches. Knows nothing of envs or losses.
 A row is one agent of one env; in an asynchronous pool it is a segment, a run of steps of one agent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from enum import Flag, auto
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,64 +15,56 @@ import torch
 from torch import Tensor
 
 from hurtle.errors import HurtleError
-from hurtle.native.gae import gae, gae_cuda
+from hurtle.kernels.gae import gae, gae_cuda
 
 if TYPE_CHECKING:
     from hurtle.policies.policy import Policy
 
 
-@dataclass
-class EpisodeStats:
-    """Of the episodes that ended during a rollout."""
+OUTCOMES = ("rewards", "terminated", "truncated", "starts", "valid")
+"""Fields `[T, N]` that a step of the envs fills; `obs` and `masks` come before it."""
+POLICY_FIELDS = ("inputs", "actions", "log_probs", "values")
+"""Fields `[T, N, …]` that acting fills."""
+LEARNER_FIELDS = ("final_values", "last_values", "advantages", "returns")
+"""Fields that `collect.postprocess` fills."""
+FIELDS = ("obs", "masks", *OUTCOMES, *POLICY_FIELDS, *LEARNER_FIELDS)
+"""All fields that compiled code writes. `JOB_ARRAYS` in collect/rollout_job.py has a place for each."""
 
-    returns: np.ndarray
-    lengths: np.ndarray
-    metrics: dict[str, np.ndarray]
+
+class Done(Flag):
+    """What a collector has already done of the stage between collecting and learning, `collect.postprocess`."""
+
+    NOTHING = 0
+    BOOTSTRAP = auto()
+    """`last_values` and `final_values` are filled."""
+    REWARDS = auto()
+    """`scaled_rewards` are filled, and their statistics updated."""
+    STATISTICS = auto()
+    """The policy's observation normalizer has learned from `obs`."""
+    ADVANTAGES = auto()
+    """`advantages` and `returns` are filled."""
 
 
-@dataclass
-class EpisodeTotals:
-    """Of many episodes at once, where each by itself would be too many to tell.
+class Finals(NamedTuple):
+    """The last observations of truncated episodes, which `obs` does not hold: `[K, …]`, one per truncation."""
 
-    Attributes:
-        count: How many ended.
-        returns: Sum of their returns.
-        best_return: The highest.
-        lengths: Sum of their lengths.
-        best_length: The longest.
-        metrics: Means of the env's metrics.
-    """
-
-    count: int = 0
-    returns: float = 0.0
-    best_return: float = -np.inf
-    lengths: float = 0.0
-    best_length: float = 0.0
-    metrics: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, parts: Sequence[EpisodeTotals]) -> EpisodeTotals:
-        """The totals of several rollouts."""
-        total = cls()
-        told = [(part.metrics, max(1, part.count)) for part in parts if part.metrics]
-        for name in told[0][0] if told else ():
-            total.metrics[name] = sum(metrics[name] * count for metrics, count in told) / sum(count for _, count in told)
-        for part in parts:
-            total.count += part.count
-            total.returns += part.returns
-            total.lengths += part.lengths
-            total.best_return = max(total.best_return, part.best_return)
-            total.best_length = max(total.best_length, part.best_length)
-        return total
+    steps: Tensor
+    """The step that was truncated, an integer; -1 where a preallocated place is unused."""
+    rows: Tensor
+    """Its row, an integer."""
+    obs: Tensor
+    """As the env gave it."""
+    state: tuple[Tensor, ...] = ()
+    """What the policy remembered then."""
 
 
 class Minibatch(NamedTuple):
     """Some steps of a rollout, flat `[batch, …]`.
 
-    Of whole segments, `obs`, `masks` and `starts` are `[steps, segments, …]`; all else is flat, time-major.
+    For whole segments, `inputs`, `masks` and `starts` are `[steps, segments, …]`; everything else is flat, time-major.
     """
 
-    obs: Tensor
+    inputs: Tensor
     masks: Tensor | None
     actions: Tensor
     log_probs: Tensor
@@ -92,17 +84,29 @@ class Rollout:
         policy: Gives the shapes and dtypes of observations, actions and recurrent state.
         num_steps: Steps per row.
         num_rows: Envs times agents.
-        has_masks: Whether the env tells which actions are legal.
+        has_masks: Whether the env reports legal actions.
         device: Where the tensors live.
 
     Attributes:
-        obs: What the policy saw (normalized, if it normalizes).
+        obs: Observations as the env gave them.
+        rewards: As the env gave them.
+        finals: The last observations of truncated episodes.
+        last_obs: The observation after the last step; `last_starts` and `last_state` belong to it.
+        starts: True where an episode starts with this step.
+        valid: False for steps without a decision: those of absent agents, and resets that take a step (NEXT_STEP).
+        inputs: What the policy saw: `obs`, or its normalized copy.
         actions: What the policy chose, before clipping or rescaling for the env.
-        final_values: V(final observation) of truncated episodes.
-        valid: False for steps that nobody decided: absent agents, and resets that a step did (NEXT_STEP).
-        starts: True where an episode begins with this step.
-        last_values: V of the observation after the last step.
-        advantages_for: The gamma and gae_lambda for which the collector has filled `advantages` and `returns` already, or None.
+        log_probs: Log-probabilities of these actions when they were chosen.
+        values: V(obs), when the action was chosen.
+        initial_state: What the policy remembered before the first step.
+        version: `Weights.version` that acted.
+        columns: The row that each column belongs to, int [N], in a pool; None: column n is row n.
+        done: Which parts of the postprocessing the collector has done already.
+        scaled_rewards: What is learned from: `rewards`, or a changed copy.
+        last_values: V(last_obs).
+        final_values: V(final observation) where an episode was truncated.
+        advantages: By GAE.
+        returns: advantages + values.
 
     Raises:
         HurtleError: It would have no step or no row.
@@ -119,33 +123,46 @@ class Rollout:
 
         space, head = policy.observation_space, policy.head
         assert space.shape is not None
-        obs_dtype = torch.float32 if policy.normalizer is not None else torch_dtype(space.dtype)
-        self.obs = zeros((*lead, *space.shape), obs_dtype)
-        self.actions = zeros((*lead, *head.action_shape), head.action_dtype)
+        dtype = torch_dtype(space.dtype)
+        normalizes = policy.normalizer is not None
+        raw_dtype = torch.float64 if normalizes and space.dtype == np.float64 else dtype  # statistics use every digit
+        # What the env gave.
+        self.obs = zeros((*lead, *space.shape), raw_dtype)
         self.masks = zeros((*lead, head.mask_size), torch.bool) if has_masks and head.mask_size else None
-        self.log_probs, self.values, self.rewards = zeros(lead), zeros(lead), zeros(lead)
+        self.rewards = zeros(lead)
         self.terminated, self.truncated = zeros(lead, torch.bool), zeros(lead, torch.bool)
         self.starts, self.valid = zeros(lead, torch.bool), ~zeros(lead, torch.bool)
+        self.finals = self.new_finals(0, policy)
+        self.last_obs, self.last_starts = zeros((num_rows, *space.shape), raw_dtype), zeros((num_rows,), torch.bool)
+        # What the policy did.
+        self.inputs = zeros((*lead, *space.shape)) if normalizes else self.obs
+        self.actions = zeros((*lead, *head.action_shape), head.action_dtype)
+        self.log_probs, self.values = zeros(lead), zeros(lead)
+        self.initial_state = tuple(part.clone() for part in policy.initial_state(num_rows, self.device))
+        self.last_state = tuple(part.clone() for part in self.initial_state)
+        self.version = 0
+        self.columns: np.ndarray | None = None
+        self.all_valid = True  # spares learners the search for steps to leave out
+        # What the learner makes of it.
+        self.done = Done.NOTHING
+        self.scaled_rewards = self.rewards
         self.final_values, self.last_values = zeros(lead), zeros((num_rows,))
         self.advantages, self.returns = zeros(lead), zeros(lead)
-        self.initial_state = tuple(part.clone() for part in policy.initial_state(num_rows, self.device))
-        self.all_valid = True  # spares the learner looking for steps to leave out
-        self.advantages_for: tuple[float, float] | None = None
+
+    def new_finals(self, count: int, policy: Policy) -> Finals:
+        """Room for the final observations of `count` truncations, all unused."""
+        places = torch.full((count,), -1, dtype=torch.int64, device=self.device)
+        state = tuple(part.clone() for part in policy.initial_state(count, self.device)) if count else ()
+        obs = torch.zeros((count, *self.obs.shape[2:]), dtype=self.obs.dtype, device=self.device)
+        return Finals(places, places.clone(), obs, state)
 
     @property
     def num_valid(self) -> int:
-        """Steps that count."""
+        """Number of valid steps."""
         return self.valid.numel() if self.all_valid else int(self.valid.sum())
-
-    def use_advantages(self, gamma: float, gae_lambda: float) -> None:
-        """`compute_advantages`, unless the collector has just done so; what it did counts once."""
-        done, self.advantages_for = self.advantages_for == (gamma, gae_lambda), None
-        if not done:
-            self.compute_advantages(gamma, gae_lambda)
 
     def compute_advantages(self, gamma: float, gae_lambda: float) -> None:
         """Fill `advantages` by GAE, and `returns` = advantages + values."""
-        self.advantages_for = None
         compute, arrays = self.kernel(gae, gae_cuda)
         if self.device.type == "cuda":
             compute(*arrays, gamma, gae_lambda, self.kernel_valid(), self.advantages, self.returns)
@@ -155,7 +172,7 @@ class Rollout:
 
     def kernel(self, on_cpu: Callable[..., Any], on_gpu: Callable[..., Any]) -> tuple[Callable[..., Any], list[Any]]:
         """The version of an advantage kernel for this device, and the fields that all of them take."""
-        fields = (self.rewards, self.values, self.terminated, self.truncated, self.final_values, self.last_values)
+        fields = (self.scaled_rewards, self.values, self.terminated, self.truncated, self.final_values, self.last_values)
         return on_gpu if self.device.type == "cuda" else on_cpu, [self.kernel_array(field) for field in fields]
 
     def kernel_array(self, field: Tensor) -> Any:
@@ -163,11 +180,11 @@ class Rollout:
         return field if self.device.type == "cuda" else field.numpy()
 
     def kernel_valid(self) -> Any:
-        """Which steps count, as kernels take it: None for all."""
+        """`valid` as kernels take it; None if all steps are valid."""
         return None if self.all_valid else self.kernel_array(self.valid)
 
     def check_fields(self, policy: Policy, names: Iterable[str]) -> None:
-        """See that fields are what compiled code, which gets nothing but addresses, takes them for.
+        """Check the shapes and dtypes of fields for compiled code, which sees only addresses.
 
         Raises:
             HurtleError: One of them has another shape or dtype, or is not contiguous memory of the CPU.
@@ -177,7 +194,7 @@ class Rollout:
             own, like = getattr(self, name), getattr(model, name)
             if own is None or like is None:
                 continue
-            shape = tuple(like.shape) if name == "last_values" else (self.num_steps, *like.shape[1:])
+            shape = tuple(like.shape) if name.startswith("last_") else (self.num_steps, *like.shape[1:])
             if (tuple(own.shape), own.dtype, own.device.type) != (shape, like.dtype, "cpu") or not own.is_contiguous():
                 raise HurtleError(
                     f"The rollout's {name} must be {like.dtype} of shape {shape}, contiguous and on the CPU, got {own.dtype} "
@@ -191,7 +208,7 @@ class Rollout:
             return field.flatten(0, 1)[chosen]
 
         return Minibatch(
-            gathered(self.obs.flatten(0, 1), chosen),
+            gathered(self.inputs.flatten(0, 1), chosen),
             None if self.masks is None else flat(self.masks),
             flat(self.actions),
             flat(self.log_probs),
@@ -201,12 +218,12 @@ class Rollout:
         )
 
     def segments(self, rows: Tensor, weights: Tensor | None = None, keep_all: bool = False) -> Minibatch:
-        """All steps of some rows, for policies that remember and for priorities.
+        """All steps of some rows, for recurrent policies and priorities.
 
         Args:
             rows: Which.
             weights: One per row, or None.
-            keep_all: Those that do not count too, so that how many there are does not depend on the numbers.
+            keep_all: Keep invalid steps too, so that shapes do not depend on the data.
         """
         kept = None if self.all_valid or keep_all else self.valid[:, rows].flatten().nonzero()[:, 0]
 
@@ -215,7 +232,7 @@ class Rollout:
             return steps if kept is None else steps[kept]
 
         return Minibatch(
-            gathered(self.obs, rows, dim=1),
+            gathered(self.inputs, rows, dim=1),
             None if self.masks is None else self.masks[:, rows],
             flat(self.actions),
             flat(self.log_probs),
@@ -229,14 +246,14 @@ class Rollout:
         )
 
     def valid_steps(self) -> Tensor:
-        """The flat indices of the steps that count."""
+        """The flat indices of the valid steps."""
         if self.all_valid:
             return torch.arange(self.valid.numel(), device=self.device)
         return self.valid.flatten().nonzero()[:, 0]
 
 
 def gathered(field: Tensor, where: Tensor, dim: int = 0) -> Tensor:
-    """`field` at some places of one dimension. Bytes are moved by eight: a gather pays for elements, not for bytes.
+    """`field` at some indices of one dimension. Bytes are gathered in groups of eight: a gather pays per element.
 
     Example:
         >>> gathered(torch.arange(12, dtype=torch.uint8).view(3, 4), torch.tensor([2, 0])).tolist()
@@ -247,8 +264,8 @@ def gathered(field: Tensor, where: Tensor, dim: int = 0) -> Tensor:
     bytes_each = shape.numel() * field.element_size()
     if field.element_size() > 1 or not bytes_each or bytes_each % 8 or not field.is_contiguous() or field.storage_offset() % 8:
         return field[index]
-    words = field.view(*field.shape[: dim + 1], -1).view(torch.int64)
-    return words[index].view(field.dtype).unflatten(-1, shape)
+    groups = field.view(*field.shape[: dim + 1], -1).view(torch.int64)
+    return groups[index].view(field.dtype).unflatten(-1, shape)
 
 
 def flat_weights(weights: Tensor, num_steps: int, kept: Tensor | None) -> Tensor:

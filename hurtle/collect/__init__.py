@@ -4,12 +4,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hurtle.collect.general import GeneralCollector
-    from hurtle.collect.native import NativeCollector
+    from hurtle.collect.general_collector import GeneralCollector
+    from hurtle.collect.native_collector import NativeCollector
+    from hurtle.collect.postprocess import Postprocess
 
-__all__ = ["GeneralCollector", "NativeCollector"]
+__all__ = ["GeneralCollector", "NativeCollector", "Postprocess"]
 
-_HOMES = {"GeneralCollector": "hurtle.collect.general", "NativeCollector": "hurtle.collect.native"}
+_HOMES = {
+    "GeneralCollector": "hurtle.collect.general_collector",
+    "NativeCollector": "hurtle.collect.native_collector",
+    "Postprocess": "hurtle.collect.postprocess",
+}
 
 
 def __getattr__(name: str) -> Any:

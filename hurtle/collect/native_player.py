@@ -9,14 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hurtle.collect.native import NativeCollector, vector_obstacle
+from hurtle.collect.native_collector import NativeCollector, vector_obstacle
+from hurtle.errors import UnsupportedError
+from hurtle.kernels.cpu import host
+from hurtle.kernels.loader import load_kernels
 from hurtle.native.build import COMPILING
-from hurtle.native.kernel_loader import load_kernels
-from hurtle.native.kernels import host
 from hurtle.native.rng import seed_range, stream_states
-from hurtle.policies.native_plan import UnsupportedError, plan_for
+from hurtle.policies.native_plan import plan_for
 from hurtle.policies.policy import Policy
-from hurtle.vector.native import NativeVecEnv
+from hurtle.vector.native_vec import NativeVecEnv
 
 MOST_STEPS = 128
 """Steps of one stretch: enough that Python between two of them costs nothing."""
@@ -44,7 +45,7 @@ class NativePlayer(NativeCollector):
         vec: Of native envs, see `NativeCollector`.
         policy: An MLP policy on the CPU; its normalizer is applied and not changed.
         deterministic: Take the likeliest actions; else sample them.
-        seed: Of the envs, and of the streams of sampled actions.
+        seed: Seed of the envs and of the streams of sampled actions.
         stream: Which streams these are; not those that training draws from.
 
     Raises:
@@ -53,7 +54,7 @@ class NativePlayer(NativeCollector):
 
     def __init__(self, vec: NativeVecEnv, policy: Policy, *, deterministic: bool, seed: int, stream: int):
         super().__init__(vec, policy, seed=seed)
-        self.actor._streams[:] = stream_states(seed_range(seed, self.rows.num_rows), stream)
+        self.actor.streams[:] = stream_states(seed_range(seed, self.rows.num_rows), stream)
         if deterministic:
             with COMPILING:
                 self._tell_numbers(sample=load_kernels().modes.mode_address(self._plan.head_kind))
@@ -63,12 +64,12 @@ class NativePlayer(NativeCollector):
         self._rollout = self.new_rollout(steps)
 
     def play(self) -> Played | None:
-        """Play the next stretch; None if `stop_requested` ended it.
+        """Play the next stretch; None if `request_stop` ended it.
 
         Raises:
             NonFiniteError: An env gave NaN or infinity; names it and its step.
         """
-        if not self._fill(self._rollout):
+        if not self.fill(self._rollout):
             return None
         steps, shape = self._rollout.num_steps, (-1, self.rows.num_envs, self.rows.num_agents)
         log = {name: array.reshape(shape) for name, array in self._episodes.arrays.items() if name not in ("over", "metrics")}

@@ -1,11 +1,10 @@
-"""`RewardRule`: what becomes of rewards before they are learned from: nothing, their sign, or division by the returns' std."""
+"""`RewardRule`: reward preprocessing: none, sign, or scaling by the standard deviation of discounted returns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +16,7 @@ MODES = ("raw", "sign", "normalize")
 
 
 class RewardRule:
-    """Applied to a whole rollout after it was collected; episode statistics always show the env's own rewards.
+    """Applied to a whole rollout after it was collected; episode returns always show the env's own rewards.
 
     Args:
         mode: "raw", "sign" (−1, 0 or 1) or "normalize" (divided by the standard deviation of discounted returns).
@@ -32,53 +31,61 @@ class RewardRule:
         self.mode = mode
         self.normalizer = RewardNormalizer(num_rows, gamma, clip) if mode == "normalize" else None
 
-    def apply(self, rollout: Rollout, rows: np.ndarray | None = None) -> None:
-        """Change the rollout's rewards in place.
-
-        Args:
-            rollout: Just collected.
-            rows: Whose steps each column holds, int `[N]`, those of one row in their order; None: column n is row n's.
-        """
-        if self.mode == "sign":
-            torch.sign(rollout.rewards, out=rollout.rewards)
-        elif self.normalizer is not None:
+    def apply(self, rollout: Rollout) -> None:
+        """Fill `scaled_rewards`; the env's own `rewards` stay."""
+        if self.mode == "raw":
+            return
+        scaled = _scaled(rollout)
+        if self.normalizer is None:
+            torch.sign(rollout.rewards, out=scaled)
+        else:
             ended = rollout.terminated | rollout.truncated
-            rollout.rewards.copy_(self.normalizer.scale(rollout.rewards, ended, rollout.valid, rows))
+            scaled.copy_(self.normalizer.scale(rollout.rewards, ended, rollout.valid, rollout.columns))
 
     def to(self, device: torch.device) -> RewardRule:
-        """The same rule, its statistics on a device; for `apply_on_device`."""
+        """Move the statistics to a device, for `apply_on_device`."""
         if self.normalizer is not None:
             self.normalizer.to(device)
         return self
 
     def apply_on_device(self, rollout: Rollout, kernels: Callable[..., None], good: Tensor) -> None:
-        """`apply` without a word to the host.
+        """Like `apply`, without synchronizing with the host.
 
         Args:
             rollout: Just collected.
-            kernels: Runs functions of device_rows.py on the device.
-            good: Whether the statistics may learn from it. []
+            kernels: Runs the functions of kernels/device_rows.py on the device.
+            good: Whether the statistics may learn from it. bool []
         """
-        if self.mode == "sign":
-            rollout.rewards.sign_()
-        elif self.normalizer is not None:
-            normalizer, returns = self.normalizer, torch.empty_like(rollout.rewards, dtype=torch.float64)
-            scale = (normalizer.variance + normalizer.eps).sqrt()
-            ended = rollout.terminated | rollout.truncated
-            fields = (rollout.rewards, ended, rollout.valid, normalizer.gamma, normalizer.returns, returns)
-            before = normalizer.returns.clone()
-            kernels("return_rows", rollout.num_rows, *fields)
-            normalizer.returns.copy_(torch.where(good, normalizer.returns, before))
-            rollout.rewards.copy_((rollout.rewards.double() / scale).clamp(-normalizer.clip, normalizer.clip))
-            merge_moments(normalizer, returns, None if rollout.all_valid else rollout.valid, good)
+        if self.mode == "raw":
+            return
+        scaled = _scaled(rollout)
+        if self.normalizer is None:
+            torch.sign(rollout.rewards, out=scaled)
+            return
+        normalizer, returns = self.normalizer, torch.empty_like(rollout.rewards, dtype=torch.float64)
+        std = (normalizer.variance + normalizer.eps).sqrt()
+        ended = rollout.terminated | rollout.truncated
+        fields = (rollout.rewards, ended, rollout.valid, normalizer.gamma, normalizer.returns, returns)
+        before = normalizer.returns.clone()
+        kernels("return_rows", rollout.num_rows, *fields)
+        normalizer.returns.copy_(torch.where(good, normalizer.returns, before))
+        scaled.copy_((rollout.rewards.double() / std).clamp(-normalizer.clip, normalizer.clip))
+        merge_moments(normalizer, returns, None if rollout.all_valid else rollout.valid, good)
 
     def state_dict(self) -> dict[str, Any]:
         """The normalizer's statistics."""
         return {} if self.normalizer is None else dict(self.normalizer.state_dict())
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on with saved statistics; with another number of rows, their running returns begin anew."""
+        """Continue with saved statistics; with another number of rows, their running returns start at 0."""
         if self.normalizer is not None and saved:
             own = self.normalizer.returns
             returns = saved["returns"] if saved["returns"].shape == own.shape else torch.zeros_like(own)
             self.normalizer.load_state_dict({**saved, "returns": returns})
+
+
+def _scaled(rollout: Rollout) -> Tensor:
+    """Memory for the rewards that are learned from, apart from the env's."""
+    if rollout.scaled_rewards is rollout.rewards:
+        rollout.scaled_rewards = torch.zeros_like(rollout.rewards)
+    return rollout.scaled_rewards

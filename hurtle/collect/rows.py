@@ -1,15 +1,50 @@
-"""Between a vector env's arrays and rows: shapes, masks, numbers that are not finite, ended episodes. Knows no policies."""
+"""From a vector env's arrays to rows: shapes, masks, checks for NaN, ended episodes, episode starts. Knows no policies."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from hurtle.buffers.rollout import EpisodeStats
+from hurtle.contracts import Episodes
 from hurtle.emulation.leaves import tree_leaves
 from hurtle.errors import HurtleError, NonFiniteError
+
+
+class EpisodeStarts(NamedTuple):
+    """What a step means for the next one, bool `[rows]` each; see `episode_starts`."""
+
+    starts: np.ndarray
+    """The next step starts an episode of the row."""
+    resetting: np.ndarray
+    """The next step is the row's reset (NEXT_STEP)."""
+    left: np.ndarray
+    """The row's agent left without a flag and its env is over: the last step it took was its episode's last."""
+
+
+def episode_starts(
+    starts: np.ndarray, resetting: np.ndarray, acting: np.ndarray | None, ended: np.ndarray, over: np.ndarray, next_step: bool
+) -> EpisodeStarts:
+    """Which rows start an episode with the next step; the first step of an absent agent may be further off.
+
+    This is the reference. Compiled code repeats it: `write_outcomes` in collect/rollout_loops.py and `outcome_row` in
+    kernels/device_rows.py; tests/collect/test_native_collector.py and test_device_collector.py hold them equal.
+
+    Args:
+        starts: Rows whose last step started an episode.
+        resetting: Rows whose last step was a reset.
+        acting: Rows for which the last step counted; None: all.
+        ended: Rows whose episode ended with it.
+        over: Rows of envs that are over as a whole.
+        next_step: Whether resets take a step of their own.
+    """
+    waiting = left = np.zeros_like(ended)
+    if acting is not None:
+        waiting, left = starts & ~acting, over & ~acting & ~starts & ~resetting
+    if next_step:
+        return EpisodeStarts(resetting | waiting | (ended & ~over), over, left)
+    return EpisodeStarts(ended | waiting | over, np.zeros_like(ended), left)
 
 
 class VecRows:
@@ -53,15 +88,15 @@ class VecRows:
         return rows.reshape(-1, self.num_agents, *rows.shape[1:]) if self._agent_axis else rows
 
     def mask(self, infos: dict[str, Any]) -> np.ndarray | None:
-        """Legal actions, bool `[rows, actions]`, if an env tells them; all are in an env that does not."""
+        """Legal actions, bool `[rows, actions]`, or None if no env reports any; where an env reports none, all are legal."""
         if "action_mask" not in infos:
             return None
-        mask, told = np.asarray(infos["action_mask"]), infos.get("_action_mask")
-        if told is None or (mask.dtype != object and np.all(told)):  # of every row
+        mask, reported = np.asarray(infos["action_mask"]), infos.get("_action_mask")
+        if reported is None or (mask.dtype != object and np.all(reported)):  # by every row
             return mask.reshape(-1, mask.shape[-1]).astype(np.bool_, copy=False)
-        told = np.asarray(told)
-        legal = np.ones((len(told), len(mask[told.argmax()])), np.bool_)
-        for n in told.nonzero()[0]:
+        reported = np.asarray(reported)
+        legal = np.ones((len(reported), len(mask[reported.argmax()])), np.bool_)
+        for n in reported.nonzero()[0]:
             legal[n] = mask[n]
         return legal
 
@@ -73,22 +108,23 @@ class VecRows:
         """All rows of the envs that are over as a whole, bool `[rows]`: their next step begins an episode, or is the reset."""
         if acting is None or not self._agent_axis:
             return ended
-        told = infos.get("_metrics" if self.next_step else "_final_obs")
-        if told is None and not self.next_step:
+        over = infos.get("_metrics" if self.next_step else "_final_obs")
+        if over is None and not self.next_step:
             return np.zeros_like(ended)
-        if told is None:  # nobody goes on; and in a Python env nobody comes, while native ones show their last state
-            told = (ended | ~acting).reshape(-1, self.num_agents).all(1) & ended.reshape(-1, self.num_agents).any(1)
+        if over is None:  # nobody continues, and in a Python env nobody joins; native ones show their last state
+            over = (ended | ~acting).reshape(-1, self.num_agents).all(1) & ended.reshape(-1, self.num_agents).any(1)
             if hasattr(self.vec, "agents"):
-                told &= ~np.asarray(infos["agent_mask"]).any(1)
-        return np.asarray(told).repeat(self.num_agents)
+                over &= ~np.asarray(infos["agent_mask"]).any(1)
+        return np.asarray(over).repeat(self.num_agents)
 
     def final_obs(self, infos: dict[str, Any], rows: np.ndarray, obs: np.ndarray) -> np.ndarray:
         """The last observations of the episodes of these rows, which were truncated; `obs`: what the step returned.
 
-        An agent that is truncated while its env goes on has its last observation in `obs`.
+        An agent that is truncated while its env continues has its last observation in `obs`; so has everyone in an env that
+        resets in the next step.
         """
         final = obs[rows].copy()
-        if "final_obs" not in infos:
+        if self.next_step or "final_obs" not in infos:
             return final
         over = np.asarray(infos["_final_obs"])[rows // self.num_agents]
         given = infos["final_obs"]
@@ -101,7 +137,7 @@ class VecRows:
 
     def episodes(
         self, infos: dict[str, Any], rewards: np.ndarray, ended: np.ndarray, stepped: np.ndarray | None
-    ) -> EpisodeStats | None:
+    ) -> Episodes | None:
         """The episodes that ended with this step; a foreign vector's own statistics win where it has some."""
         if self._own_statistics:
             counted = 1 if stepped is None else stepped
@@ -119,12 +155,12 @@ class VecRows:
                 for name, values in episode.items()
                 if in_metrics is not None and not name.startswith("_") and name not in known
             }
-            stats = EpisodeStats(np.array(episode["r"][found], np.float64), np.array(episode["l"][found]), metrics)
+            ended_episodes = Episodes.of(np.array(episode["r"][found]), np.array(episode["l"][found]), metrics)
         else:
-            stats = EpisodeStats(self._returns[ended].copy(), self._lengths[ended].copy(), {})
+            ended_episodes = Episodes.of(self._returns[ended].copy(), self._lengths[ended].copy())
         if self._own_statistics:
             self._returns[ended] = self._lengths[ended] = 0
-        return stats
+        return ended_episodes
 
     def check_finite(self, what: str, array: np.ndarray, steps: Any, rows: np.ndarray | None = None) -> None:
         """Refuse NaN and infinities before anything learns from them.
@@ -150,12 +186,3 @@ class VecRows:
                 f"{np.array2string(leaf[bad], threshold=12)}. "
                 "Nothing was learned from it. Look for a division by zero, a log or an overflow in the env."
             )
-
-
-def merge_stats(found: list[EpisodeStats]) -> EpisodeStats:
-    """The episodes of several steps as one."""
-    if not found:
-        return EpisodeStats(np.zeros(0), np.zeros(0, np.int64), {})
-    names = dict.fromkeys(name for stats in found for name in stats.metrics)
-    metrics = {name: np.concatenate([stats.metrics[name] for stats in found if name in stats.metrics]) for name in names}
-    return EpisodeStats(np.concatenate([s.returns for s in found]), np.concatenate([s.lengths for s in found]), metrics)

@@ -1,4 +1,4 @@
-"""`Staging`: pinned memory between the host and a GPU, so that copies run while both go on working.
+"""`Staging`: pinned memory between the host and a GPU, so that copies overlap with work on both.
 
 array → pinned buffer → device tensor, and back; on the CPU, views. Knows nothing of envs, policies or rollouts.
 """
@@ -107,7 +107,7 @@ class Staging:
         Args:
             name: Whose buffers to use; arrays of one name differ in nothing but their number of rows.
             array: `[rows, …]`.
-            dtype: Of the tensor; None keeps the array's.
+            dtype: The tensor's dtype; None keeps the array's.
 
         Returns:
             On the CPU a view where the dtype allows it, on a GPU new memory.
@@ -134,7 +134,7 @@ class Staging:
         return self.start_to_host(name, tensor).wait()
 
     def start_to_host(self, name: str, tensor: Tensor) -> Arrival:
-        """Begin what `to_host` does; the host may go on, and launch more, until it needs the array."""
+        """Start what `to_host` does; the host can launch more until it needs the array."""
         if self._copies is None:
             return Arrival(tensor.cpu().numpy())
         buffer = self._next_buffer("to host", name, tuple(tensor.shape), tensor.dtype)

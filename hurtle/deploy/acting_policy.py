@@ -1,6 +1,6 @@
-"""`ActingPolicy`: what every loaded policy has in common: observations as the env gives them in, actions as it takes them out.
+"""`ActingPolicy`: the part that all loaded policies share: the env's observations in, the env's actions out.
 
-observation (array, int, dict …) → flat rows → [what the policy computes] → action that `env.step` takes. Imports no torch.
+observation (array, int, dict …) → flat rows → [the policy] → action for `env.step`. Imports no torch.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from hurtle.emulation.actions import ActionLayout
-from hurtle.emulation.layout import SpaceLayout
+from hurtle.emulation.action_layout import ActionLayout
+from hurtle.emulation.flat_layout import SpaceLayout
 from hurtle.emulation.leaves import tree_leaves
 from hurtle.emulation.nan import nan_rows
 from hurtle.errors import EmulationError, HurtleError, NonFiniteError
@@ -23,17 +23,17 @@ State = tuple[Any, ...]
 class ActingPolicy(ABC):
     """A trained policy, ready to act.
 
-    A recurrent policy remembers between calls of `act`; `reset()` begins an episode. Or carry its memory yourself:
-    `action, state = policy.act(obs, state)`, with `policy.initial_state()` at the start of an episode.
+    A recurrent policy keeps its state between calls of `act`; call `reset()` when an episode begins. Or carry the state
+    yourself: `action, state = policy.act(obs, state)`, with `policy.initial_state()` at the start of an episode.
 
     Args:
-        flat_spaces: Of the rows that the policy sees, and of its actions.
-        layouts: How the env's own spaces lie in them; None where they are the same.
-        mask_size: Entries of an action mask; None if it takes none.
+        flat_spaces: The flat spaces of observations and actions.
+        layouts: How the env's own spaces lie in the flat ones; None where they are the same.
+        mask_size: Entries of an action mask; None if the policy takes none.
 
     Attributes:
-        observation_space: What `act` takes: the env's own space (of one agent, if it has several).
-        action_space: What `act` returns.
+        observation_space: The env's own observation space (of one agent, if it has several).
+        action_space: The env's own action space, likewise.
     """
 
     def __init__(
@@ -47,23 +47,23 @@ class ActingPolicy(ABC):
         self._mask_size = mask_size
         self.observation_space: spaces.Space = self._layout.space if self._layout else self._flat_space
         self.action_space: spaces.Space = self._action_layout.space if self._action_layout else flat_actions
-        self._memory: State | None = None  # of `act` without a state; None: an episode begins
+        self._memory: State | None = None  # the state of `act` calls without one; None: an episode begins
 
     def act(self, obs: Any, state: State | None = None, mask: Any = None, deterministic: bool | None = None) -> Any:
         """Choose an action for one observation, or actions for a batch of them.
 
         Args:
-            obs: As `env.reset()` gives it, or a batch [B, …] as a vector env does.
-            state: The memory to act with; None uses the policy's own.
+            obs: An observation as `env.reset()` returns it, or a batch [B, …] as a vector env does.
+            state: The recurrent state to act with; None uses the state that the policy keeps.
             mask: Legal actions, bool [n] or [B, n].
-            deterministic: Take the most likely action, which is what None means; False samples from a stream that the run's
-                seed determines. An exported file does one of the two, and None takes that.
+            deterministic: True (or None) takes the most likely action; False samples, from a stream seeded by the run's seed.
+                An exported file does one of the two, and None accepts either.
 
         Returns:
-            An action that `env.step` takes, or a batch of them; with `state`, the pair (action, next state).
+            An action for `env.step`, or a batch of them; with `state`, the pair (action, next state).
 
         Raises:
-            HurtleError: The observation, mask or state is not what the policy expects.
+            HurtleError: The observation, mask or state does not fit the policy.
         """
         rows, single = self._rows(obs)
         memory = self._own_memory(len(rows)) if state is None else self._given_memory(state, len(rows))
@@ -75,19 +75,19 @@ class ActingPolicy(ABC):
         return action
 
     def value(self, obs: Any) -> Any:
-        """What the policy expects to gain from here: a float for one observation, float32 [B] for a batch.
+        """The value estimate: a float for one observation, float32 [B] for a batch.
 
-        A recurrent policy answers with what it remembers, and remembers nothing new.
+        A recurrent policy uses the state it keeps, and does not change it.
         """
         rows, single = self._rows(obs)
         found = self._values(rows, self._own_memory(len(rows)))
         return float(found[0]) if single else found
 
     def reset(self, mask: Any = None) -> None:
-        """Begin a new episode: forget.
+        """Clear the recurrent state, at the start of an episode.
 
         Args:
-            mask: bool [B]: the rows of the batch that begin one; None: all.
+            mask: The rows of the batch whose episode begins, bool [B]; None: all.
         """
         if mask is None or self._memory is None:
             self._memory = None
@@ -98,34 +98,34 @@ class ActingPolicy(ABC):
             raise HurtleError(f"reset takes a mask of bool [{batch}], got {chosen.dtype} {list(chosen.shape)}.")
         self._memory = tuple(self._forgotten(part, chosen) for part in self._memory)
 
-    # What a kind of policy does.
+    # Implemented by each kind of policy.
 
     @abstractmethod
     def initial_state(self, batch: int = 1) -> State:
-        """The memory at the start of an episode; () for a policy without recurrence."""
+        """The recurrent state at the start of an episode; () for a policy without recurrence."""
 
     @abstractmethod
     def _choose(
         self, rows: np.ndarray, memory: State, mask: np.ndarray | None, deterministic: bool | None
     ) -> tuple[np.ndarray, State]:
-        """Actions [B, …] of the flat action space, and the next memory."""
+        """Actions [B, …] of the flat action space, and the next state."""
 
     @abstractmethod
     def _values(self, rows: np.ndarray, memory: State) -> np.ndarray:
-        """Float32 [B]."""
+        """Value estimates, float32 [B]."""
 
     @abstractmethod
     def _forgotten(self, part: Any, rows: np.ndarray) -> Any:
-        """A part of a memory with zeros in some rows, bool [B]."""
+        """A part of a recurrent state, cleared in the given rows, bool [B]."""
 
     @abstractmethod
     def _as_memory(self, part: Any) -> Any:
-        """A part of a memory that the user carried, where and as the policy needs it."""
+        """A part of a state that the user carried, converted to what the policy takes."""
 
-    # What comes in.
+    # Inputs.
 
     def _rows(self, obs: Any) -> tuple[np.ndarray, bool]:
-        """Observations as rows [B, …] of the space that the policy was trained on, and whether it was a single one."""
+        """Observations as rows [B, …] of the flat space, and whether it was a single observation."""
         flat_space = self._flat_space
         structured = self._layout is not None and not isinstance(self._layout.space, spaces.Box)
         if structured and not _is_flat(obs, flat_space):
@@ -133,11 +133,11 @@ class ActingPolicy(ABC):
         else:
             rows, single = _plain_rows(obs, flat_space)
         if nan_rows(rows, self._layout).any():
-            raise NonFiniteError("The observation holds NaN; a policy can make nothing of it.")
+            raise NonFiniteError("The observation contains NaN.")
         return rows, single
 
     def _flattened(self, obs: Any) -> tuple[np.ndarray, bool]:
-        """A structured observation, or a batch of them as vector envs have it."""
+        """Flat rows of a structured observation, or of a batch of them as a vector env returns it."""
         layout = self._layout
         assert layout is not None
         try:
@@ -150,7 +150,7 @@ class ActingPolicy(ABC):
             try:
                 layout.write_batch(obs, memory)
             except (EmulationError, KeyError, TypeError, IndexError, ValueError):
-                raise error from None  # it was meant to be a single one
+                raise error from None  # it was meant as a single observation
             return layout.flat(memory), False
         memory = layout.memory(1)
         layout.writer(memory[0])(obs)
@@ -173,8 +173,8 @@ class ActingPolicy(ABC):
             return self.initial_state(batch)
         if self._memory and len(self._memory[0]) != batch:
             raise HurtleError(
-                f"The policy remembers {len(self._memory[0])} episodes and got {batch} observations: call reset() before "
-                "a batch of another size, or carry the memory yourself with state=policy.initial_state(batch)."
+                f"The policy keeps the state of {len(self._memory[0])} episodes and got {batch} observations: call reset() "
+                "before a batch of another size, or carry the state yourself, from state=policy.initial_state(batch)."
             )
         return self._memory
 
@@ -186,26 +186,26 @@ class ActingPolicy(ABC):
         return tuple(self._as_memory(part) for part in state)
 
     def _no_mask(self) -> str:
-        """Why it takes no mask."""
+        """The reason that it takes no mask, for errors."""
         return f"actions in {self.action_space} have no masks"
 
-    # What goes out.
+    # Outputs.
 
     def _env_action(self, action: Any) -> Any:
-        """One action as `env.step` takes it."""
+        """One action for `env.step`."""
         if self._action_layout is not None:
             return self._action_layout.decode(action)
         return int(action) if isinstance(self.action_space, spaces.Discrete) else action.copy()
 
     def _env_batch(self, actions: np.ndarray) -> Any:
-        """Actions [B, …] as a vector env takes them."""
+        """Actions [B, …] for the `step` of a vector env."""
         if self._action_layout is None or isinstance(self.action_space, spaces.Box):
             return actions
         return _stacked([self._action_layout.decode(action) for action in actions])
 
 
 def _is_flat(obs: Any, space: spaces.Space) -> bool:
-    """Whether a structured observation comes flat already, as an emulated env gives it."""
+    """Whether a structured observation is flat already, as an emulated env returns it."""
     return isinstance(obs, np.ndarray) and obs.dtype == space.dtype and obs.shape[-len(space.shape or ()) :] == space.shape
 
 
@@ -230,7 +230,7 @@ def _plain_rows(obs: Any, space: spaces.Space) -> tuple[np.ndarray, bool]:
 
 
 def _batch_size(obs: Any) -> int | None:
-    """How many observations a structured batch holds: the length of its first leaf that has one."""
+    """The number of observations in a structured batch: the length of its first leaf that has one."""
     for leaf in tree_leaves(obs):
         if np.ndim(leaf) > 0:
             return len(leaf)
@@ -238,7 +238,7 @@ def _batch_size(obs: Any) -> int | None:
 
 
 def _stacked(actions: list[Any]) -> Any:
-    """Structured actions as one batch, as Gymnasium has it: a dict or tuple of arrays."""
+    """Structured actions as one Gymnasium batch: a dict or tuple of arrays."""
     first = actions[0]
     if isinstance(first, dict):
         return {key: _stacked([action[key] for action in actions]) for key in first}

@@ -1,6 +1,6 @@
-"""`Card`: what a policy file says about itself, as JSON; and whether that can be true.
+"""`Card`: the metadata of a policy file, as JSON, and the checks that it is consistent.
 
-JSON → sizes (before anything is made of them) → spaces and layouts → card. Knows no file format, and imports no torch.
+JSON → sizes (checked before anything is allocated) → spaces and layouts → card. Knows no file format, and imports no torch.
 """
 
 from __future__ import annotations
@@ -15,37 +15,30 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from hurtle.emulation.actions import ActionLayout
-from hurtle.emulation.layout import SpaceLayout
+from hurtle.emulation.action_layout import ActionLayout
+from hurtle.emulation.flat_layout import SpaceLayout
 from hurtle.emulation.leaves import key_path, tree_leaves
 from hurtle.emulation.plan import STRING_LENGTH
 from hurtle.errors import HurtleError, PolicyFileError
-from hurtle.policies.spaces import layout_from_dict, space_from_dict
+from hurtle.policies.action_transform import HEAD_OUTPUTS
+from hurtle.policies.saved_spaces import layout_from_dict, space_from_dict
 
 FORMAT = 1
 MAX_CARD = 1 << 24
-"""Characters."""
+"""Most characters of a card."""
 MAX_NUMBERS = 1 << 24
-"""In one observation or action, and in all inputs or outputs of one row."""
-HEAD_OUTPUTS = {
-    "categorical": ("logits",),
-    "multi_categorical": ("logits",),
-    "gaussian": ("mean", "log_std"),
-    "squashed_gaussian": ("mean", "log_std"),
-    "beta": ("alpha", "beta"),
-}
-"""The kinds of distributions, and what each is made of: "heads" among the outputs stands for these."""
+"""Most numbers in one observation or action, and in all inputs or outputs of one row."""
 _DTYPES = ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32", "float64")
 _WRONG = (ArithmeticError, AssertionError, AttributeError, HurtleError, LookupError, RecursionError, TypeError, ValueError)
-"""What Gymnasium's spaces and plain Python raise on a card that is none."""
+"""What Gymnasium's spaces and plain Python raise on a malformed card."""
 
 Feeds = dict[str, np.ndarray]
-"""Tensors by the names of their ports, [B, …] each."""
+"""Tensors [B, …] by the names of their ports."""
 
 
 @dataclass(frozen=True)
 class Port:
-    """One tensor that goes in or comes out, without its first dimension, the batch."""
+    """One input or output tensor, without its first dimension, the batch."""
 
     name: str
     dtype: str
@@ -53,7 +46,7 @@ class Port:
 
     @property
     def size(self) -> int:
-        """Numbers of one row."""
+        """Numbers in one row."""
         return math.prod(self.shape)
 
 
@@ -63,24 +56,24 @@ class Card:
 
     Attributes:
         env: The id of the env it was trained on.
-        env_parameters: Its parameters.
-        algorithm: What trained it.
-        steps: How long.
-        mean_return: Of its last evaluation, if there was one.
-        observation_space: Of one row, as `space_to_dict` has it; flat where the env was emulated.
+        env_parameters: The parameters of that env.
+        algorithm: The algorithm that trained it.
+        steps: Steps trained.
+        mean_return: Mean return of its last evaluation, if there was one.
+        observation_space: Space of one row, as `space_to_dict` has it; flat if the env was emulated.
         action_space: Likewise.
-        structure: The env's own spaces, where it was emulated: "observation" and "action".
+        structure: The env's own spaces, if it was emulated: "observation" and "action".
         distribution: One of `HEAD_OUTPUTS`.
-        deterministic: Whether "action" is the most likely one; else it is sampled.
-        masked: Whether legal actions are an input.
-        inputs: All of them, in order: observation, mask, state.
-        outputs: All of them, in order.
-        initial_state: What the inputs "state_in_…" are at the start of an episode.
+        deterministic: Whether "action" is the most likely one; otherwise it is sampled.
+        masked: Whether a mask of legal actions is an input.
+        inputs: All inputs in order: observation, mask, state.
+        outputs: All outputs in order.
+        initial_state: Value of the inputs "state_in_…" at the start of an episode.
         mlp: For plain MLPs: which tensors of the file are the layers.
-        seed: Of the run.
-        hurtle: The version that wrote it.
-        commit: Of the code that trained it, where that is known.
-        sha256: Of the rest of the file.
+        seed: Seed of the run.
+        hurtle: Version of Hurtle that wrote the file.
+        commit: Git commit of the code that trained it, if known.
+        sha256: Hash of the rest of the file.
     """
 
     env: str
@@ -105,10 +98,10 @@ class Card:
     format: int = FORMAT
 
     def to_json(self) -> str:
-        """One line.
+        """The card as one line of JSON.
 
         Raises:
-            HurtleError: The env's parameters are nothing that JSON has.
+            HurtleError: JSON cannot hold the env's parameters.
         """
         try:
             return json.dumps(asdict(self), allow_nan=False)
@@ -120,10 +113,10 @@ class Card:
         """Read what `to_json` wrote.
 
         Raises:
-            PolicyFileError: It is something else.
+            PolicyFileError: The text is malformed or inconsistent.
         """
         if len(text) > MAX_CARD:
-            raise PolicyFileError("what it says about its policy is too long")
+            raise PolicyFileError("its metadata is too long")
         try:
             saved = json.loads(text)
             if saved.get("format") != FORMAT:
@@ -135,11 +128,11 @@ class Card:
         except PolicyFileError:
             raise
         except _WRONG as error:
-            raise PolicyFileError(f"what it says about its policy cannot be read ({type(error).__name__}: {error})") from None
+            raise PolicyFileError(f"its metadata cannot be read ({type(error).__name__}: {error})") from None
         return card
 
     def sealed(self, found: Any) -> str:
-        """What `sha256` must be, from a hash of all else that the file holds."""
+        """The value of `sha256`, given a hash object that was fed the rest of the file."""
         found.update(replace(self, sha256="").to_json().encode())
         return found.hexdigest()
 
@@ -150,27 +143,27 @@ class Card:
 
     @cached_property
     def layouts(self) -> tuple[SpaceLayout | None, ActionLayout | None]:
-        """How the env's own spaces lie in the flat ones; (None, None) where it was not emulated."""
+        """How the env's own spaces lie in the flat ones; (None, None) if it was not emulated."""
         if self.structure is None:
             return None, None
         return layout_from_dict(self.structure["observation"]), ActionLayout(space_from_dict(self.structure["action"]))
 
     @property
     def leaves(self) -> tuple[Port, ...]:
-        """The inputs that are the observation: "obs", or one for each leaf of a structured one."""
+        """The inputs of the observation: "obs", or one for each leaf of a structured observation."""
         return tuple(port for port in self.inputs if port.name == "obs" or port.name.startswith("obs."))
 
     @property
     def states(self) -> tuple[Port, ...]:
-        """The inputs that are the memory."""
+        """The inputs of the recurrent state."""
         return tuple(port for port in self.inputs if port.name.startswith("state_in_"))
 
     @property
     def layer_tensors(self) -> set[str]:
-        """The names of the tensors that `mlp` speaks of.
+        """The names of the tensors that `mlp` lists.
 
         Raises:
-            PolicyFileError: It speaks of something else.
+            PolicyFileError: `mlp` is malformed.
         """
         if self.mlp is None:
             return set()
@@ -178,14 +171,14 @@ class Card:
             names = [layer[part] for layer in self.mlp["layers"] for part in ("weight", "bias")]
             return {name for name in (*names, self.mlp["mean"], self.mlp["std"]) if name is not None}
         except (KeyError, TypeError) as error:
-            raise PolicyFileError(f"what it says about its layers cannot be read ({error})") from None
+            raise PolicyFileError(f"its list of layers cannot be read ({error})") from None
 
 
-# Sizes, before anything is made.
+# Sizes, checked before anything is allocated.
 
 
 def _check_sizes(saved: dict[str, Any]) -> None:
-    """Refuse spaces that take more memory than any observation needs."""
+    """Refuse spaces that take more memory than any policy needs."""
     counted = {name: _numbers(saved[f"{name}_space"], {}, name) for name in ("observation", "action")}
     if saved["structure"] is not None:
         layout = saved["structure"]["observation"]
@@ -197,7 +190,7 @@ def _check_sizes(saved: dict[str, Any]) -> None:
 
 
 def _numbers(space: dict[str, Any], limits: dict[str, Any], path: str) -> int:
-    """How many numbers a value of a saved space takes, laid out as `SpaceLayout` does it."""
+    """Numbers in one value of a saved space, laid out as by `SpaceLayout`."""
     kind = space["type"]
     if kind in ("Box", "Discrete", "MultiDiscrete"):
         _check_dtype(space.get("dtype", "int64"))
@@ -226,11 +219,11 @@ def _numbers(space: dict[str, Any], limits: dict[str, Any], path: str) -> int:
         nodes = _limit(limits, "max_nodes", path) * _numbers(space["nodes"], limits, f"{path}.nodes[*]")
         features = 0 if edges is None else _numbers(edges, limits, f"{path}.edges[*]")
         return 2 + nodes + _limit(limits, "max_edges", path, 0 if edges is None else None) * (2 + features)
-    raise PolicyFileError(f"it speaks of a space of type {kind!r:.80}")
+    raise PolicyFileError(f"it has a space of type {kind!r:.80}")
 
 
 def _limit(limits: dict[str, Any], argument: str, path: str, default: int | None = None) -> int:
-    """The maximum of a leaf of varying size; a layout has one for all leaves, or one for each path."""
+    """The maximum size of a variable-sized leaf; a layout has one for all leaves, or one for each path."""
     given = limits.get(argument)
     given = given.get(path) if isinstance(given, dict) else given
     return _size(default if given is None else given)
@@ -238,12 +231,12 @@ def _limit(limits: dict[str, Any], argument: str, path: str, default: int | None
 
 def _size(number: Any) -> int:
     if type(number) is not int or not 0 <= number <= MAX_NUMBERS:
-        raise PolicyFileError(f"it speaks of arrays of {number!r:.80} numbers")
+        raise PolicyFileError(f"it has arrays of {number!r:.80} numbers")
     return number
 
 
 def _product(sizes: Iterable[Any]) -> int:
-    """Of all sizes, but no more than just too many: an endless list of them must not take forever."""
+    """The product of all sizes, capped just above the limit, so that a huge list does not take forever."""
     total = 1
     for size in sizes:
         total = min(total * _size(size), MAX_NUMBERS + 1)
@@ -256,7 +249,7 @@ def _entries(nested: Any) -> int:
 
 def _check_dtype(name: Any) -> None:
     if name not in _DTYPES:
-        raise PolicyFileError(f"it speaks of arrays of {name!r:.80}")
+        raise PolicyFileError(f"it has arrays of {name!r:.80}")
 
 
 def _ports(saved: list[dict[str, Any]]) -> tuple[Port, ...]:
@@ -271,7 +264,7 @@ def _ports(saved: list[dict[str, Any]]) -> tuple[Port, ...]:
     return tuple(port for port, _ in ports)
 
 
-# All else.
+# Everything else.
 
 _TYPES: dict[str, Any] = {
     **dict.fromkeys(("env", "algorithm", "distribution", "initial_state", "hurtle", "sha256"), str),
@@ -285,16 +278,16 @@ _TYPES: dict[str, Any] = {
 
 
 def _check_card(card: Card) -> None:
-    """Refuse a card that contradicts itself."""
+    """Refuse a card that is inconsistent."""
     for name, kind in _TYPES.items():
         value = getattr(card, name)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise PolicyFileError(f"its {name} is {value!r:.80}")
     if card.initial_state != "zeros":
-        raise PolicyFileError(f"its memory begins with {card.initial_state!r:.80}")
+        raise PolicyFileError(f"its initial state is {card.initial_state!r:.80}")
     names = [port.name for ports in (card.inputs, card.outputs) for port in ports]
     if len(set(names)) != len(names):
-        raise PolicyFileError(f"its tensors {names} do not have names of their own")
+        raise PolicyFileError(f"its tensors {names} share names")
     if card.distribution not in HEAD_OUTPUTS:
         raise PolicyFileError(f"its distribution is {card.distribution!r:.80}")
     flat, _ = card.spaces
@@ -307,6 +300,6 @@ def _check_card(card: Card) -> None:
         raise PolicyFileError(f"its inputs {[port.name for port in card.inputs]} are not those of {flat}")
     after = [port for port in card.outputs if port.name.startswith("state_out_")]
     if [port.shape for port in after] != [port.shape for port in card.states]:
-        raise PolicyFileError("the memory that goes in is not what comes out")
+        raise PolicyFileError("its state outputs differ in shape from its state inputs")
     if card.masked != any(port.name == "mask" and len(port.shape) == 1 for port in card.inputs):
-        raise PolicyFileError(f"masked is {card.masked}, and its inputs say otherwise")
+        raise PolicyFileError(f"masked is {card.masked}, and its inputs contradict that")

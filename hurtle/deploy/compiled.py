@@ -1,7 +1,7 @@
-"""`CompiledMLP`: a trained MLP policy that acts in less than a microsecond, from Python and inside others' compiled loops.
+"""`CompiledMLP`: an MLP policy that acts in less than a microsecond, from Python and inside users' compiled loops.
 
-weights and spaces (`MLPDescription`) → packed tables → kernels/acting.py → the env's actions. Knows nothing of files, memory of
-past observations, or sampling.
+weights and spaces (`MLPDescription`) → packed tables → kernels/cpu/acting.py → the env's actions. Takes the most likely action;
+knows nothing of files, recurrent state or sampling.
 """
 
 from __future__ import annotations
@@ -16,26 +16,25 @@ import numpy as np
 from gymnasium import spaces
 from numba import types
 
-from hurtle.deploy.card import HEAD_OUTPUTS
 from hurtle.errors import HurtleError
+from hurtle.kernels.cpu import acting, gemm, network, policy_table, sparse
+from hurtle.kernels.cpu.host import TILE
+from hurtle.kernels.cpu.policy_table import REFUSED
+from hurtle.kernels.loader import load_kernels
 from hurtle.native.build import COMPILING
-from hurtle.native.kernel_loader import load_kernels
-from hurtle.native.kernels import acting, gemm, network, policy_table, sparse
-from hurtle.native.kernels.host import TILE
-from hurtle.native.kernels.policy_table import REFUSED
+from hurtle.policies.action_transform import HEAD_KINDS, ActionTransform
 
 if TYPE_CHECKING:  # torch takes seconds to import, and only `MLPDescription.of` needs it
-    from hurtle.policies.mlp import MLP
+    from hurtle.policies.plain_mlp import Dense, PlainMLP
     from hurtle.policies.policy import Policy
 
 ACTIVATIONS = {"none": gemm.NONE, "tanh": gemm.TANH, "relu": gemm.RELU}
-HEAD_KINDS = {kind: getattr(policy_table, kind.upper()) for kind in HEAD_OUTPUTS}
 _ALIGNMENT = 64  # bytes of a cache line
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A linear layer and what follows it."""
+    """A linear layer and its activation."""
 
     weight: np.ndarray
     """float32 [outputs, inputs]"""
@@ -44,65 +43,66 @@ class Layer:
     activation: str
     """tanh, relu or none."""
 
+    @classmethod
+    def of(cls, layer: Dense) -> Layer:
+        """A copy of a torch layer."""
+        weight, bias = (part.detach().cpu().numpy().copy() for part in (layer.linear.weight, layer.linear.bias))
+        return cls(weight, bias, layer.activation)
+
 
 @dataclass(frozen=True, eq=False)
 class MLPDescription:
-    """All that a deterministic MLP policy is."""
+    """Spaces, weights and normalizer of a deterministic MLP policy."""
 
     observation_space: spaces.Space
     """Box, Discrete, MultiDiscrete or MultiBinary."""
     action_space: spaces.Space
     """Discrete, MultiDiscrete, MultiBinary or Box."""
     layers: tuple[Layer, ...]
-    """From the prepared observation to logits, means or what a Beta is made from."""
+    """From the prepared observation to the policy's outputs: logits, means, or alpha and beta before the softplus."""
     distribution: str
     """categorical, multi_categorical, gaussian, squashed_gaussian or beta; see `ActionHead.kind`."""
     mean: np.ndarray | None = None
-    """Of observations, float64 in their shape; None: they are not normalized."""
+    """Mean of observations, float64 in their shape; None: they are not normalized."""
     std: np.ndarray | None = None
-    """Standard deviations, likewise."""
+    """Standard deviation of observations, likewise."""
     clip: float = 10.0
     """Largest magnitude of a normalized number."""
 
     @classmethod
     def of(cls, policy: Policy) -> MLPDescription:
-        """The description of a torch policy; a copy of its weights.
+        """The description of a torch policy; copies its weights.
 
         Raises:
-            UnsupportedError: It is not a plain MLP; the message says why.
+            UnsupportedError: It is not a plain MLP; the message gives the reason.
         """
-        from hurtle.policies.mlp import MLP
-        from hurtle.policies.native_plan import UnsupportedError
+        from hurtle.policies.plain_mlp import plain_mlp
 
-        if policy.is_recurrent:
-            raise UnsupportedError("it has a memory")
-        net = policy.network
-        if type(net) is not MLP:
-            raise UnsupportedError(f"its network is a {type(net).__name__}, not an MLP (policy='mlp' asks for one)")
-        normalizer = policy.normalizer
-        described = {}
+        found, normalizer, described = plain_mlp(policy), policy.normalizer, {}
         if normalizer is not None:
             std = (normalizer.variance + normalizer.eps).sqrt()
             described = {"mean": normalizer.mean.cpu().numpy().copy(), "std": std.cpu().numpy(), "clip": normalizer.clip}
-        space = _space_of_input(policy.observation_space, net)
-        return cls(space, policy.action_space, _layers_of(net), policy.head.kind, **described)  # type: ignore[arg-type]
+        space = _space_of_input(policy.observation_space, found)
+        layers = tuple(map(Layer.of, found.actor))
+        return cls(space, policy.action_space, layers, policy.head.kind, **described)  # type: ignore[arg-type]
 
 
 class CompiledMLP:
-    """An MLP policy in compiled code: its most likely actions.
+    """An MLP policy in compiled code, which takes the most likely actions.
 
-    The first one ever compiles for some seconds, as do the first rows; then that is in the disk cache, for every policy.
+    The first one on a machine compiles for some seconds, as does the first call with many rows; later ones, whatever their
+    weights and sizes, find the code in the disk cache.
 
     Args:
-        description: What the policy is; its arrays are copied.
+        description: The policy; its arrays are copied.
 
     Attributes:
-        observation_space: Of one row.
-        action_space: Of one row.
-        num_outputs: Numbers that the last layer gives.
+        observation_space: The space of one observation.
+        action_space: The space of one action.
+        num_outputs: Outputs of the last layer.
 
     Raises:
-        HurtleError: The layers fit neither each other nor the spaces, or a space is of another kind.
+        HurtleError: The layers do not fit each other or the spaces, or a space is of another type.
 
     Example:
         >>> eye = Layer(np.eye(2, dtype=np.float32), np.zeros(2, np.float32), "none")
@@ -116,7 +116,7 @@ class CompiledMLP:
         self.observation_space, self.action_space = description.observation_space, description.action_space
         self._obs_shape, self._obs_dtype = _flat("observations", self.observation_space)
         self._action_shape, self._action_dtype = _flat("actions", self.action_space)
-        self._kept: list[np.ndarray] = []  # what the table points to
+        self._kept: list[np.ndarray] = []  # the arrays that the table points to
         self._table = np.zeros(policy_table.SHAPE + len(self._obs_shape), np.int64)
         inputs = self._fill_input(description)
         self.num_outputs = self._fill_head(description)
@@ -127,30 +127,30 @@ class CompiledMLP:
             self._takes_integers = bool(t[policy_table.INPUT_KIND] == policy_table.INTEGER)
             self._is_single = bool(t[policy_table.HEAD_KIND] == policy_table.CATEGORICAL)
             self._enter = _entry_for_one(self._takes_integers, self._is_single)
-        self._enter_rows: Any = None  # these two when they are first used; a cached_property would make every attribute slower
+        self._enter_rows: Any = None  # made when first used, as is the next; a cached_property would slow down every attribute
         self._native: Any = None
         self._address = t.ctypes.data
         self._can_enter = arrays_are_known() or (self._takes_integers and self._is_single)
 
     def __reduce__(self) -> Any:
-        return CompiledMLP, (self._description,)  # a copy of the addresses would be good for nothing
+        return CompiledMLP, (self._description,)  # a copy of the addresses would point to nothing
 
     def act_one(self, obs: Any) -> int | np.ndarray | None:
         """The action for one observation, at the least cost.
 
         Args:
-            obs: As the env gives it: a contiguous array with the space's dtype and shape, for Discrete spaces an integer.
+            obs: A contiguous array with the space's dtype and shape, or an integer for a Discrete space.
 
         Returns:
-            An int of a Discrete action space, else an array; None for anything that is not such an observation, or holds NaN.
+            An int for a Discrete action space, else an array; None if `obs` is anything else, or holds NaN.
         """
-        enter, table = self._enter, self._address  # in two steps: Python takes longer to call what it first has to look up
+        enter, table = self._enter, self._address  # calling a local is faster than calling an attribute
         if not self._can_enter:
             return None
         if self._takes_integers:
             if type(obs) is not int and type(obs) is not self._obs_dtype.type:
                 return None
-            obs = min(max(int(obs), -(2**62)), 2**62)  # nothing so far outside of a space differs from what is further
+            obs = min(max(int(obs), -(2**62)), 2**62)  # so far outside, all integers count alike
         if self._is_single:
             action = enter(obs, table)
             return None if action == REFUSED else action
@@ -161,26 +161,26 @@ class CompiledMLP:
         """Actions for many observations.
 
         Args:
-            rows: [B, *obs shape] in the space's dtype, contiguous; NaN is not looked for.
-            mask: Legal actions, bool [B, num_outputs], or None; where none is legal, the first is taken.
+            rows: [B, *obs shape] in the space's dtype, contiguous; not checked for NaN.
+            mask: Legal actions, bool [B, num_outputs], or None; a row without a legal one takes the first.
 
         Returns:
             [B, *action shape] in the space's dtype.
 
         Raises:
-            HurtleError: Rows or mask are something else.
+            HurtleError: `rows` or `mask` has another shape or dtype.
         """
         legal = 0
         if mask is not None:
             if self._table[policy_table.HEAD_KIND] not in (policy_table.CATEGORICAL, policy_table.MULTI_CATEGORICAL):
-                raise HurtleError(f"A mask is for actions that are chosen from a list, and these are in {self.action_space}.")
+                raise HurtleError(f"A mask is for discrete actions, and these are in {self.action_space}.")
             legal = _address_of("mask", mask, (len(rows), self.num_outputs), np.dtype(np.bool_))
         actions = np.empty((len(rows), *self._action_shape), self._action_dtype)
         self._run_rows(rows, actions, legal, None)
         return actions
 
     def outputs(self, rows: np.ndarray) -> np.ndarray:
-        """What the last layer gives for rows as in `act_rows`: float32 [B, num_outputs]."""
+        """Outputs of the last layer for rows as in `act_rows`: float32 [B, num_outputs]."""
         found = np.empty((len(rows), self.num_outputs), np.float32)
         self._run_rows(rows, None, 0, found)
         return found
@@ -190,8 +190,8 @@ class CompiledMLP:
         """The policy as a function for `numba.njit(nogil=True)` loops; it may outlive this object, and any thread may call it.
 
         `native(obs) -> int64` for Discrete actions, else `native(obs, out)`, which writes the action into `out`, an array of
-        its dtype. An observation is a contiguous array of the space's dtype, for Discrete spaces an integer; with NaN in it, or
-        of another size, it raises a ValueError. What calls it cannot be kept in Numba's disk cache.
+        its dtype. An observation is a contiguous array of the space's dtype, or an integer for a Discrete space; NaN in it, or
+        another size, raises a ValueError. Numba cannot cache on disk a function that calls it.
         """
         if self._native is None:
             kept = (self._table, *self._kept)
@@ -208,7 +208,7 @@ class CompiledMLP:
         self._enter_rows(self._address, obs, len(rows), into, mask, found)
 
     def _keep(self, column: int, values: Any, dtype: Any) -> None:
-        """A copy of an array that begins at a cache line, and its address in the table."""
+        """Copy an array to the start of a cache line, and put its address into the table."""
         array = np.asarray(values, dtype).ravel()
         room = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
         first = -room.ctypes.data % _ALIGNMENT
@@ -218,7 +218,7 @@ class CompiledMLP:
         self._table[column] = aligned.ctypes.data
 
     def _fill_input(self, description: MLPDescription) -> int:
-        """What `acting` needs to know of observations; returns how many numbers the first layer takes."""
+        """Fill in what kernels/cpu/acting.py needs of observations; returns the inputs of the first layer."""
         t, space, shape = self._table, self.observation_space, self._obs_shape
         size = inputs = math.prod(shape)
         t[policy_table.NUM_NUMBERS], t[policy_table.OBS_DTYPE] = size, policy_table.DTYPES.index(self._obs_dtype)
@@ -256,32 +256,21 @@ class CompiledMLP:
             if found != self._obs_shape:
                 raise HurtleError(f"The normalizer's {name}: expected shape {self._obs_shape}, got {found}.")
         if not (np.isfinite(description.mean).all() and np.isfinite(description.std).all() and np.all(description.std)):  # type: ignore[arg-type]
-            raise HurtleError("The normalizer's mean and std must be finite numbers, and no std 0.")
+            raise HurtleError("The normalizer's mean and std must be finite, and no std 0.")
 
     def _fill_head(self, description: MLPDescription) -> int:
-        """What `acting` needs to know of actions; returns how many outputs they take."""
+        """Fill in what kernels/cpu/choosing.py needs of actions; returns the outputs of the last layer."""
         t, space, kind = self._table, self.action_space, description.distribution
-        fitting: tuple[str, ...] = ("gaussian", "squashed_gaussian", "beta")
-        if not isinstance(space, spaces.Box):
-            fitting = ("categorical",) if isinstance(space, spaces.Discrete) else ("multi_categorical",)
-        if kind not in fitting:
-            raise HurtleError(f"The distribution of actions in {space}: expected {' or '.join(fitting)}, got {kind!r}.")
-        size = outputs = math.prod(self._action_shape)
+        known = ActionTransform.of(space, kind)
         if isinstance(space, spaces.Box):
-            low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-            if kind != "gaussian" and not (np.isfinite(low).all() and np.isfinite(high).all()):
-                raise HurtleError(f"The distribution {kind!r} needs a Box with finite bounds, got {space}.")
-            outputs = 2 * size if kind == "beta" else size
-            with np.errstate(invalid="ignore"):  # infinite bounds have no range, and a Gaussian needs none
-                self._keep(policy_table.BOUNDS_AT, np.stack([low, high - low, low, high]), np.float64)
+            self._keep(policy_table.BOUNDS_AT, np.stack([known.low, known.range, known.least, known.greatest]), np.float64)
         else:
-            nvec = space.n if isinstance(space, spaces.Discrete) else getattr(space, "nvec", np.full(self._action_shape, 2))
-            outputs = int(np.sum(nvec))
-            self._keep(policy_table.NVEC_AT, nvec, np.int64)
-            self._keep(policy_table.START_AT, getattr(space, "start", np.zeros(self._action_shape)), np.int64)
+            self._keep(policy_table.NVEC_AT, known.nvec, np.int64)
+            self._keep(policy_table.START_AT, known.start, np.int64)
+        outputs, size = known.num_outputs, known.size
         t[policy_table.HEAD_KIND], t[policy_table.NUM_OUTPUTS], t[policy_table.ACTION_SIZE] = HEAD_KINDS[kind], outputs, size
         if self._action_dtype not in policy_table.DTYPES or self._action_dtype == np.uint64:
-            raise HurtleError(f"Actions of dtype {self._action_dtype} are not known to the compiled policy, got {space}.")
+            raise HurtleError(f"A compiled policy cannot have actions of dtype {self._action_dtype}, got {space}.")
         t[policy_table.ACTION_DTYPE] = policy_table.DTYPES.index(self._action_dtype)
         return outputs
 
@@ -308,7 +297,7 @@ class CompiledMLP:
 
 @cache
 def arrays_are_known() -> bool:
-    """Whether this Python and this NumPy keep in an array what `acting` reads from it, where it reads it."""
+    """Whether this Python and NumPy lay out an array object as kernels/cpu/acting.py reads it."""
     array = np.zeros((2, 3), np.float32)
     if array.ctypes.data == 0 or ctypes.sizeof(ctypes.c_void_p) != 8 or object.__basicsize__ != 16:
         return False
@@ -331,7 +320,7 @@ def arrays_are_known() -> bool:
 def _entry_for_one(takes_integers: bool, is_single: bool) -> Any:
     """The compiled function for one observation.
 
-    Called without Numba's choice between argument types, which would take longer than a small network.
+    It is called without Numba's dispatch on argument types, which would take longer than a small network.
     """
     code = load_kernels().acting
     given = types.int64 if takes_integers else code.OBJECT
@@ -358,7 +347,7 @@ def _flat(what: str, space: spaces.Space) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def _check_layer(n: int, layer: Layer, inputs: int, outputs: int | None) -> int:
-    """Check what layer n is; returns how many outputs it has."""
+    """Check layer n; returns its number of outputs."""
     weight, bias = layer.weight, layer.bias
     if weight.dtype != np.float32 or bias.dtype != np.float32:
         raise HurtleError(f"Layer {n}: expected weights and biases of float32, got {weight.dtype} and {bias.dtype}.")
@@ -380,36 +369,16 @@ def _address_of(what: str, array: Any, shape: tuple[int, ...], dtype: np.dtype) 
     return int(array.ctypes.data)
 
 
-def _space_of_input(space: spaces.Space, net: MLP) -> spaces.Space:
-    """The space that says how the network takes observations.
+def _space_of_input(space: spaces.Space, found: PlainMLP) -> spaces.Space:
+    """The observation space as the network takes it.
 
-    Emulation makes arrays of integers out of Discrete kinds, and the network still has one-hot inputs for them.
+    Emulation makes integer arrays out of Discrete spaces, for which the network still has one-hot inputs.
     """
     from hurtle.policies.layers import OneHot
 
-    layer = net.actor_body.input
+    layer = found.input
     if not isinstance(layer, OneHot) or isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         return space
     assert space.shape is not None
     first, last = (part.cpu().numpy().reshape(space.shape) for part in (layer.starts, layer.last))
     return spaces.MultiDiscrete(last + 1, dtype=space.dtype.type, start=first)  # type: ignore[union-attr]
-
-
-def _layers_of(net: MLP) -> tuple[Layer, ...]:
-    """The layers of the policy's part of a network."""
-    import torch
-    from torch import nn
-
-    from hurtle.policies.native_plan import UnsupportedError
-
-    names: dict[type, str] = {nn.Tanh: "tanh", nn.ReLU: "relu", nn.Identity: "none"}
-    modules = [*net.actor_body.hidden.children(), net.actor, nn.Identity()]  # type: ignore[union-attr]
-    layers = []
-    for linear, activation in zip(modules[::2], modules[1::2], strict=True):
-        if type(linear) is not nn.Linear or linear.bias is None or linear.weight.dtype != torch.float32:
-            raise UnsupportedError(f"it has a {type(linear).__name__} where a float32 Linear with a bias is known")
-        if type(activation) not in names:
-            raise UnsupportedError(f"its activation is {type(activation).__name__}")
-        weight, bias = (part.detach().cpu().numpy().copy() for part in (linear.weight, linear.bias))
-        layers.append(Layer(weight, bias, names[type(activation)]))
-    return tuple(layers)

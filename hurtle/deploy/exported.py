@@ -1,4 +1,4 @@
-"""`ExportedPolicy`: a policy file, acting, on the fastest runtime that can run it. Needs neither torch nor the run.
+"""`ExportedPolicy`: acts with a policy file, on the fastest runtime that can run it. Needs neither torch nor the run.
 
 flat rows → compiled MLP, or one tensor per input → ONNX Runtime or torch.export → actions, next state. Makes no env.
 """
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hurtle.deploy.acting_policy import ActingPolicy, State
-from hurtle.deploy.card import HEAD_OUTPUTS, Card, Feeds
+from hurtle.deploy.card import Card, Feeds
 from hurtle.deploy.onnx_file import import_export_package
 from hurtle.deploy.policy_file import PolicyFile
 from hurtle.emulation.leaves import tree_leaves
 from hurtle.errors import HurtleError, PolicyFileError, UnknownNameError, did_you_mean
+from hurtle.policies.action_transform import HEAD_OUTPUTS
 
 if TYPE_CHECKING:
     from hurtle.deploy.compiled import CompiledMLP
@@ -28,13 +29,13 @@ class ExportedPolicy(ActingPolicy):
     """A policy that `hurtle.export` wrote.
 
     Args:
-        file: The file, read.
-        runtime: "native" (compiled; plain MLPs), "onnxruntime", "torch" (.pt2), or "auto": the first of these that can.
+        file: The file's contents.
+        runtime: "native" (compiled; plain MLPs), "onnxruntime", "torch" (.pt2), or "auto": the first of these that can run it.
 
     Attributes:
-        card: Where it comes from, and what its tensors are.
-        runtime: What runs it.
-        steps: How long it was trained.
+        card: The file's metadata.
+        runtime: The runtime that runs it.
+        steps: Steps trained.
     """
 
     def __init__(self, file: PolicyFile, runtime: str = "auto"):
@@ -57,7 +58,7 @@ class ExportedPolicy(ActingPolicy):
 
     @staticmethod
     def runtimes_of(file: PolicyFile) -> list[str]:
-        """What can run a file, the fastest first."""
+        """The runtimes that can run a file, fastest first."""
         if file.path.suffix == ".pt2":
             return ["torch"]
         card = file.card
@@ -65,7 +66,7 @@ class ExportedPolicy(ActingPolicy):
         return ["native", "onnxruntime"] if is_plain else ["onnxruntime"]
 
     def act(self, obs: Any, state: State | None = None, mask: Any = None, deterministic: bool | None = None) -> Any:
-        """Choose an action; as `ActingPolicy.act`. One plain observation takes a microsecond on the native runtime."""
+        """See `ActingPolicy.act`. One plain observation takes about a microsecond on the native runtime."""
         if self._act_one is not None and state is None and mask is None and deterministic is not False:
             action = self._act_one(obs)
             if action is not None:
@@ -73,13 +74,13 @@ class ExportedPolicy(ActingPolicy):
         return super().act(obs, state, mask, deterministic)
 
     def outputs(self, obs: Any, state: State | None = None, mask: Any = None) -> dict[str, np.ndarray]:
-        """All tensors that the file computes, by name, for one observation or a batch: [B, …] each. Remembers nothing."""
+        """All outputs of the file by name, [B, …] each, for one observation or a batch; keeps no recurrent state."""
         rows, single = self._rows(obs)
         memory = self._own_memory(len(rows)) if state is None else self._given_memory(state, len(rows))
         return self._run_file(self._feeds(rows, memory, self._mask(mask, len(rows), single)))
 
     def run(self, feeds: Feeds) -> Feeds:
-        """All inputs by name, [B, …] each → all outputs; the native runtime gives the action alone."""
+        """All inputs by name, [B, …] each → all outputs; the native runtime computes the action only."""
         if self._compiled is not None:
             return {"action": self._compiled.act_rows(self._joined(feeds), feeds.get("mask"))}
         return self._run_file(feeds)
@@ -89,10 +90,10 @@ class ExportedPolicy(ActingPolicy):
         """The policy as a function that Numba's nogil code can call: see `CompiledMLP.native`.
 
         Raises:
-            HurtleError: It is no plain MLP, or it takes masks, which such a function cannot.
+            HurtleError: It is not a plain MLP, or takes masks, which such a function cannot.
         """
         if self.card.masked:
-            raise HurtleError(f"{self.file} takes masks, and a native function knows none: export it with masked=False.")
+            raise HurtleError(f"{self.file} takes masks, which a native function cannot: export it with masked=False.")
         if self._compiled is None:
             raise HurtleError(
                 f"Only plain MLPs, exported to .onnx with deterministic actions, are compiled; {self.file} runs on "
@@ -105,10 +106,10 @@ class ExportedPolicy(ActingPolicy):
         return tuple(np.zeros((batch, *port.shape), port.dtype) for port in self.card.states)
 
     def for_rows(self) -> ExportedRows:
-        """The policy as `Player` plays it, on the rows of a vector."""
+        """The policy as a `RowPolicy`, for `runners.playing.Player`."""
         return ExportedRows(self)
 
-    # What a kind of policy does.
+    # See `ActingPolicy`.
 
     def _choose(
         self, rows: np.ndarray, memory: State, mask: np.ndarray | None, deterministic: bool | None
@@ -118,7 +119,7 @@ class ExportedPolicy(ActingPolicy):
             raise HurtleError(f"{self.file} {does}: for the other, export it with{option} stochastic=True.")
         if "action" not in self._outputs:
             raise HurtleError(
-                f"{self.file} was exported without an action; it gives {', '.join(self._outputs)} (see outputs())."
+                f"{self.file} was exported without an action; it computes {', '.join(self._outputs)} (see outputs())."
             )
         found = self.run(self._feeds(rows, memory, mask))
         return found["action"], tuple(found[f"state_out_{k}"] for k in range(len(memory)))
@@ -139,7 +140,7 @@ class ExportedPolicy(ActingPolicy):
         return f"{self.file} was exported without masks (masked=True)" if can else super()._no_mask()
 
     def _feeds(self, rows: np.ndarray, memory: State, mask: np.ndarray | None) -> Feeds:
-        """Every input of the file by its name; without a mask, all actions are legal."""
+        """All inputs of the file by name; without a mask, all actions are legal."""
         leaves = [rows]
         if self._leaf_ports[0].name != "obs":
             assert self._layout is not None
@@ -150,7 +151,7 @@ class ExportedPolicy(ActingPolicy):
         return feeds | {port.name: part for port, part in zip(self.card.states, memory, strict=True)}
 
     def _joined(self, feeds: Feeds) -> np.ndarray:
-        """The flat observations that the leaves are parts of."""
+        """Flat observations, joined from the inputs of their leaves."""
         arrays = [feeds[port.name] for port in self._leaf_ports]
         if self._leaf_ports[0].name == "obs":
             return arrays[0]
@@ -169,7 +170,7 @@ class ExportedPolicy(ActingPolicy):
 
 
 class ExportedRows:
-    """An exported policy that chooses for all rows of a vector, with flat observations and actions; see `RowPolicy`."""
+    """An exported policy on the rows of a vector env, with flat observations and actions; see `runners.playing.RowPolicy`."""
 
     num_uniforms = 0
 
@@ -184,13 +185,13 @@ class ExportedRows:
         """See `RowPolicy`; a file that samples draws its own random numbers."""
         policy = self._policy
         if mask is not None and not policy.card.masked:
-            raise HurtleError(f"The env says which actions are legal; {policy.file} was exported without masks (masked=True).")
+            raise HurtleError(f"The env masks actions; {policy.file} was exported without masks (masked=True).")
         state = tuple(policy._forgotten(part, starts) for part in state)
         return policy._choose(rows, state, mask, None)
 
 
 def _compiled(file: PolicyFile) -> CompiledMLP:
-    """The layers that a card names, as compiled code runs them."""
+    """The layers that a card lists, compiled."""
     from hurtle.deploy.compiled import CompiledMLP, Layer, MLPDescription
 
     mlp = file.card.mlp
@@ -210,10 +211,10 @@ def _compiled(file: PolicyFile) -> CompiledMLP:
 
 
 def onnx_session(content: bytes, name: str) -> Any:
-    """An ONNX Runtime session with one thread, which is fastest for small networks and disturbs nobody.
+    """An ONNX Runtime session with one thread, which is fastest for small networks and leaves the other cores alone.
 
     Raises:
-        PolicyFileError: ONNX Runtime refuses the model.
+        PolicyFileError: ONNX Runtime rejects the model.
     """
     runtime = import_export_package("onnxruntime")
     options = runtime.SessionOptions()
@@ -235,7 +236,7 @@ def _onnx_runner(content: bytes, card: Card, name: str) -> Callable[[Feeds], Fee
     for does, tensors, ports in pairs:
         real = {tensor.name: (tensor.type, list(tensor.shape[1:])) for tensor in tensors}
         if real != {port.name: (_ONNX_TYPES.get(port.dtype, f"tensor({port.dtype})"), list(port.shape)) for port in ports}:
-            raise PolicyFileError(f"{name} is damaged: it {does} {real}, and says otherwise.")
+            raise PolicyFileError(f"{name} is damaged: it {does} {real}, unlike its metadata says.")
 
     def run(feeds: Feeds) -> Feeds:
         try:
@@ -257,7 +258,7 @@ def _torch_runner(content: bytes, card: Card, name: str) -> Callable[[Feeds], Fe
         module = torch.export.load(io.BytesIO(content)).module()
     except (ImportError, MemoryError):
         raise
-    except Exception as error:  # it raises many kinds
+    except Exception as error:  # torch raises many types
         raise PolicyFileError(f"torch cannot load {name}: {str(error)[:300]}") from None
 
     def run(feeds: Feeds) -> Feeds:
@@ -268,7 +269,7 @@ def _torch_runner(content: bytes, card: Card, name: str) -> Callable[[Feeds], Fe
             return {port.name: part.numpy() for port, part in zip(card.outputs, found, strict=True)}
         except (ImportError, MemoryError):
             raise
-        except Exception as error:  # of a graph that is not what the card says
+        except Exception as error:  # the graph is not the one that the card describes
             raise PolicyFileError(f"torch cannot run {name}: {str(error)[:300]}") from None
 
     return run

@@ -1,6 +1,6 @@
-"""`hurtle.export`: a trained policy as one file, checked against the policy it came from before the file gets its name.
+"""`hurtle.export`: write a trained policy to one file, after checking that it computes what the policy computes.
 
-run → policy → `PolicyGraph` → ONNX or torch.export, with a card inside → the same numbers? → the file. Trains nothing.
+run → policy → `PolicyGraph` → ONNX or torch.export, with a card inside → parity check → the file. Trains nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 import os
 import secrets
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,17 +22,16 @@ from hurtle import __version__
 from hurtle.deploy.card import Card, Feeds
 from hurtle.deploy.exported import ExportedPolicy
 from hurtle.deploy.parity import check_parity
-from hurtle.deploy.policy_file import MAX_BYTES, PolicyFile
+from hurtle.deploy.policy_file import MAX_BYTES, PolicyFile, check_ending
 from hurtle.deploy.policy_graph import PolicyGraph
+from hurtle.deploy.restore import Restored, find_checkpoint, restore
 from hurtle.deploy.writing import policy_bytes
 from hurtle.errors import HurtleError, PolicyFileError
-from hurtle.policies.spaces import layout_to_dict, space_to_dict
-from hurtle.runners.config import settings_to_dict
-from hurtle.runners.restore import Restored, find_checkpoint, restore
+from hurtle.policies.saved_spaces import layout_to_dict, space_to_dict
 from hurtle.tracking.checkpoints import sync
 
 _ONE_AT_A_TIME = threading.Lock()
-"""Tracing and checking set the whole process's logging, output, random numbers and checks of distributions for a while."""
+"""Tracing and checking change global state: logging, standard output, torch's generator and its argument validation."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Export:
     """A file that was written and checked.
 
     Attributes:
-        path: Where it is.
-        card: What it says about itself.
-        size: Bytes of the file.
-        max_difference: Largest difference from the policy, over all runtimes and observations that were tried.
-        observations: How many.
-        runtimes: Which runtimes were compared.
+        path: The file.
+        card: Its metadata.
+        size: Its size in bytes.
+        max_difference: Largest difference from the policy, over all runtimes and observations tried.
+        observations: Number of observations tried.
+        runtimes: The runtimes compared with torch.
     """
 
     path: Path
@@ -74,59 +74,63 @@ def export(
     masked: bool | None = None,
     policy: nn.Module | type[nn.Module] | str | None = None,
     trust: bool = False,
+    progress: Callable[[str], None] | None = None,
 ) -> Export:
     """Write a trained policy to one file that runs without Hurtle, and check it.
 
-    The observation normalizer and everything else between the env and the network is inside: `obs` is what the env shows,
-    `action` what it takes. A recurrent policy's memory goes in as `state_in_0` … and comes out as `state_out_0` …, and is
-    zeros at the start of an episode. Structured observations have one input per leaf: `obs.camera`. Of several threads that
-    export, one works at a time.
+    The file holds the observation normalizer and everything else between the env and the network: `obs` is the env's own
+    observation, `action` the env's own action. The state of a recurrent policy is the input `state_in_0` … and the output
+    `state_out_0` …, with zeros at the start of an episode. Structured observations have one input per leaf: `obs.camera`.
+    Threads that export at the same time take turns.
 
     Args:
         run: A `Run`, a run folder, "latest", or a checkpoint file.
-        path: Ends in .onnx, or in .pt2 for torch.export.
-        outputs: What to compute, one or several of "action", "value" and what the distribution is made of: "logits", or "mean"
-            and "log_std", or "alpha" and "beta"; "heads" means these.
-        stochastic: Sample the action, with random numbers drawn inside; else it is the most likely one.
-        masked: Take legal actions, `mask`, as an input; None: if the run's env gave some.
-        policy: Your own policy, instead of what the run names; as for `hurtle.load`.
-        trust: Run the policy's code that the checkpoint names, also if it is none of your own runs.
+        path: A file name that ends in .onnx, or in .pt2 for torch.export.
+        outputs: What to compute: any of "action", "value" and the parameters of the distribution ("logits", or "mean" and
+            "log_std", or "alpha" and "beta"); "heads" stands for all of the latter.
+        stochastic: Sample the action, with random numbers drawn inside the file, instead of taking the most likely one.
+        masked: Take a mask of legal actions, `mask`, as an input; None: if the run's env has one.
+        policy: Your own policy instead of the one that the run names; as for `hurtle.load`.
+        trust: Run the policy code that the checkpoint names, even if the run is not yours.
+        progress: Called with the name of each step that takes seconds, such as "tracing the network".
 
     Raises:
         TrustError: The checkpoint names code that you have not allowed.
         HurtleError: The policy cannot be exported like this.
-        PolicyFileError: The exported policy computes something else, or the file cannot be written. There is then no file.
+        PolicyFileError: The exported policy computes something else, or the file cannot be written. No file is left then.
 
     Example:
         >>> run = hurtle.train("cartpole")  # doctest: +SKIP
         >>> print(hurtle.export(run, "cartpole.onnx"))  # doctest: +SKIP
     """
-    path = Path(path)
-    if path.suffix not in MAX_BYTES:
-        raise HurtleError(f"The file's name must end in {' or '.join(MAX_BYTES)}, got {str(path)!r}.")
+    path, progress = check_ending(path), progress or _ignore
     folder, checkpoint = find_checkpoint(run)
     restored = restore(checkpoint, module=policy, trust=trust)
     masked = restored.has_masks if masked is None else masked
     wanted = (outputs,) if isinstance(outputs, str) else tuple(outputs)
-    draws = stochastic and path.suffix == ".pt2"  # an ONNX file is given its own random numbers once it is checked
+    draws = stochastic and path.suffix == ".pt2"  # an ONNX file gets its random numbers after the parity check
     graph = PolicyGraph(restored.policy, restored.layout, wanted, masked, stochastic, draws)
     card = _card(restored, folder, graph, masked)
     with _ONE_AT_A_TIME:
-        content = policy_bytes(restored, graph, card, path)
+        content = policy_bytes(restored, graph, card, path, progress)
         file = _read_back(path, content)
-        exported = Export(path, file.card, len(content), *_check(file, restored, graph))
+        exported = Export(path, file.card, len(content), *_check(file, restored, graph, progress))
     _write(path, content)
     return exported
 
 
+def _ignore(step: str) -> None:
+    pass
+
+
 def _read_back(path: Path, content: bytes) -> PolicyFile:
-    """The file as `hurtle.load` will see it.
+    """The file as `hurtle.load` reads it.
 
     Raises:
-        HurtleError: It would refuse it.
+        HurtleError: `hurtle.load` would refuse it.
     """
     if len(content) > MAX_BYTES[path.suffix]:
-        raise HurtleError(f"{path} would have {len(content):,} bytes, and may have {MAX_BYTES[path.suffix]:,}.")
+        raise HurtleError(f"{path} would have {len(content):,} bytes; the limit is {MAX_BYTES[path.suffix]:,}.")
     try:
         return PolicyFile.of(path, content)
     except PolicyFileError as error:
@@ -134,7 +138,7 @@ def _read_back(path: Path, content: bytes) -> PolicyFile:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file that is whole or not there; an older one stays until the new one is on the disk.
+    """Write the whole file or nothing; an older one stays until the new one is on the disk.
 
     Raises:
         PolicyFileError: It cannot be written.
@@ -153,11 +157,18 @@ def _write(path: Path, content: bytes) -> None:
         raise PolicyFileError(f"Cannot write {path}: {error.strerror or error}.") from None
 
 
-def _check(file: PolicyFile, restored: Restored, graph: PolicyGraph) -> tuple[float, int, tuple[str, ...]]:
-    """Largest difference over all runtimes that can run the file; of actions that ONNX samples only that they are actions."""
+def _check(
+    file: PolicyFile, restored: Restored, graph: PolicyGraph, progress: Callable[[str], None]
+) -> tuple[float, int, tuple[str, ...]]:
+    """Largest difference over all runtimes that can run the file, number of observations, and the runtimes.
+
+    Actions that an ONNX file samples cannot be compared; they are checked to be in the action space.
+    """
     worst, count, runtimes = 0.0, 0, ExportedPolicy.runtimes_of(file)
     has_uniforms = any(port.name == "uniforms" for port in graph.inputs)
     for runtime in runtimes:
+        first = ", compiling it if this is the first time" if runtime == "native" else ""
+        progress(f"comparing the {runtime} runtime with the policy{first}")
         policy = ExportedPolicy(file, runtime)
         run = partial(_run_without_uniforms, policy) if has_uniforms else policy.run
         difference, tried = check_parity(restored.policy, graph, run, restored.layout, runtime)
@@ -166,7 +177,7 @@ def _check(file: PolicyFile, restored: Restored, graph: PolicyGraph) -> tuple[fl
 
 
 def _run_without_uniforms(policy: ExportedPolicy, feeds: Feeds) -> Feeds:
-    """All outputs but the sampled action, of which only that it is one is looked at."""
+    """All outputs except the sampled action, which is only checked to be in the action space."""
     found = policy.run({name: array for name, array in feeds.items() if name != "uniforms"})
     action = found.pop("action", None)
     if action is not None and not all(policy.card.spaces[1].contains(row) for row in action):
@@ -174,7 +185,7 @@ def _run_without_uniforms(policy: ExportedPolicy, feeds: Feeds) -> Feeds:
     return found
 
 
-# What a file says about itself.
+# The metadata of a file.
 
 
 def _card(restored: Restored, folder: Path | None, graph: PolicyGraph, masked: bool) -> Card:
@@ -184,9 +195,9 @@ def _card(restored: Restored, folder: Path | None, graph: PolicyGraph, masked: b
         structure = {"observation": layout_to_dict(restored.layout), "action": space_to_dict(restored.action_layout.space)}
     about = _json(folder, "about.json")
     return Card(
-        env=_without_folder(str(settings.train.env)) if restored.has_named_env else "",
-        env_parameters=settings_to_dict(settings)["env_parameters"],
-        algorithm=settings.train.algorithm,
+        env=_without_folder(str(settings["env"])) if restored.has_named_env else "",
+        env_parameters=settings.get("env_parameters", {}),
+        algorithm=settings["algorithm"],
         steps=restored.steps,
         mean_return=_mean_return(folder, restored),
         observation_space=space_to_dict(policy.observation_space),
@@ -197,22 +208,22 @@ def _card(restored: Restored, folder: Path | None, graph: PolicyGraph, masked: b
         masked=masked,
         inputs=tuple(port for port in graph.inputs if port.name != "uniforms"),
         outputs=tuple(graph.outputs),
-        seed=settings.train.seed,
+        seed=settings["seed"],
         hurtle=__version__,
         commit=(about.get("git") or {}).get("commit"),
     )
 
 
 def _without_folder(env: str) -> str:
-    """A reference to a user's file by the file's name alone: its folder is nobody else's business."""
+    """A reference to a user's file, without the folder, which is private to this machine."""
     file, separator, name = env.rpartition(".py:")
     return f"{Path(file).name}{separator}{name}" if separator else env
 
 
 def _mean_return(folder: Path | None, restored: Restored) -> float | None:
-    """Of the last evaluation of this checkpoint on the run's own env."""
+    """The mean return of the last evaluation of this checkpoint on the run's own env."""
     evaluated, summary = _json(folder, "evaluation.json"), _json(folder, "summary.json")
-    if evaluated.get("env") != str(restored.settings.train.env) or evaluated.get("steps") != restored.steps:
+    if evaluated.get("env") != str(restored.settings["env"]) or evaluated.get("steps") != restored.steps:
         evaluated = (summary.get("evaluation") or {}) if summary.get("steps") == restored.steps else {}
     mean = evaluated.get("mean")
     return float(mean) if isinstance(mean, int | float) and math.isfinite(mean) else None

@@ -1,6 +1,6 @@
-"""Reading .onnx files that may be anything: the card and the weights, if the rest is nothing but arithmetic on tensors.
+"""Read untrusted .onnx files: the card and the weights, if the graph is nothing but arithmetic on tensors.
 
-bytes → protobuf → hash → operations that are known, sizes that are bounded → card, tensors. Runs nothing of what a file holds.
+bytes → protobuf → hash → known operations, bounded sizes → card, tensors. Runs nothing that the file holds.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from hurtle.deploy.operations import is_onnx_operation
 from hurtle.errors import HurtleError, PolicyFileError
 
 KEY = "hurtle"
-"""Of the metadata that is the card."""
+"""Key of the card in the metadata."""
 _SIZES = {"ConstantOfShape": (0,), "Expand": (1,), "OneHot": (1,), "Pad": (1,), "Range": (0, 1, 2), "Tile": (1,)}
-"""Which inputs say how much memory an operation takes."""
+"""The inputs that decide how much memory an operation takes."""
 _MOST_SIZES = 64
-"""Numbers in a tensor that says how large others are."""
+"""Most numbers in a tensor of sizes."""
 _FOLLOWED: dict[str, int | None] = {
     **dict.fromkeys(("Abs", "Cast", "Gather", "Identity", "Neg", "Reshape", "Slice", "Split", "Squeeze", "Unsqueeze"), 1),
     **dict.fromkeys(("Add", "Concat", "Div", "Max", "Min", "Mul", "Sub"), None),
 }
-"""What sizes may be computed with, and how many of the inputs count; None: all."""
+"""Operations that may compute sizes, and how many of their inputs count; None: all."""
 
 
 def import_export_package(name: str) -> Any:
-    """A package of the extra `export`.
+    """Import a package of the extra `export`.
 
     Raises:
         HurtleError: It is not installed.
@@ -43,10 +43,10 @@ def import_export_package(name: str) -> Any:
 
 
 def read_onnx(content: bytes) -> tuple[Card, dict[str, np.ndarray]]:
-    """The card of a file, and the tensors that its `mlp` names.
+    """The card of a file, and the tensors that its `mlp` lists.
 
     Raises:
-        PolicyFileError: It is something else; says what.
+        PolicyFileError: The file is not a policy file; gives the reason.
     """
     onnx = import_export_package("onnx")
     model, card = read_sealed(content)
@@ -65,10 +65,10 @@ def read_onnx(content: bytes) -> tuple[Card, dict[str, np.ndarray]]:
 
 
 def read_sealed(content: bytes) -> tuple[Any, Card]:
-    """A file as protobuf, and its card, if both are as they were exported.
+    """A file as protobuf, and its card, if neither was changed after the export.
 
     Raises:
-        PolicyFileError: It is something else; says what.
+        PolicyFileError: The file is not a policy file; gives the reason.
     """
     onnx = import_export_package("onnx")
     from google.protobuf.message import DecodeError
@@ -90,7 +90,7 @@ def read_sealed(content: bytes) -> tuple[Any, Card]:
 
 
 def onnx_hash(model: Any, card: Card) -> str:
-    """Of the card, and of everything else but the metadata."""
+    """Hash of the card and of everything else except the metadata."""
     bare = type(model)()
     bare.CopyFrom(model)
     del bare.metadata_props[:]
@@ -98,7 +98,7 @@ def onnx_hash(model: Any, card: Card) -> str:
 
 
 def _check_operations(model: Any) -> None:
-    """Refuse all but a list of known operations, one after the other.
+    """Refuse any operation that is not on the list of known ones.
 
     Raises:
         PolicyFileError: Names the operation.
@@ -107,7 +107,7 @@ def _check_operations(model: Any) -> None:
         has_graph = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
         if has_graph or not is_onnx_operation(node.domain, node.op_type):
             name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-            raise PolicyFileError(f"its graph has the operation {name[:80]!r}, which is none that a policy file may have")
+            raise PolicyFileError(f"its graph has the operation {name[:80]!r}, which no policy file may have")
     if model.functions or model.training_info:
         raise PolicyFileError("it has functions or a training graph of its own, which no policy needs")
     attributes = [attribute for node in model.graph.node for attribute in node.attribute]
@@ -116,7 +116,7 @@ def _check_operations(model: Any) -> None:
 
 
 def _constants(graph: Any) -> Iterator[Any]:
-    """Every tensor that a graph holds."""
+    """All constant tensors of a graph."""
     yield from graph.initializer
     for node in graph.node:
         for attribute in node.attribute:
@@ -124,9 +124,9 @@ def _constants(graph: Any) -> Iterator[Any]:
 
 
 def _check_sizes(graph: Any, to_array: Any) -> None:
-    """Refuse operations whose constants ask for more memory than any policy needs, or whose sizes come from elsewhere.
+    """Refuse operations that allocate more memory than any policy needs, or whose sizes cannot be bounded.
 
-    Followed is the product of all constants that go into a tensor of sizes; dimensions of other tensors count as 1.
+    A tensor of sizes is bounded by the product of all constants that go into it; dimensions of other tensors count as 1.
     """
     most = {tensor.name: _most(to_array(tensor)) for tensor in graph.initializer if math.prod(tensor.dims) <= _MOST_SIZES}
     for node in graph.node:
@@ -134,7 +134,7 @@ def _check_sizes(graph: Any, to_array: Any) -> None:
         if node.op_type != "Constant":
             sizes += [_most(np.array(attribute.ints)) for attribute in node.attribute]
         if not all(size <= MAX_NUMBERS for size in sizes):
-            raise PolicyFileError(f"its {node.op_type} {node.name[:80]!r} has a size that is too large, or not known before")
+            raise PolicyFileError(f"its {node.op_type} {node.name[:80]!r} has a size that is too large, or cannot be bounded")
         if node.op_type in ("Shape", "Size"):
             found: float = 1
         elif node.op_type == "Constant":
@@ -147,14 +147,14 @@ def _check_sizes(graph: Any, to_array: Any) -> None:
 
 
 def _value(attribute: Any, to_array: Any) -> Any:
-    """Of a Constant."""
+    """The value of a Constant's attribute."""
     if attribute.HasField("t"):
         return to_array(attribute.t)
     return [*attribute.ints, *attribute.floats] or [attribute.i, attribute.f]
 
 
 def _most(sizes: np.ndarray) -> float:
-    """The product of all sizes, or of 1 / size where it is a small step; infinite where these are no sizes."""
+    """An upper bound for what these sizes can allocate: their product, with 1 / size for small steps; infinite if not sizes."""
     if sizes.ndim > 1 or sizes.size > _MOST_SIZES or sizes.dtype.kind not in "biuf":
         return math.inf
     known = np.abs(sizes[sizes != 0].astype(np.float64))

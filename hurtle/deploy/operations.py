@@ -1,7 +1,7 @@
-"""What the graph in a policy file may do: arithmetic on tensors. All else is refused, whatever it is.
+"""The operations that the graph in a policy file may have: arithmetic on tensors. All others are refused.
 
-Hurtle's own policies need less than half of these; the rest is for networks of users. None runs code, reads a file, shows
-memory that nobody wrote to, or takes an index without checking it. Knows no file format.
+Hurtle's own policies need less than half of these; the others are for users' networks. None runs code, reads a file, exposes
+uninitialized memory, or indexes without bounds checks. Knows no file format.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ScatterND Selu Shape Shrink Sigmoid Sign Sin Sinh Size Slice Softmax Softplus So
 Swish Tan Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Where Xor
 """
 ONNX_OPERATIONS = frozenset(_ONNX.split())
-"""Of ONNX itself: no loops, branches, functions, strings or other domains."""
+"""ONNX operations: no loops, branches, functions, strings or other domains."""
 
 _ATEN = """
 _assert_scalar _assert_tensor_metadata _log_softmax _softmax _to_copy abs acos acosh adaptive_avg_pool1d adaptive_avg_pool2d
@@ -56,18 +56,18 @@ ScalarOpt_dim_dtype ScalarOpt_dtype ScalarOther ScalarSelf sections self_int sel
 Tensor_mode Tensor_Scalar Tensor_Tensor two using_ints value value_reduce
 """
 ATEN_OPERATIONS = frozenset(_ATEN.split()) | frozenset(_IN_PLACE.split())
-"""Of torch.ops.aten."""
+"""Operations of torch.ops.aten."""
 ATEN_OVERLOADS = frozenset(_OVERLOADS.split())
-"""Their variants, but for those that write into a tensor which they are given."""
+"""Overloads of them, except those that write into an `out` argument."""
 _SYMBOLIC = re.compile(
     r"torch\.sym_(?:float|int|ite|max|min|not|sqrt|sum)|"
     r"_operator\.(?:add|sub|mul|floordiv|truediv|mod|neg|eq|ne|lt|le|gt|ge|and_|or_|getitem)"
 )
-"""What computes with sizes."""
+"""Functions that compute with sizes."""
 
 
 def is_onnx_operation(domain: str, name: str) -> bool:
-    """Whether a file may have it.
+    """Whether a file may contain this operation.
 
     Example:
         >>> is_onnx_operation("", "Gemm"), is_onnx_operation("com.microsoft", "Gemm"), is_onnx_operation("", "Loop")
@@ -77,7 +77,7 @@ def is_onnx_operation(domain: str, name: str) -> bool:
 
 
 def is_torch_operation(target: str) -> bool:
-    """Whether a file may call it: torch calls whatever is named, within the whole of torch and what that imports.
+    """Whether a file may call this target; torch itself would call anything in torch and the modules it imports.
 
     Example:
         >>> [is_torch_operation(f"torch.{name}") for name in ("ops.aten.add.Tensor", "ops.aten.add.out", "os.system")]

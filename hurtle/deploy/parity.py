@@ -1,4 +1,4 @@
-"""Whether an exported policy computes what the torch policy does: random and extreme observations, masks, states, batches.
+"""`check_parity`: compare an exported policy with the torch policy, on random and extreme observations, masks and states.
 
 policy × runtime → the same inputs to both → largest difference, or an error that names the output. Knows no file format.
 """
@@ -12,23 +12,23 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from hurtle.collect.inference import see
 from hurtle.deploy.card import Feeds, Port
 from hurtle.deploy.policy_graph import PolicyGraph, head_outputs
-from hurtle.emulation.layout import SpaceLayout
+from hurtle.emulation.flat_layout import SpaceLayout
 from hurtle.emulation.leaves import tree_leaves
 from hurtle.errors import EmulationError, HurtleError, PolicyFileError
 from hurtle.policies.distributions import Categorical, Distribution, MultiCategorical
+from hurtle.policies.numpy_acting import see
 from hurtle.policies.policy import Policy
 
 TOLERANCE = 1e-5
-"""Relative to the number itself, or to the largest float in its row of observations, where that is above 1."""
+"""Relative to the number itself, or to the largest float in its observation if that is above 1."""
 SAMPLED_TOLERANCE = 1e-4
-"""Of actions that are sampled: logarithms and cosines of float32 differ between libraries by more than sums do."""
+"""For sampled actions: float32 logarithms and cosines differ more between libraries than sums do."""
 OBSERVATIONS, EXTREME = 256, 24
 BATCHES = (256, 1, 3)
 UNBOUNDED, ENORMOUS = 1e4, 1e9
-"""What stands in an observation for a bound that is infinite or enormous."""
+"""UNBOUNDED replaces bounds that are infinite or beyond ENORMOUS."""
 
 
 def check_parity(
@@ -39,22 +39,22 @@ def check_parity(
     what: str,
     seed: int = 0,
 ) -> tuple[float, int]:
-    """Compare a runtime with the trained policy, as it acts in Hurtle.
+    """Compare a runtime with the trained policy.
 
     Args:
-        policy: The policy, untouched.
-        graph: What was exported of it: its inputs and outputs.
-        run: The exported one: inputs by name → outputs by name, all or some of them.
+        policy: The trained policy.
+        graph: The exported graph, for its inputs and outputs.
+        run: Runs the exported policy: inputs by name → some or all outputs by name.
         layout: How the env's structured observation lies in the flat one.
-        what: What the runtime is called in errors.
-        seed: Of the random inputs, and of torch's generator for programs that draw from it.
+        what: The runtime's name, for errors.
+        seed: Seed of the random inputs, and of torch's generator for programs that draw from it.
 
     Returns:
-        The largest difference, and how many observations were tried.
+        The largest difference, and the number of observations tried.
 
     Raises:
         PolicyFileError: They differ.
-        HurtleError: The policy's own outputs are not numbers.
+        HurtleError: The policy's own outputs are not finite.
     """
     worst, count = 0.0, 0
     with torch.random.fork_rng(devices=[]):
@@ -71,7 +71,7 @@ def check_parity(
                 limit = SAMPLED_TOLERANCE if name == "action" and graph.stochastic else TOLERANCE
                 if not difference <= limit:
                     raise PolicyFileError(
-                        f"The exported policy is not the trained one: on {what}, {name!r} differs by {difference:.2e} "
+                        f"The exported policy differs from the trained one: on {what}, {name!r} differs by {difference:.2e} "
                         f"(more than {limit:.0e}). Nothing was written."
                     )
                 worst = max(worst, difference)
@@ -80,7 +80,7 @@ def check_parity(
 
 @torch.inference_mode()
 def _expected(policy: Policy, graph: PolicyGraph, rows: np.ndarray, feeds: Feeds) -> tuple[Distribution, Feeds]:
-    """What the policy computes for flat observations: its distribution, and all outputs by name."""
+    """The policy's distribution for flat observations, and all its outputs by name."""
     state = tuple(torch.from_numpy(feeds[port.name]) for port in graph.states)
     mask = torch.from_numpy(feeds["mask"]) if "mask" in feeds else None
     distribution, value, after = policy(see(policy, rows, torch.device("cpu")), state, mask)
@@ -98,7 +98,7 @@ def _expected(policy: Policy, graph: PolicyGraph, rows: np.ndarray, feeds: Feeds
 
 
 def _scale(graph: PolicyGraph, feeds: Feeds) -> np.ndarray:
-    """Of each row, the largest float that the network sees of the observation, but at least 1: what float32 rounds with."""
+    """The largest float that the network sees in each row, and at least 1: the scale of float32 rounding errors."""
     rows = len(feeds[graph.inputs[0].name])
     floats = [np.abs(feeds[port.name]).reshape(rows, -1) for port in graph.leaf_ports if port.dtype.startswith("float")]
     largest = np.concatenate([np.ones((rows, 1)), *floats], 1).max(1)
@@ -109,12 +109,11 @@ def _scale(graph: PolicyGraph, feeds: Feeds) -> np.ndarray:
 def _difference(
     expected: np.ndarray, array: np.ndarray, scale: np.ndarray, chosen: Distribution | None, policy: Policy
 ) -> float:
-    """The largest one, over its row's scale; of a discrete action, how much less likely than the best: ties fall any way."""
+    """The largest difference over its row's scale; for discrete actions, the loss in log-probability, as ties may differ."""
     if array.shape != expected.shape or array.dtype != expected.dtype:
         return float("inf")
     if isinstance(chosen, Categorical | MultiCategorical):
-        start = torch.as_tensor(getattr(policy.action_space, "start", 0))
-        raw = torch.from_numpy(array.astype(np.int64)).reshape(len(array), -1) - start.reshape(-1)
+        raw = torch.from_numpy(array.astype(np.int64).reshape(len(array), -1) - policy.head.transform.start)
         raw = raw.squeeze(1) if isinstance(chosen, Categorical) else raw
         return float(((chosen.log_prob(chosen.mode()) - chosen.log_prob(raw)).numpy() / scale).max())
     reference, found = expected.astype(np.float64), array.astype(np.float64)
@@ -123,7 +122,7 @@ def _difference(
 
 
 def _batches(graph: PolicyGraph, layout: SpaceLayout | None, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, Feeds]]:
-    """Flat observations, and the same as the inputs of the file."""
+    """Batches of flat observations, each with the inputs of the file that hold the same."""
     rows, leaves = _observations(graph, layout, rng)
     for size in BATCHES:
         chosen = rng.permutation(OBSERVATIONS)[:size]
@@ -135,7 +134,7 @@ def _batches(graph: PolicyGraph, layout: SpaceLayout | None, rng: np.random.Gene
 
 def _other_input(port: Port, size: int, graph: PolicyGraph, rng: np.random.Generator) -> np.ndarray:
     shape = (size, *port.shape)
-    if port.name == "mask":  # some rows allow all, most only some, and each choice at least one
+    if port.name == "mask":  # some rows allow everything, most only a part; every choice has a legal option
         mask = (rng.random(shape) < 0.6) | (rng.random((size, 1)) < 0.3)
         first = 0
         for options in graph.policy.head.nvec or (port.shape[0],):
@@ -152,7 +151,7 @@ def _other_input(port: Port, size: int, graph: PolicyGraph, rng: np.random.Gener
 def _observations(
     graph: PolicyGraph, layout: SpaceLayout | None, rng: np.random.Generator
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Flat observations: samples of the space, bounds, zeros, ones; and the same, in the same memory, as an array per input."""
+    """Flat observations (samples, bounds, zeros, ones), and views of them, one array per input."""
     ports, unfit = graph.leaf_ports, []
     if layout is not None and ports[0].name != "obs":
         layout.space.seed(int(rng.integers(1 << 31)))
@@ -181,7 +180,7 @@ def _observations(
 
 
 def _finite(bound: Any, instead: float) -> np.ndarray:
-    """A bound of a space without infinities, nor numbers next to them."""
+    """A bound of a space, with infinite and enormous values replaced."""
     bound = np.asarray(bound, np.float64)
     return np.where(np.abs(bound) < ENORMOUS, bound, instead)
 

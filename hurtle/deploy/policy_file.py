@@ -1,6 +1,6 @@
-"""`PolicyFile`: an exported policy that was read and found whole, whatever its format.
+"""`PolicyFile`: the checked contents of an exported policy, in either format.
 
-path → bytes → onnx_file.py or pt2_file.py → card, tensors, what a runtime gets. Runs nothing of what a file holds.
+path → bytes → onnx_file.py or pt2_file.py → card, tensors, bytes for the runtime. Runs nothing that the file holds.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import numpy as np
 from hurtle.deploy.card import Card
 from hurtle.deploy.onnx_file import read_onnx
 from hurtle.deploy.pt2_file import read_pt2
-from hurtle.errors import PolicyFileError
+from hurtle.errors import HurtleError, PolicyFileError
 
 MAX_BYTES = {".onnx": 2**31 - 1, ".pt2": 1 << 29}
-"""By the ending: what a protobuf can hold; and 128 million weights, as an archive is taken apart in memory."""
+"""Largest file by its ending: the limit of protobuf; and 128 million weights, as an archive is unpacked in memory."""
 
 
 @dataclass(frozen=True)
 class PolicyFile:
-    """A file that was read and found whole.
+    """A file that was read and checked.
 
     Attributes:
-        path: Where it is.
-        card: What it says about itself.
-        content: What runs it: the bytes of an .onnx file; the members of a .pt2 file, packed anew.
-        tensors: Its named constants, as far as the card's `mlp` names them.
+        path: The file.
+        card: Its metadata.
+        content: What a runtime loads: the bytes of an .onnx file; the members of a .pt2 file, repacked.
+        tensors: The constants that the card's `mlp` lists, by name.
     """
 
     path: Path
@@ -38,10 +38,10 @@ class PolicyFile:
 
     @classmethod
     def of(cls, path: Path, content: bytes) -> PolicyFile:
-        """What the bytes of a file hold.
+        """Check the bytes of a file.
 
         Raises:
-            PolicyFileError: It is something else; names the path and says what.
+            PolicyFileError: They are not a policy file; names the path and the reason.
         """
         try:
             if path.suffix == ".onnx":
@@ -50,7 +50,7 @@ class PolicyFile:
             card, packed = read_pt2(content)
             return cls(path, card, packed, {})
         except PolicyFileError as error:
-            raise PolicyFileError(f"{path} is no policy that Hurtle can load: {error}.") from None
+            raise PolicyFileError(f"{path} is not a policy that Hurtle can load: {error}.") from None
 
 
 def is_policy_file(path: Any) -> bool:
@@ -58,18 +58,29 @@ def is_policy_file(path: Any) -> bool:
     return isinstance(path, str | Path) and Path(path).suffix in MAX_BYTES
 
 
+def check_ending(path: str | Path) -> Path:
+    """The path of an export, if it has the ending of one.
+
+    Raises:
+        HurtleError: It has another ending.
+    """
+    if Path(path).suffix not in MAX_BYTES:
+        raise HurtleError(f"The file's name must end in {' or '.join(MAX_BYTES)}, got {str(path)!r}.")
+    return Path(path)
+
+
 def read_policy_file(path: str | Path) -> PolicyFile:
     """Read an exported policy.
 
     Raises:
-        PolicyFileError: It is missing, damaged, too large, or something else; says which.
+        PolicyFileError: It is missing, damaged, too large, or not a policy file; gives the reason.
     """
     path = Path(path)
     try:
         size, limit = path.stat().st_size, MAX_BYTES[".onnx" if path.suffix == ".onnx" else ".pt2"]
         if not path.is_file() or not 0 < size <= limit:
-            what = f"it has {size:,} bytes, of at most {limit:,}" if path.is_file() else "it is no file"
-            raise PolicyFileError(f"{path} is no policy that Hurtle can load: {what}.")
+            what = f"it has {size:,} bytes, and must have 1 to {limit:,}" if path.is_file() else "it is not a file"
+            raise PolicyFileError(f"{path} is not a policy that Hurtle can load: {what}.")
         content = path.read_bytes()
     except OSError as error:
         raise PolicyFileError(f"Cannot read {path}: {error.strerror or error}.") from None

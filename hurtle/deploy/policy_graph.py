@@ -1,4 +1,4 @@
-"""`PolicyGraph`: a trained policy as a function of tensors alone, from what the env shows to what it takes.
+"""`PolicyGraph`: a trained policy as a function of tensors, from the env's observation to the env's action.
 
 obs (one tensor, or one per leaf), mask, state → normalizer → policy → action, value, logits …, state. Knows no file format.
 """
@@ -13,37 +13,38 @@ import torch
 from torch import Tensor, nn
 
 from hurtle.buffers.rollout import torch_dtype
-from hurtle.deploy.card import HEAD_OUTPUTS, Port
-from hurtle.emulation.layout import SpaceLayout
+from hurtle.deploy.card import Port
+from hurtle.emulation.flat_layout import SpaceLayout
 from hurtle.emulation.leaves import map_tree, tree_leaves
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
+from hurtle.policies.action_transform import HEAD_OUTPUTS
 from hurtle.policies.actor_critic import ActorCritic
 from hurtle.policies.distributions import Beta, Categorical, Distribution, Gaussian, MultiCategorical
 from hurtle.policies.policy import Policy
 from hurtle.policies.structured import StructuredBody
 
 MEAN, STD = "observation_mean", "observation_std"
-"""What the normalizer's constants are called in a file; "mean" alone is an output of Gaussian policies."""
+"""Names of the normalizer's constants in a file; "mean" alone is an output of Gaussian policies."""
 
 
 class PolicyGraph(nn.Module):
-    """What is exported.
+    """The module that is traced and exported.
 
     Args:
         policy: A trained policy on the CPU; it is copied.
-        layout: How the env's structured observation lies in the flat one; None where the env was not emulated.
-        outputs: Names, in this order: "action", "value", and those of `HEAD_OUTPUTS`, or "heads" for all of its kind.
-        masked: Take the legal actions too.
-        stochastic: Sample the action; the uniforms to draw from come as the input "uniforms".
+        layout: How the env's structured observation lies in the flat one; None if the env was not emulated.
+        outputs: The outputs in order: "action", "value", and those of `HEAD_OUTPUTS`, or "heads" for all of the latter.
+        masked: Take a mask of legal actions as an input.
+        stochastic: Sample the action, with uniforms from the input "uniforms".
         draws: Draw the uniforms inside instead.
 
     Attributes:
-        leaf_ports: The inputs that are the observation.
-        inputs: In the order in which `forward` takes them.
-        outputs: In the order in which it returns them, the next state last.
+        leaf_ports: The inputs of the observation.
+        inputs: All inputs, in the order of `forward`'s arguments.
+        outputs: All outputs, in the order in which `forward` returns them, the next state last.
 
     Raises:
-        HurtleError: The policy cannot do what is asked for.
+        HurtleError: The policy does not have what is asked for.
     """
 
     observation_mean: Tensor
@@ -64,9 +65,11 @@ class PolicyGraph(nn.Module):
         self._wanted = _expanded(outputs, head.kind)
         self.stochastic, self._draws = stochastic, draws
         if masked and head.mask_size is None:
-            raise HurtleError(f"masked: actions in {head.action_space} have no masks; export without.")
+            raise HurtleError(f"masked: actions in {head.action_space} have no masks; export without masked.")
         if stochastic and not self.policy.num_uniforms:
-            raise HurtleError("stochastic: the policy's distribution samples with torch's own generator, which no file holds.")
+            raise HurtleError(
+                "stochastic: the policy's distribution samples with torch's own generator, which a file cannot hold."
+            )
         self._tree, self._places = self._see_leaves(layout)
         self.inputs: list[Port] = tree_leaves(self._tree)
         self.leaf_ports = list(self.inputs)
@@ -121,7 +124,7 @@ class PolicyGraph(nn.Module):
         return tensors[len(self.leaf_ports) + self._masked]
 
     def _seen(self, obs: Any) -> Any:
-        """What the network takes: normalized, or in the dtype that rollouts store."""
+        """The network's input: normalized, or in the dtype that rollouts store."""
         if self._places is not None:
             leaves = tree_leaves(obs)
             obs = torch.cat([leaves[k].reshape(leaves[k].shape[0], self.inputs[k].size) for k in self._places], 1)
@@ -132,7 +135,7 @@ class PolicyGraph(nn.Module):
         return obs.to(torch_dtype(self.policy.observation_space.dtype))
 
     def _see_leaves(self, layout: SpaceLayout | None) -> tuple[Any, list[int] | None]:
-        """The tree of the observation's inputs; and the order in which they make one vector, where the network takes that."""
+        """The tree of the observation's inputs, and their order in one vector; None if the network takes the tree."""
         flat = self.policy.observation_space
         bodies = [module for module in self.policy.modules() if isinstance(module, StructuredBody)]
         if layout is None or layout.is_plain or (layout.is_bytes and not bodies):
@@ -145,12 +148,12 @@ class PolicyGraph(nn.Module):
         starts = [leaf.start for leaf in tree_leaves(layout.tree)]
         return tree, sorted(range(len(starts)), key=starts.__getitem__)
 
-    # What is changed in the copy.
+    # Changes to the copy.
 
     def _prepare_memory(self) -> None:
         memory: Any = self.policy.memory
         if hasattr(memory, "capturable"):
-            memory.capturable = True  # plain operations, which every format knows
+            memory.capturable = True  # plain operations, which both formats know
 
     def _drop_critic(self) -> None:
         network = self.policy.network
@@ -158,7 +161,7 @@ class PolicyGraph(nn.Module):
             network.critic_body = None
 
     def _prepare_normalizer(self) -> None:
-        """Mean and standard deviation as constants with names, instead of running statistics."""
+        """Register mean and standard deviation as named constants, instead of running statistics."""
         normalizer = self.policy.normalizer
         if normalizer is not None:
             self.register_buffer(MEAN, normalizer.mean.clone())
@@ -167,7 +170,7 @@ class PolicyGraph(nn.Module):
 
 
 def head_outputs(distribution: Distribution) -> dict[str, Tensor]:
-    """What a distribution is made of, float32 [B, …] each, as `HEAD_OUTPUTS` names it; nothing of one that is not Hurtle's."""
+    """The parameters of a distribution by name (`HEAD_OUTPUTS`), float32 [B, …] each; {} if it is not one of Hurtle's."""
     if isinstance(distribution, Categorical | MultiCategorical):
         return {"logits": distribution.flat_log_probs()}
     if isinstance(distribution, Beta):
@@ -178,16 +181,16 @@ def head_outputs(distribution: Distribution) -> dict[str, Tensor]:
 
 
 class AsGiven:
-    """In place of a layout: the tree comes as it is, and need not be cut out of a flat observation."""
+    """Stands in for a layout where the observation is a tree already."""
 
     @staticmethod
     def unflatten(tree: Any) -> Any:
-        """The same."""
+        """Return the tree."""
         return tree
 
 
 def _named(tree: Any, name: str) -> Any:
-    """The tree of leaves as a tree of ports, named by where they are: `obs.camera`, `obs.inventory.0`."""
+    """The tree of leaves as a tree of ports, named by their paths: `obs.camera`, `obs.inventory.0`."""
     if isinstance(tree, dict | tuple):
         keys = list(tree) if isinstance(tree, dict) else list(range(len(tree)))
         named = [_named(tree[key], f"{name}.{key}") for key in keys]
@@ -196,7 +199,7 @@ def _named(tree: Any, name: str) -> Any:
 
 
 def _unique(tree: Any) -> Any:
-    """The tree of ports with a number after names that are there already, as of the keys "a.b" and "a", then "b"."""
+    """The tree of ports with numbers after duplicate names, such as those of the key "a.b" and of "b" in "a"."""
     seen: set[str] = set()
 
     def renamed(port: Port) -> Port:
@@ -210,7 +213,7 @@ def _unique(tree: Any) -> Any:
 
 
 def _expanded(outputs: tuple[str, ...], kind: str) -> list[str]:
-    """The names of the outputs, "heads" spelled out, each once.
+    """The names of the outputs, each once, with "heads" expanded.
 
     Raises:
         UnknownNameError: The policy has no such output.

@@ -1,7 +1,7 @@
-"""Reading .pt2 files (torch.export) that may be anything: the card, and an archive in which torch finds nothing to run.
+"""Read untrusted .pt2 files (torch.export): the card, and an archive that torch can load without running foreign code.
 
-bytes → zip members → only known ones, nothing pickled, imported or evaluated, only known operations → hash → card, the members
-packed anew. Imports no torch.
+bytes → zip members → known ones only, nothing pickled, imported or evaluated, known operations only → hash → card, repacked
+members. Imports no torch.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from hurtle.deploy.operations import is_torch_operation
 from hurtle.errors import PolicyFileError
 
 MEMBER = "hurtle.json"
-"""The card, among the archive's extra files."""
+"""Name of the card among the archive's extra files."""
 MAX_EXPRESSION = 500
-"""Characters of the size of a tensor or of a comparison of sizes, which are otherwise a few dozen."""
+"""Most characters of a size expression or guard; real ones have a few dozen."""
 _COUNTS = ("arange", "eye", "linspace", "one_hot", "repeat_interleave")
-"""Operations whose integers are sizes, as lists of integers are for all."""
+"""Operations whose single integers are sizes; lists of integers are sizes in all operations."""
 _SYMBOL = r"Symbol\('[a-z]{1,3}\d+'(?:, (?:positive|nonnegative|integer)=True)*\)"
 _EXPRESSION = re.compile(
     rf"(?:{_SYMBOL}|\b(?:Add|Mul|Integer|Max|Min|Mod|FloorDiv|oo|int_oo|\d{{1,18}})\b|\*(?!\*)|[-+/(), ])*"
 )
-"""Sizes of tensors as torch writes them: sums and products of symbols and integers. Powers could take forever."""
+"""Tensor sizes as torch writes them: sums and products of symbols and integers. No powers, which could take forever."""
 _GUARD = re.compile(
     r"(?:L\['tensors'\]\[\d{1,4}\]\.size\(\)\[\d{1,2}\]|\b(?:\d{1,18}|and|or|not)\b|[=!<>]=|[<>]|\*(?!\*)|[-+/%() ])*"
 )
-"""What torch makes Python code of: comparisons of sizes."""
+"""Comparisons of sizes, which torch compiles as Python code."""
 _TYPES = (None, "builtins.tuple", "builtins.list", "builtins.dict")
 _CONTEXTS = (None, "null", "[]")
-"""Of containers; torch imports modules that others name."""
+"""Contexts of containers; torch would import modules that others name."""
 _SAMPLES = "data/sample_inputs/model.pt"
-"""torch unpickles it, and looks for it even where there is none: it must be empty."""
+"""torch unpickles this member, and requires it: it must be empty."""
 _MEMBERS = re.compile(
     r"data/weights/(?:weight_\d+|model_weights_config\.json)|data/constants/(?:tensor_\d+|model_constants_config\.json)|"
     rf"{re.escape(_SAMPLES)}|models/model\.json|\.data/(?:version|serialization_id)|"
@@ -48,14 +48,14 @@ _WRONG = (
     zipfile.BadZipFile, struct.error, EOFError, RuntimeError, ValueError,
     ArithmeticError, AttributeError, LookupError, TypeError,
 )  # fmt: skip
-"""What `zipfile` and `json` raise (a RuntimeError: it is locked, or nested too deeply), and plain Python on JSON of others."""
+"""What `zipfile` and `json` raise (RuntimeError: encrypted, or nested too deeply), and plain Python on unexpected JSON."""
 
 
 def read_pt2(content: bytes) -> tuple[Card, bytes]:
-    """The card of a file, and an archive of its members alone: torch must not find in the file what was not looked at.
+    """The card of a file, and an archive of the checked members only, so that torch sees nothing that was not checked.
 
     Raises:
-        PolicyFileError: It is something else; says what.
+        PolicyFileError: The file is not a policy file; gives the reason.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -63,7 +63,7 @@ def read_pt2(content: bytes) -> tuple[Card, bytes]:
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
                 raise PolicyFileError("its archive is compressed, which no export is")
             if sum(entry.file_size for entry in entries) > len(content):
-                raise PolicyFileError("its archive says that it holds more than it does")
+                raise PolicyFileError("its archive claims to hold more than it does")
             members = members_of(archive)
         if len(members) != len(entries):
             raise PolicyFileError("its archive holds a member twice")
@@ -80,12 +80,12 @@ def read_pt2(content: bytes) -> tuple[Card, bytes]:
 
 
 def members_of(archive: zipfile.ZipFile) -> dict[str, bytes]:
-    """What an archive holds, by name, without the folder that all are in."""
+    """The members of an archive by name, without the common folder."""
     return {entry.filename.split("/", 1)[-1]: archive.read(entry) for entry in archive.infolist()}
 
 
 def _packed(members: dict[str, bytes]) -> bytes:
-    """An archive of these alone, as torch reads it."""
+    """An archive of these members, as torch reads it."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, member in members.items():
@@ -94,7 +94,7 @@ def _packed(members: dict[str, bytes]) -> bytes:
 
 
 def pt2_hash(members: dict[str, bytes], card: Card) -> str:
-    """Of the card, and of all other members but torch's random ids."""
+    """Hash of the card and of all other members, except torch's random ids."""
     found = hashlib.sha256()
     for name in sorted(members):
         if name != f"extra/{MEMBER}" and not name.startswith(".data/"):
@@ -103,7 +103,7 @@ def pt2_hash(members: dict[str, bytes], card: Card) -> str:
 
 
 def _check_member(name: str, member: bytes) -> None:
-    """Refuse what torch would unpickle or evaluate while it reads the archive."""
+    """Refuse a member that torch would unpickle or evaluate while it reads the archive."""
     if not _MEMBERS.fullmatch(name):
         raise PolicyFileError(f"its archive holds {name[:80]!r}, which no policy needs")
     if name == _SAMPLES and member:
@@ -123,7 +123,7 @@ def _check_member(name: str, member: bytes) -> None:
 
 
 def _check_graph(tree: Any) -> None:
-    """Refuse what torch would evaluate, import or call, other than operations on tensors."""
+    """Refuse anything that torch would evaluate, import or call, except operations on tensors."""
     if isinstance(tree, list):
         for child in tree:
             _check_graph(child)
@@ -133,9 +133,7 @@ def _check_graph(tree: Any) -> None:
             if key == "expr_str" and not (is_short and _EXPRESSION.fullmatch(child)):
                 raise PolicyFileError(f"its graph holds the expression {str(child)[:80]!r}")
             if key == "target" and not (isinstance(child, str) and is_torch_operation(child)):
-                raise PolicyFileError(
-                    f"its graph has the operation {str(child)[:80]!r}, which is none that a policy file may have"
-                )
+                raise PolicyFileError(f"its graph has the operation {str(child)[:80]!r}, which no policy file may have")
             if key in ("as_operator", "as_custom_obj", "as_graph"):
                 raise PolicyFileError(f"its graph holds {key} {str(child)[:80]!r}")
             if key in ("in_spec", "out_spec") and child is not None:
@@ -144,7 +142,7 @@ def _check_graph(tree: Any) -> None:
 
 
 def _check_sizes(node: dict[str, Any]) -> None:
-    """Refuse an operation whose constants ask for more memory than any policy needs."""
+    """Refuse an operation that allocates more memory than any policy needs."""
     name = node["target"].split(".")[-2]
     for argument in node["inputs"]:
         kind, value = next(iter(argument["arg"].items()))
@@ -152,14 +150,14 @@ def _check_sizes(node: dict[str, Any]) -> None:
         sizes = [value] if name in _COUNTS and kind in ("as_int", "as_sym_int", "as_float") else sizes
         numbers = [size.get("as_int", 1) if isinstance(size, dict) else size for size in sizes]
         magnitudes = (abs(float(number)) for number in numbers if number)
-        if not math.prod(max(size, 1 / size) for size in magnitudes) <= MAX_NUMBERS:  # 1 / size: of a small step
+        if not math.prod(max(size, 1 / size) for size in magnitudes) <= MAX_NUMBERS:  # 1 / size: a small step
             raise PolicyFileError(f"its {name} has the sizes {numbers!r:.80}")
 
 
 def _check_types(tree: Any) -> None:
-    """Refuse containers that torch would import something for."""
+    """Refuse containers for which torch would import a module."""
     children = tree if isinstance(tree, list) else tree.get("children_spec", ()) if isinstance(tree, dict) else ()
     if isinstance(tree, dict) and (tree.get("type") not in _TYPES or tree.get("context") not in _CONTEXTS):
-        raise PolicyFileError(f"its graph takes or gives a {str(tree.get('type'))[:80]!r} {str(tree.get('context'))[:80]!r}")
+        raise PolicyFileError(f"its graph takes or returns a {str(tree.get('type'))[:80]!r} {str(tree.get('context'))[:80]!r}")
     for child in children:
         _check_types(child)

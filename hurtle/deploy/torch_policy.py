@@ -1,4 +1,4 @@
-"""`LoadedPolicy`: the torch policy of a run or checkpoint, acting. Makes no env."""
+"""`LoadedPolicy`: acts with the torch policy of a run or checkpoint. Makes no env."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hurtle.collect.inference import see
 from hurtle.deploy.acting_policy import ActingPolicy, State
+from hurtle.deploy.restore import Restored, find_checkpoint, restore
+from hurtle.kernels.uniforms import uniforms
 from hurtle.native.rng import seed_range, stream_states
-from hurtle.native.uniforms import uniforms
+from hurtle.policies.numpy_acting import choose, see
 from hurtle.policies.policy import Policy
-from hurtle.runners.config import settings_to_dict
-from hurtle.runners.playing import choose
-from hurtle.runners.restore import Restored, find_checkpoint, restore
 
-LOADED_STREAM = 0x6C6F61  # sampled actions of a loaded policy: a stream that nothing else draws from
+LOADED_STREAM = 0x6C6F61  # the random stream of a loaded policy's sampled actions; nothing else draws from it
 
 
 def load_run(
@@ -33,13 +31,13 @@ class LoadedPolicy(ActingPolicy):
     """The torch policy of a run.
 
     Args:
-        restored: The policy and what belongs to it.
-        file: The checkpoint it came from.
+        restored: The policy, with its settings and layouts.
+        file: The checkpoint that it was restored from.
 
     Attributes:
         module: The torch policy.
         settings: All settings of the run, flat.
-        steps: How long it was trained.
+        steps: Steps trained.
     """
 
     def __init__(self, restored: Restored, file: Path):
@@ -48,14 +46,14 @@ class LoadedPolicy(ActingPolicy):
         super().__init__(flat_spaces, (restored.layout, restored.action_layout), module.head.mask_size)
         self.module: Policy = module
         self.steps = restored.steps
-        self.settings: dict[str, Any] = settings_to_dict(restored.settings)
+        self.settings = restored.settings
         self.file = file
         self._device = next((weight.device for weight in self.module.parameters()), torch.device("cpu"))
-        self._seed = restored.settings.train.seed
+        self._seed = restored.settings["seed"]
         self._calls = 0
 
     def initial_state(self, batch: int = 1) -> State:
-        """The memory at the start of an episode; () for a policy without recurrence."""
+        """The recurrent state at the start of an episode; () for a policy without recurrence."""
         return self.module.initial_state(batch, device=self._device)
 
     def _choose(

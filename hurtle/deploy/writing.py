@@ -1,7 +1,7 @@
-"""A `PolicyGraph` as the bytes of a file, with its card inside: ONNX, or torch.export.
+"""`policy_bytes`: a `PolicyGraph` as the bytes of an ONNX or torch.export file, with its card inside.
 
-graph → traced program → ONNX or archive → tidied → card with a hash → bytes. Writes no file, and compares nothing but what an
-ONNX file samples from, which it no longer shows.
+graph → traced program → ONNX or archive → tidied → card with a hash → bytes. Writes no file. A file that samples is compared
+with the policy here, while its uniforms are still an input.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import io
 import logging
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,62 +29,67 @@ from hurtle.deploy.onnx_file import KEY, import_export_package, onnx_hash
 from hurtle.deploy.parity import check_parity
 from hurtle.deploy.policy_graph import MEAN, STD, PolicyGraph
 from hurtle.deploy.pt2_file import MEMBER, members_of, pt2_hash
+from hurtle.deploy.restore import Restored
 from hurtle.errors import HurtleError
+from hurtle.policies.plain_mlp import plain_mlp
 from hurtle.policies.policy import Policy
-from hurtle.runners.restore import Restored
 
 MOST_ROWS = 1 << 24
-"""Largest batch that a .pt2 file takes."""
+"""Largest batch of a .pt2 file."""
 
 
-def policy_bytes(restored: Restored, graph: PolicyGraph, card: Card, path: Path) -> bytes:
-    """What the file will hold; the card gets its hash, and the layers of a plain MLP.
+def policy_bytes(restored: Restored, graph: PolicyGraph, card: Card, path: Path, progress: Callable[[str], None]) -> bytes:
+    """The contents of the file; the card gets its hash, and the layers of a plain MLP.
 
     Args:
-        restored: The policy, untouched.
-        graph: What is exported of it.
-        card: What the file says about itself.
+        restored: The trained policy.
+        graph: The graph to export.
+        card: The metadata.
         path: Ends in .onnx or .pt2; named in errors.
+        progress: Called with the name of each step that takes seconds.
 
     Raises:
-        HurtleError: The format does not know what the network does.
-        PolicyFileError: What an ONNX file samples from is not what the policy does.
+        HurtleError: The network cannot be traced, or has operations that the format does not know.
+        PolicyFileError: An ONNX file would sample from another distribution than the policy.
     """
     write = _onnx_bytes if path.suffix == ".onnx" else _pt2_bytes
     with _quiet():
-        return write(restored, graph, card, path)
+        return write(restored, graph, card, path, progress)
 
 
 def _traced(graph: PolicyGraph) -> torch.export.ExportedProgram:
     """The graph as operations on tensors of any batch size."""
     inputs = tuple(torch.zeros(3, *port.shape, dtype=getattr(torch, port.dtype)) for port in graph.inputs)
     with torch.no_grad(), _no_validation():
-        graph(*inputs)  # constants that are made at the first call must not be made while tracing
+        graph(*inputs)  # some constants are made at the first call, which must not be traced
         batch = torch.export.Dim("batch", min=1, max=MOST_ROWS)
         shapes = {"tensors": tuple({0: batch} for _ in inputs)}
         try:
             program = torch.export.export(graph, inputs, dynamic_shapes=shapes, strict=False)
         except (ImportError, MemoryError):
             raise
-        except Exception as error:  # of torch's many kinds, and of the network's own
+        except Exception as error:  # torch's many types, and the network's own
             reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
             raise HurtleError(f"torch.export cannot trace the policy's network ({type(error).__name__}: {reason}).") from error
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # it holds the paths of this machine
+        node.meta.pop("stack_trace", None)  # it contains paths of this machine
     return program
 
 
-def _onnx_bytes(restored: Restored, graph: PolicyGraph, card: Card, path: Path) -> bytes:
+def _onnx_bytes(restored: Restored, graph: PolicyGraph, card: Card, path: Path, progress: Callable[[str], None]) -> bytes:
+    progress("loading onnx")
     onnx = import_export_package("onnx")
     import_export_package("onnxscript")
     inputs, names = ([port.name for port in ports] for ports in (graph.inputs, graph.outputs))
+    progress("tracing the network")
+    traced = _traced(graph)
+    progress("converting it to ONNX")
     try:
-        program = torch.onnx.export(
-            _traced(graph), (), dynamo=True, input_names=inputs, output_names=names, verbose=False
-        )  # fmt: skip
-    except (HurtleError, ImportError, MemoryError):
+        with _library_kept():
+            program = torch.onnx.export(traced, (), dynamo=True, input_names=inputs, output_names=names, verbose=False)
+    except (ImportError, MemoryError):
         raise
-    except Exception as error:  # of many kinds
+    except Exception as error:  # many types
         raise HurtleError(f"The policy's network has operations that ONNX does not know ({type(error).__name__}).") from error
     assert program is not None
     model = onnx.ModelProto()
@@ -98,7 +104,7 @@ def _onnx_bytes(restored: Restored, graph: PolicyGraph, card: Card, path: Path) 
     if mlp is not None:
         kept = {tensor.name for tensor in model.graph.initializer}
         for layer in mlp["layers"]:
-            layer["bias"] = layer["bias"] if layer["bias"] in kept else None  # one of zeros is left out
+            layer["bias"] = layer["bias"] if layer["bias"] in kept else None  # torch leaves out a bias of zeros
         wanted = {layer["weight"] for layer in mlp["layers"]} | {name for name in (mlp["mean"], mlp["std"]) if name}
         mlp = mlp if wanted <= kept else None
     card = replace(card, mlp=mlp)
@@ -113,7 +119,7 @@ def _run_session(session: Any, names: list[str], feeds: Feeds) -> Feeds:
 
 
 def _tidy(model: Any) -> None:
-    """Call the first dimension "batch", and leave out what only says how and where the graph was made."""
+    """Name the first dimension "batch", and drop metadata about how and where the graph was made."""
     del model.metadata_props[:]
     model.producer_name, model.producer_version, model.doc_string = "hurtle", __version__, ""
     graph = model.graph
@@ -128,7 +134,7 @@ def _tidy(model: Any) -> None:
 
 
 def _draw_inside(onnx: Any, model: Any, graph: PolicyGraph) -> None:
-    """Draw the uniforms in the file instead of taking them as an input."""
+    """Draw the uniforms inside the graph instead of taking them as an input."""
     make = onnx.helper
     uniforms = next(value for value in model.graph.input if value.name == "uniforms")
     first = graph.inputs[0].name
@@ -149,7 +155,8 @@ def _draw_inside(onnx: Any, model: Any, graph: PolicyGraph) -> None:
     model.graph.node.extend(nodes)
 
 
-def _pt2_bytes(restored: Restored, graph: PolicyGraph, card: Card, path: Path) -> bytes:
+def _pt2_bytes(restored: Restored, graph: PolicyGraph, card: Card, path: Path, progress: Callable[[str], None]) -> bytes:
+    progress("tracing the network")
     program, buffer = _traced(graph), io.BytesIO()
     program._example_inputs = None  # torch would pickle them, and unpickle them when it loads the file
     torch.export.save(program, buffer)
@@ -163,7 +170,7 @@ def _pt2_bytes(restored: Restored, graph: PolicyGraph, card: Card, path: Path) -
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the warnings that torch's exporters have for their own authors."""
+    """Silence the warnings that torch's exporters print for their own developers."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -175,8 +182,35 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _library_kept() -> Iterator[None]:
+    """Let torch.onnx translate its operator library once per process instead of once per export, half of a small export's time.
+
+    The exporter asks a lazily imported module for the library; inside, the module answers with the first result. A version of
+    torch without that module is left alone.
+    """
+    try:
+        apis: Any = import_module("torch.onnx._internal._lazy_import").onnxscript_apis
+        translate = apis.get_torchlib_ops
+    except (ImportError, AttributeError):
+        translate = None
+    if translate is None or "get_torchlib_ops" in vars(apis):
+        yield
+        return
+    apis.get_torchlib_ops = lambda: _library(translate)
+    try:
+        yield
+    finally:
+        del apis.get_torchlib_ops
+
+
+@cache
+def _library(translate: Callable[[], Any]) -> Any:
+    return translate()
+
+
+@contextlib.contextmanager
 def _no_validation() -> Iterator[None]:
-    """Without the checks of torch's distributions, which look at the numbers: a graph has none yet."""
+    """Switch off the argument checks of torch's distributions, which need values: a graph has none yet."""
     before = torch.distributions.Distribution._validate_args
     torch.distributions.Distribution.set_default_validate_args(False)
     try:
@@ -186,20 +220,18 @@ def _no_validation() -> Iterator[None]:
 
 
 def _mlp(policy: Policy, graph: PolicyGraph) -> dict[str, Any] | None:
-    """Which tensors of the file are the layers of a plain MLP, for the compiled runtime; None for other networks."""
+    """The tensors of the file that are the layers of a plain MLP, for the compiled runtime; None for other networks."""
     try:
         known = MLPDescription.of(policy)
         CompiledMLP(known)
-    except HurtleError:  # another network, or spaces that compiled code does not know
+    except HurtleError:  # another network, or spaces that the compiled runtime does not know
         return None
-    if known.observation_space is not policy.observation_space:  # integers that come as an array and are made one-hot
+    if known.observation_space is not policy.observation_space:  # an emulated array of integers, which is made one-hot
         return None
     names = {id(parameter): name for name, parameter in graph.named_parameters()}
-    network: Any = graph.policy.network
-    linear = [*list(network.actor_body.hidden.children())[::2], network.actor]
     layers = [
-        {"weight": names[id(layer.weight)], "bias": names[id(layer.bias)], "activation": described.activation}
-        for layer, described in zip(linear, known.layers, strict=True)
+        {"weight": names[id(layer.linear.weight)], "bias": names[id(layer.linear.bias)], "activation": layer.activation}
+        for layer in plain_mlp(graph.policy).actor
     ]
     mean, std, clip = (None, None, 0.0) if policy.normalizer is None else (MEAN, STD, policy.normalizer.clip)
     return {"layers": layers, "mean": mean, "std": std, "clip": clip}

@@ -1,1 +1,1 @@
-"""Structured spaces as flat ones: observations as one record of bytes, actions as one vector, agents as padded rows."""
+"""Flattens structured envs: an observation becomes one record of bytes, an action one vector, agents padded rows."""

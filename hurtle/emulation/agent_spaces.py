@@ -1,6 +1,6 @@
 """`AgentSpaces`: one flat observation space and one flat action space for all agents of an env.
 
-spaces by agent → common spaces, padded where they differ in size → writers and decoders for each row. Knows no stepping.
+spaces by agent → common spaces, padded where sizes differ → writers and decoders for each row. Does not step the env.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from hurtle.emulation.actions import ActionLayout
+from hurtle.emulation.action_layout import ActionLayout
 from hurtle.emulation.agents import Agent
+from hurtle.emulation.flat_layout import SpaceLayout
 from hurtle.emulation.hooks import Featurize, featurized_space
-from hurtle.emulation.layout import SpaceLayout
 from hurtle.errors import EmulationError
 
 
 class AgentSpaces:
-    """What the rows of an env's agents look like.
+    """The common layout of all agents' rows.
 
     Args:
-        env: A PettingZoo parallel env, or what looks like one.
-        models: For each row an agent whose spaces it has.
+        env: A PettingZoo parallel env, or one with the same interface.
+        models: For each row, an agent whose spaces that row has.
         featurize: Runs on each observation before it is written.
-        observations: False: observations are not flattened, and `layout` is None.
-        actions: False: actions are not flattened, and `action_layout` is None.
+        observations: False leaves observations structured; `layout` is then None.
+        actions: False leaves actions structured; `action_layout` is then None.
         limits: `max_length`, `max_nodes`, `max_edges`.
 
     Raises:
-        EmulationError: The agents' spaces have nothing in common; names two agents and their spaces.
+        EmulationError: The agents' spaces cannot be unified; the message names two agents and their spaces.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class AgentSpaces:
         self.layout: Any = SpaceLayout(common_observation_space(self.own), **limits) if observations else None
         self.action_layout: Any = None
         self.legal: np.ndarray | None = None
-        """bool [agents, n]: the choices each agent has; None with Box actions."""
+        """bool [agents, n]: the choices that each agent has; None with Box actions."""
         self.differ_in_choices = False
         self.decoders: list[Callable[[Any], Any]] = []
         self._action_layouts: dict[Agent, ActionLayout] = {}
@@ -75,14 +75,14 @@ class AgentSpaces:
             self.differ_in_choices = not alike
 
     def _connect(self) -> None:
-        """Make the function that decodes each row's actions."""
+        """Make the decoders of each row's actions."""
         self.decoders = [row_decoder(self._action_layouts[agent], self.action_layout.flat_space) for agent in self.models]
 
     def admit(self, agent: Agent) -> None:
-        """Make sure that an agent met only now has the spaces of the first row's.
+        """Check that a newly seen agent has the spaces of the first row.
 
         Raises:
-            EmulationError: It has others.
+            EmulationError: Its spaces differ.
         """
         if agent in self.own:
             return
@@ -98,7 +98,7 @@ class AgentSpaces:
 
     def writers(self, memory: np.ndarray) -> list[Callable[[Any], None]]:
         """For each row of `memory`, uint8 [agents, nbytes], a function that writes an observation into it."""
-        memory[...] = 0  # what lies beyond a smaller observation is never written again
+        memory[...] = 0  # the padding of smaller observations is never written again
         found = [row_writer(self.layout, self.own[agent], row) for agent, row in zip(self.models, memory, strict=True)]
         return found if self.featurize is None else [_after(self.featurize, write) for write in found]
 
@@ -111,7 +111,7 @@ class AgentSpaces:
         """Compare an agent's observation and action mask with its spaces.
 
         Raises:
-            EmulationError: Names the agent and the leaf, what was expected and what came.
+            EmulationError: They differ; the message names the agent and the leaf, what was expected and what it got.
         """
         if self.layout is not None:
             value = observation if self.featurize is None else self.featurize(observation)
@@ -132,17 +132,17 @@ class AgentSpaces:
 
 
 def common_observation_space(of_agents: Mapping[Agent, spaces.Space]) -> spaces.Space:
-    """The one space that holds every agent's observation: theirs if equal, else a Box of the largest shape.
+    """The space that contains every agent's observation: their own if all are equal, else a Box of the largest shape.
 
     Raises:
-        EmulationError: Other differences; names two agents and their spaces.
+        EmulationError: The spaces differ in other ways; the message names two agents and their spaces.
     """
     (first, wanted), *_ = of_agents.items()
     for agent, space in of_agents.items():
         if space != wanted and not _can_pad(wanted, space):
             raise EmulationError(
-                f"All agents need the same observation space, or Boxes of one dtype and number of axes: "
-                f"agent {first!r} has {wanted}, agent {agent!r} has {space}. Make them alike with featurize=…"
+                f"All agents need the same observation space, or Boxes with the same dtype and number of axes: "
+                f"agent {first!r} has {wanted}, agent {agent!r} has {space}. Make them equal with featurize=…"
             )
     if all(space == wanted for space in of_agents.values()):
         return wanted
@@ -150,10 +150,10 @@ def common_observation_space(of_agents: Mapping[Agent, spaces.Space]) -> spaces.
 
 
 def common_action_space(of_agents: Mapping[Agent, ActionLayout]) -> spaces.Space:
-    """The one flat space that holds every agent's flat action: theirs if equal, else the largest Discrete or 1-D Box.
+    """The space that contains every agent's flat action: their own if all are equal, else the largest Discrete or 1-D Box.
 
     Raises:
-        EmulationError: Other differences; names two agents and their spaces.
+        EmulationError: The spaces differ in other ways; the message names two agents and their spaces.
     """
     (first, wanted), *_ = ((agent, layout.flat_space) for agent, layout in of_agents.items())
     flat_spaces = [layout.flat_space for layout in of_agents.values()]
@@ -163,7 +163,7 @@ def common_action_space(of_agents: Mapping[Agent, ActionLayout]) -> spaces.Space
         both_vectors = _can_pad(wanted, space) and len(space.shape or ()) == 1
         if space != wanted and not both_discrete and not both_vectors:
             raise EmulationError(
-                f"All agents need the same action space, or all Discrete, or all one-dimensional Boxes of one dtype: "
+                f"All agents need the same action space, or all Discrete, or all one-dimensional Boxes with the same dtype: "
                 f"agent {first!r} has {wanted}, agent {agent!r} has {space}."
             )
     if all(space == wanted for space in flat_spaces):
@@ -183,7 +183,7 @@ def _can_pad(one: spaces.Space, other: spaces.Space) -> bool:
 
 
 def _padded_box(boxes: list[Any]) -> spaces.Box:
-    """A Box of the largest extent along each axis; its bounds hold every agent's values, and the zeros beyond them."""
+    """A Box of the largest size along each axis, whose bounds contain every agent's values and the zero padding."""
     shape = tuple(int(n) for n in np.max([box.shape for box in boxes], axis=0))
     low, high = np.zeros(shape, boxes[0].dtype), np.zeros(shape, boxes[0].dtype)
     for box in boxes:
@@ -198,10 +198,10 @@ def _leading(shape: tuple[int, ...]) -> tuple[slice, ...]:
 
 
 def row_writer(layout: SpaceLayout, space: spaces.Space, row: np.ndarray) -> Callable[[Any], None]:
-    """A function that writes one agent's observation into its row (uint8 [nbytes]), at the start of each axis if smaller."""
+    """A function that writes one agent's observation into its row (uint8 [nbytes]), padded at the end of each axis."""
     if space == layout.space:
         return layout.writer(row)
-    part = layout.flat(row)[_leading(space.shape or ())]  # a Box; what lies beyond stays zero
+    part = layout.flat(row)[_leading(space.shape or ())]  # a Box; the padding stays zero
 
     def write(value: Any) -> None:
         part[...] = value
@@ -210,9 +210,9 @@ def row_writer(layout: SpaceLayout, space: spaces.Space, row: np.ndarray) -> Cal
 
 
 def row_decoder(layout: ActionLayout, common: spaces.Space) -> Callable[[Any], Any]:
-    """A function that makes an agent's action from a flat action of the common space.
+    """A function that turns a flat action of the common space into an agent's own action.
 
-    What an agent with fewer entries has no use for is left out; a choice it does not have counts as its first.
+    Surplus entries are dropped; a choice that the agent does not have becomes its first.
     """
     own = layout.flat_space
     if isinstance(own, spaces.Discrete) and own != common:
@@ -231,7 +231,7 @@ def _decode_part(decode: Callable[[Any], Any], size: int, flat: np.ndarray) -> A
 
 
 def mask_width(flat_action_space: spaces.Space) -> int | None:
-    """Entries of an action mask: one per choice, the choices of a MultiDiscrete one after the other; None for Box."""
+    """Number of entries of an action mask: one per choice, summed over the parts of a MultiDiscrete; None for Box."""
     if isinstance(flat_action_space, spaces.Discrete):
         return int(flat_action_space.n)
     if isinstance(flat_action_space, spaces.MultiDiscrete):
@@ -249,7 +249,7 @@ def flat_mask(mask: Any) -> np.ndarray:
 
 
 def _idle(flat_space: spaces.Space) -> Any:
-    """A flat action for an agent whose action does not matter: the nearest to zero."""
+    """A flat action for an agent whose action does not matter: zero, or the nearest legal value."""
     if isinstance(flat_space, spaces.Box):
         return np.clip(np.zeros(flat_space.shape, flat_space.dtype), flat_space.low, flat_space.high)
     return np.zeros(flat_space.shape or (), np.int64)[()]

@@ -1,4 +1,4 @@
-"""`AgentRows`: the arrays into which one env with several agents writes, a row for each; and the order of the agents."""
+"""`AgentRows`: the arrays that a multi-agent env writes into, one row per agent; and the order of the agents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Agent = Hashable
 
 @dataclass(eq=False)
 class AgentRows:
-    """The arrays one env writes into, a row per agent; they may be views of a larger batch."""
+    """The arrays that one env writes into, one row per agent; they may be views of a larger batch."""
 
     memory: np.ndarray
     """uint8 [agents, nbytes]: the observations as records of the env's `layout`."""
@@ -24,13 +24,13 @@ class AgentRows:
     truncated: np.ndarray
     """bool [agents]"""
     agent_mask: np.ndarray
-    """bool [agents]: who is there, and acts on this observation."""
+    """bool [agents]: which agents are present and act on this observation."""
     action_mask: np.ndarray | None = None
-    """bool [agents, n]: legal actions; None: no masks are written."""
+    """bool [agents, n]: legal actions; None if the env has no masks."""
 
     @classmethod
     def zeros(cls, memory: np.ndarray, mask_size: int | None = None) -> AgentRows:
-        """Rows around `memory` (from `layout.memory(agents)`), all else new and zero."""
+        """Rows that store observations in `memory` (from `layout.memory(agents)`); all other arrays are new and zero."""
         count = len(memory)
         terminated, truncated, agent_mask = np.zeros((3, count), np.bool_)
         action_mask = None if mask_size is None else np.zeros((count, mask_size), np.bool_)
@@ -38,7 +38,7 @@ class AgentRows:
 
 
 def natural_order(agents: Iterable[Agent]) -> list[Agent]:
-    """The agents sorted by name, numbers by value.
+    """Sort agents by name, with numbers in names compared by value.
 
     Example:
         >>> natural_order(["agent_10", "agent_2", "adversary"])

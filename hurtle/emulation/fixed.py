@@ -1,6 +1,6 @@
-"""Spaces of a fixed size (Box, Discrete, MultiDiscrete, MultiBinary): one leaf each.
+"""Fixed-size spaces (Box, Discrete, MultiDiscrete, MultiBinary): one leaf each.
 
-value ⇄ the leaf's array, for one record or for a batch of them. Knows nothing of the tree around it.
+value ⇄ the leaf's array, for one record or a batch. Knows nothing of the tree around it.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ class FixedNode(Node):
         self.leaf = plan.leaf(path, space, self.low.dtype, self.low.shape, self.low, self.high)
         self.fields = self.leaf
         self.leaves = (self.leaf,)
-        self._fitting = {self.leaf.dtype}  # dtypes that were found to fit
+        self._fitting = {self.leaf.dtype}  # dtypes known to fit
 
     def store(self, views: Views, value: Any) -> None:
         """Write one value into the leaf's array."""
         views[self.leaf][...] = value
 
     def load(self, views: Views) -> Any:
-        """A copy of the array, or the integer of a Discrete."""
+        """Read the value: a copy of the array, or the integer of a Discrete."""
         array = views[self.leaf]
         return array[()] if self.is_scalar else array.copy()
 
     def store_many(self, views: Views, values: Any, lead: tuple[int, ...]) -> None:
         """Write arrays [*lead, *shape], or a list of values."""
         values, target = _as_array(values), views[self.leaf]
-        if values.shape != target.shape:  # NumPy would repeat a smaller one without a word
+        if values.shape != target.shape:  # NumPy would silently broadcast a smaller one
             raise EmulationError(f"{self.path}: expected a batch of shape {target.shape}, got {values.shape}.")
         if not np.can_cast(values.dtype, target.dtype, "same_kind"):
             raise EmulationError(f"{self.path}: expected {target.dtype}, got {values.dtype}.")
         target[...] = values
 
     def load_many(self, views: Views, lead: tuple[int, ...]) -> Any:
-        """The array itself, [*lead, *shape]: a view."""
+        """A view of the whole array, [*lead, *shape]."""
         return views[self.leaf]
 
     def item(self, batch: Any, i: int) -> Any:
-        """Row i: an array also where the space's shape is (), and an integer for a Discrete."""
+        """Row i: an integer for a Discrete, else an array, even where the space's shape is ()."""
         return batch[i] if self.is_scalar else np.asarray(batch)[i, ...]
 
     def admit(self, value: Any) -> Any:
-        """The value, if its shape and kind of number fit; part of every step, so that bounds are left to `check`.
+        """Return the value if its shape and kind of number fit. Runs on every step, so bounds are left to `check`.
 
         Raises:
-            TypeError: It does not fit: NumPy would repeat it, make None a NaN, or drop an imaginary part.
+            TypeError: The value does not fit: NumPy would broadcast it, turn None into NaN, or drop an imaginary part.
         """
         if self.is_scalar and isinstance(value, int):
             return value
@@ -76,15 +76,15 @@ class FixedNode(Node):
         return array
 
     def check(self, value: Any, path: str) -> None:
-        """Whether type, shape and dtype fit, and every entry is within the bounds."""
+        """Check the type, shape, dtype and bounds of a value."""
         check_bounds(value, path, self.low, self.high, self.is_scalar)
 
 
 def check_bounds(value: Any, path: str, low: np.ndarray, high: np.ndarray, is_scalar: bool) -> None:
-    """Whether `value` has the dtype and shape of `low`, or is an integer, and lies between the bounds.
+    """Check that `value` has the dtype and shape of `low` (or is an integer, if `is_scalar`) and lies within the bounds.
 
     Raises:
-        EmulationError: It does not; begins with `path`.
+        EmulationError: It does not; the message begins with `path`.
     """
     if is_scalar:
         expected = f"expected an integer from {low} to {high}"
@@ -101,7 +101,7 @@ def check_bounds(value: Any, path: str, low: np.ndarray, high: np.ndarray, is_sc
     if low.dtype.kind == "f":  # compare what will be stored: a float64 0.1 is below a float32 bound of 0.1
         with np.errstate(over="ignore"):
             array = array.astype(low.dtype)
-    outside = ~((array >= low) & (array <= high))  # a NaN is outside of everything
+    outside = ~((array >= low) & (array <= high))  # true for NaN
     if outside.any():
         at = tuple(int(i) for i in np.argwhere(outside)[0])
         place = f" at {list(at)}" if at else ""
@@ -109,7 +109,7 @@ def check_bounds(value: Any, path: str, low: np.ndarray, high: np.ndarray, is_sc
 
 
 def bounds(space: spaces.Space) -> tuple[np.ndarray, np.ndarray]:
-    """The smallest and largest value of each entry of a fixed-size space, in its dtype and shape."""
+    """The lowest and highest value of each entry of a fixed-size space, in its dtype and shape."""
     assert space.dtype is not None
     dtype = space.dtype.newbyteorder("=")
     if isinstance(space, spaces.Box):
@@ -124,10 +124,10 @@ def bounds(space: spaces.Space) -> tuple[np.ndarray, np.ndarray]:
 def _as_array(value: Any) -> np.ndarray:
     try:
         return np.asarray(value)
-    except ValueError:  # lists of different lengths
+    except ValueError:  # ragged lists
         return np.empty(len(value), object)
 
 
 def _fits(given: np.dtype, wanted: np.dtype) -> bool:
-    """Whether the kind of number is right; whether integers are in range is left to the bounds."""
+    """Whether the kind of number fits; the range of integers is left to the bounds."""
     return np.can_cast(given, wanted, "same_kind") or (given.kind in "iu" and wanted.kind in "iu")

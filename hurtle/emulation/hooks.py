@@ -1,4 +1,4 @@
-"""What a user hangs into an emulated env: a featurizer and the space of what it returns, and a log of what the env prints.
+"""User hooks of an emulated env: a featurizer with the space that it returns, reward shaping, and a log of printed lines.
 
 featurize(sample of the space) → space. Knows nothing of agents or of how observations are stored.
 """
@@ -18,13 +18,13 @@ from gymnasium import spaces
 from hurtle.errors import EmulationError
 
 Featurize = Callable[[Any], Any]
-"""featurize(observation) -> array, number, or a dict or tuple tree of those."""
+"""featurize(observation) -> an array, a number, or a tree of dicts and tuples of those."""
 
 ShapeReward = Callable[[Any, Any, Any, dict[str, Any]], float]
 """shape_reward(reward, observation, action, info) -> reward; observation and action are the env's own, not the flat ones."""
 
 PRINTED_LINES = 1000
-"""How many of the last printed lines are kept."""
+"""Number of printed lines kept, the latest ones."""
 
 
 class PrintLog(io.TextIOBase):
@@ -35,18 +35,18 @@ class PrintLog(io.TextIOBase):
         self._unfinished = ""
 
     def write(self, text: str) -> int:
-        """Take up text; a line is complete at its newline."""
+        """Append text; a newline completes a line."""
         *complete, self._unfinished = (self._unfinished + text).split("\n")
         self._lines.extend(complete)
         return len(text)
 
     @property
     def lines(self) -> list[str]:
-        """The last lines, the unfinished one included."""
+        """The last lines, including the unfinished one."""
         return [*self._lines, *([self._unfinished] if self._unfinished else [])]
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, with what it prints going into this log."""
+        """Wrap a function so that what it prints goes into this log."""
 
         def captured(*args: Any, **kwargs: Any) -> Any:
             with contextlib.redirect_stdout(self), contextlib.redirect_stderr(self):
@@ -56,10 +56,10 @@ class PrintLog(io.TextIOBase):
 
 
 def featurized_space(featurize: Featurize, space: spaces.Space) -> spaces.Space:
-    """The space of what `featurize` returns: its attribute `space`, or found by calling it on a sample of `space`.
+    """The space of what `featurize` returns: its attribute `space`, or inferred by calling it on a sample of `space`.
 
     Raises:
-        EmulationError: `featurize` fails on a sample, or returns something that is not made of arrays and numbers.
+        EmulationError: `featurize` fails on a sample, or returns something other than arrays and numbers.
 
     Example:
         >>> featurized_space(lambda obs: {"mean": obs.mean()}, spaces.Box(0, 1, (4,)))
@@ -77,14 +77,14 @@ def featurized_space(featurize: Featurize, space: spaces.Space) -> spaces.Space:
         value = featurize(sampler.sample())
     except Exception as error:
         raise EmulationError(
-            f"featurize ({name}) failed on a sample of {space}: {type(error).__name__}: {error}. Its space is found by calling "
-            f"it on a sample; if samples make no sense to it, declare what it returns: {name}.space = gymnasium.spaces.Box(…)."
+            f"featurize ({name}) failed on a sample of {space}: {type(error).__name__}: {error}. Its space is inferred by "
+            f"calling it on a sample; if it cannot handle samples, declare the space: {name}.space = gymnasium.spaces.Box(…)."
         ) from error
     return _space_of(value, f"featurize ({name})")
 
 
 def _space_of(value: Any, path: str) -> spaces.Space:
-    """Box spaces with infinite bounds over a tree of arrays and numbers."""
+    """The space of a tree of arrays and numbers, with a Box of the widest bounds for each."""
     if isinstance(value, Mapping):
         return spaces.Dict({key: _space_of(child, f"{path}[{key!r}]") for key, child in value.items()})
     if isinstance(value, tuple):
@@ -99,5 +99,5 @@ def _space_of(value: Any, path: str) -> spaces.Space:
         return spaces.Box(limits.min, limits.max, array.shape, array.dtype.type)
     raise EmulationError(
         f"{path} returned {type(value).__name__} {value!r}; expected an array, a number, or a dict or tuple of those. "
-        "For anything else declare its space in the function's attribute `space`."
+        "For anything else, declare the space in the function's attribute `space`."
     )

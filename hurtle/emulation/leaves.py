@@ -1,6 +1,6 @@
-"""The tree of a space: how Dict and Tuple nest, how a leaf is called, and where in a record it lies.
+"""The tree of a space: how Dict and Tuple nest, the path of each leaf, and its place in the record.
 
-space → `space_tree` → nested dicts and tuples with anything at the leaves → `map_tree`. Knows no kind of leaf.
+space → `space_tree` → nested dicts and tuples with anything at the leaves → `map_tree`. Knows no particular leaf.
 """
 
 from __future__ import annotations
@@ -16,47 +16,47 @@ from gymnasium import spaces
 
 from hurtle.errors import EmulationError, did_you_mean
 
-Tree = Any  # nested dicts and tuples; whatever is neither is a leaf
+Tree = Any  # nested dicts and tuples; anything else is a leaf
 
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
     """One array of a record.
 
-    A Box, Discrete, MultiDiscrete or MultiBinary is one leaf. Spaces of varying size have several: a Text, say, has
+    A Box, Discrete, MultiDiscrete or MultiBinary is one leaf. Variable-size spaces have several: a Text, for example, has
     `observation["mission"].codes` and `observation["mission"].length`.
     """
 
     path: str
-    """How users write it: `observation["inventory"]["items"]`."""
+    """Its name as users write it: `observation["inventory"]["items"]`."""
     space: spaces.Space
     """The space it belongs to."""
     dtype: np.dtype
     shape: tuple[int, ...]
     offset: int
-    """Its first byte in the record, a multiple of its item size."""
+    """Its first byte in the record, a multiple of the item size."""
     low: np.ndarray
-    """Smallest value of each entry, of `shape` and `dtype`; entries that can be padding allow 0."""
+    """Lowest value of each entry, with `shape` and `dtype`; includes 0 where entries can be padding."""
     high: np.ndarray
 
     @cached_property
     def dtype_name(self) -> str:
-        """The dtype as NumPy and torch both call it."""
+        """The name of the dtype, the same in NumPy and torch."""
         return self.dtype.name
 
     @cached_property
     def size(self) -> int:
-        """How many entries it has."""
+        """Number of entries."""
         return prod(self.shape)
 
     @cached_property
     def start(self) -> int:
-        """Its first entry, counted in entries of its dtype from the beginning of the record."""
+        """Offset of its first entry in the record, in entries of its dtype."""
         return self.offset // self.dtype.itemsize
 
     @cached_property
     def nbytes(self) -> int:
-        """How many bytes of the record it takes."""
+        """Number of bytes in the record."""
         return self.size * self.dtype.itemsize
 
 
@@ -64,13 +64,13 @@ def space_tree(space: spaces.Space, path: str, leaf: Callable[[spaces.Space, str
     """Dicts and tuples nested like the space, with `leaf(space, path)` in place of each leaf.
 
     Raises:
-        EmulationError: A Dict or Tuple without entries.
+        EmulationError: A Dict or Tuple is empty.
     """
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return leaf(space, path)
     if len(space.spaces) == 0:
         raise EmulationError(
-            f"{path}: an empty {type(space).__name__} holds nothing to learn from; remove it or give it a space."
+            f"{path}: an empty {type(space).__name__} has nothing to learn from; remove it or add a space to it."
         )
     if isinstance(space, spaces.Dict):
         return {key: space_tree(child, key_path(path, key), leaf) for key, child in space.spaces.items()}
@@ -99,7 +99,7 @@ def tree_leaves(tree: Tree) -> list[Any]:
 
 
 def tree_items(tree: Tree, value: Any) -> Iterator[tuple[Any, Any]]:
-    """Each leaf of a tree with what a value of the same structure holds there."""
+    """Pairs of each leaf of a tree and the matching part of a value of the same structure."""
     if isinstance(tree, dict | tuple):
         for key in tree if isinstance(tree, dict) else range(len(tree)):
             yield from tree_items(tree[key], value[key])
@@ -108,12 +108,12 @@ def tree_items(tree: Tree, value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def key_path(path: str, key: Any) -> str:
-    """The path of a Dict's entry, with text keys in double quotes."""
+    """The path of an entry of a Dict, with string keys in double quotes."""
     return f'{path}["{key}"]' if isinstance(key, str) else f"{path}[{key!r}]"
 
 
 def key_source(key: Any, keys: list[Any]) -> str:
-    """A Dict's key in generated code: itself, or, where it has no plain notation, an entry of `keys`."""
+    """A Dict's key in generated code: a literal, or an entry appended to `keys` where it has none."""
     if type(key) in (str, int):
         return repr(key)
     keys.append(key)
@@ -121,10 +121,10 @@ def key_source(key: Any, keys: list[Any]) -> str:
 
 
 def check_keys(path: str, tree: Tree, value: Any) -> None:
-    """Whether `value` is a mapping with the keys (or a tuple of the length) of this level of the tree.
+    """Check that `value` is a mapping with the keys (or a tuple with the length) of this level of the tree.
 
     Raises:
-        EmulationError: It is not; names the keys.
+        EmulationError: It is not; the message names the keys.
     """
     if isinstance(tree, tuple):
         if not isinstance(value, tuple | list):
@@ -146,7 +146,7 @@ def check_tree(tree: Tree, value: Any, path: str) -> None:
     """Run `leaf.check(value, path)` on each leaf, and compare the keys on the way.
 
     Raises:
-        EmulationError: The value does not belong to the space; names the leaf.
+        EmulationError: The value does not belong to the space; the message names the leaf.
     """
     if not isinstance(tree, dict | tuple):
         tree.check(value, path)
@@ -157,7 +157,7 @@ def check_tree(tree: Tree, value: Any, path: str) -> None:
 
 
 def kind_of(value: Any) -> str:
-    """A value in a few words, for messages: `float32 of shape (3,)`, `str`."""
+    """A short description of a value for messages: `float32 of shape (3,)`, `str`."""
     if isinstance(value, np.ndarray | np.generic):
         return f"{value.dtype} of shape {value.shape}"
     return f"{type(value).__name__} {value!r}" if isinstance(value, bool | int | float) else type(value).__name__

@@ -1,6 +1,6 @@
-"""`Node`: a space that is neither Dict nor Tuple, with its leaves; and what is done to a whole tree of nodes.
+"""`Node`: a space that is neither Dict nor Tuple, with its leaves; and functions over whole trees of nodes.
 
-value or batch of values ⇄ tree of nodes ⇄ arrays. Knows no kind of space.
+value or batch of values ⇄ tree of nodes ⇄ arrays. Knows no particular space.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Node:
     """A space that is neither Dict nor Tuple, and its leaves in the record.
 
     Attributes:
-        path: What it is called.
+        path: Its name in messages, such as `observation["position"]`.
         space: The space.
-        fields: Its leaves, nested as `unflatten` shows them.
+        fields: Its leaves, nested as `unflatten` returns them.
         leaves: Its leaves, in order.
     """
 
@@ -38,15 +38,15 @@ class Node:
         raise NotImplementedError
 
     def load(self, views: Views) -> Any:
-        """Read one value, as the space holds it, in memory of its own."""
+        """Read one value of the space, as a copy."""
         raise NotImplementedError
 
     def check(self, value: Any, path: str) -> None:
-        """Raise an EmulationError, which begins with `path`, unless `value` belongs to the space."""
+        """Raise an EmulationError whose message begins with `path` unless `value` belongs to the space."""
         raise NotImplementedError
 
     def store_many(self, views: Views, values: Any, lead: tuple[int, ...]) -> None:
-        """Write a batch, as `gymnasium.vector` holds it, into arrays [*lead, …]."""
+        """Write a batch in the format of `gymnasium.vector` into arrays [*lead, …]."""
         if not lead:
             return self.store(views, values)
         if len(values) != lead[0]:
@@ -55,7 +55,7 @@ class Node:
             self.store_many(_rows(views, self.leaves, i), value, lead[1:])
 
     def load_many(self, views: Views, lead: tuple[int, ...]) -> Any:
-        """Read a batch from arrays [*lead, …]: tuples of values."""
+        """Read a batch from arrays [*lead, …] as tuples of values."""
         if not lead:
             return self.load(views)
         return tuple(self.load_many(_rows(views, self.leaves, i), lead[1:]) for i in range(lead[0]))
@@ -66,7 +66,7 @@ class Node:
 
 
 def fields_of(tree: Tree) -> Tree:
-    """The leaves of a tree of nodes, nested as `unflatten` shows them."""
+    """The leaves of a tree of nodes, nested as `unflatten` returns them."""
     return map_tree(lambda node: node.fields, tree)
 
 
@@ -82,23 +82,23 @@ def store_tree(tree: Tree, views: Views, value: Any) -> None:
 
 
 def load_tree(tree: Tree, views: Views) -> Any:
-    """Read one structured value, in memory of its own."""
+    """Read one structured value, as a copy."""
     return map_tree(lambda node: node.load(views), tree)
 
 
 def store_batch(tree: Tree, views: Views, values: Any, lead: tuple[int, ...]) -> None:
-    """Write structured values that are batched at the leaves, as `gymnasium.vector` holds them."""
+    """Write structured values batched at the leaves, the format of `gymnasium.vector`."""
     for node, part in tree_items(tree, values):
         node.store_many(views, part, lead)
 
 
 def load_batch(tree: Tree, views: Views, lead: tuple[int, ...]) -> Any:
-    """Read structured values, batched at the leaves; leaves of a fixed size are views."""
+    """Read structured values batched at the leaves; fixed-size leaves are views."""
     return map_tree(lambda node: node.load_many(views, lead), tree)
 
 
 def store_rows(tree: Tree, views: Views, batch: Any, count: int) -> None:
-    """Write a batch of `count` values into the first rows of the arrays, and zeros into the others."""
+    """Write a batch of `count` values into the first rows of the arrays and zero the others."""
     leaves = leaves_of(tree)
     if count:
         store_batch(tree, _rows(views, leaves, slice(count)), batch, (count,))
@@ -107,12 +107,12 @@ def store_rows(tree: Tree, views: Views, batch: Any, count: int) -> None:
 
 
 def load_rows(tree: Tree, views: Views, count: int) -> Any:
-    """Read the batch in the first `count` rows, in memory of its own."""
+    """Read the batch in the first `count` rows, as a copy."""
     return load_batch(tree, {leaf: views[leaf][:count].copy() for leaf in leaves_of(tree)}, (count,))
 
 
 def as_batch(tree: Tree, values: Any) -> Any:
-    """A list of structured values as a structure of lists."""
+    """Turn a list of structured values into a structure of lists."""
     if isinstance(tree, dict):
         return {key: as_batch(child, [value[key] for value in values]) for key, child in tree.items()}
     if isinstance(tree, tuple):
@@ -130,16 +130,16 @@ def batch_item(tree: Tree, batch: Any, i: int) -> Any:
 
 
 def batch_length(tree: Tree, batch: Any) -> int:
-    """How many values a structured batch holds, by its first leaf."""
+    """The number of values in a structured batch, taken from its first leaf."""
     _, first = next(tree_items(tree, batch))
     return len(first)
 
 
 def check_batch(tree: Tree, batch: Any, path: str) -> None:
-    """Whether a structured batch has the right keys, and as many values in every leaf.
+    """Check that a structured batch has the right keys and the same number of values in every leaf.
 
     Raises:
-        EmulationError: It has not; names the leaf.
+        EmulationError: It does not; the message names the leaf.
     """
     lengths: list[int] = []
 
@@ -159,5 +159,5 @@ def check_batch(tree: Tree, batch: Any, path: str) -> None:
 
 
 def _rows(views: Views, leaves: tuple[Leaf, ...], index: int | slice) -> Views:
-    """Some rows of the arrays; a single entry stays an array that can be written."""
+    """Some rows of the arrays; a single entry stays a writable array."""
     return {leaf: views[leaf][index, ...] for leaf in leaves}

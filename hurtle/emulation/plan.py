@@ -1,4 +1,4 @@
-"""How a space becomes a record: each space finds its kind of node, each leaf its place.
+"""Plans the record of a space: picks the node class of each space and the byte offset of each leaf.
 
 space → tree of nodes, list of leaves with offsets. Knows nothing of values.
 """
@@ -18,14 +18,14 @@ from hurtle.emulation.variable import GraphNode, OneOfNode, SequenceNode, String
 from hurtle.errors import EmulationError, did_you_mean
 
 Limit = int | Mapping[str, int] | None
-"""A maximum for every leaf that needs one, or one for each path."""
+"""One maximum for every space that needs one, or a maximum per path."""
 
 STRING_LENGTH = 256
-"""UTF-8 bytes kept for a string of a space that names no maximum (MiniGrid's mission)."""
+"""UTF-8 bytes reserved for a string whose space declares no maximum (MiniGrid's mission)."""
 
 
 class Plan:
-    """Gives out the bytes of a record, in the order of the tree.
+    """Allocates the bytes of a record, in the order of the tree.
 
     Args:
         limits: The arguments `max_length`, `max_nodes`, `max_edges` by name.
@@ -39,7 +39,7 @@ class Plan:
         self._padded = False
 
     def inside(self, *lead: int) -> Plan:
-        """A plan for what lies inside a space of varying size: its leaves are [*lead, …] and may hold zeros as padding."""
+        """A plan for the inside of a variable-size space: its leaves have shape [*lead, …] and may contain zero padding."""
         inner = Plan(self._limits)
         inner.leaves, inner._limited = self.leaves, self._limited
         inner._lead = (*self._lead, *lead)
@@ -50,12 +50,12 @@ class Plan:
         """The tree of nodes of a space.
 
         Raises:
-            EmulationError: A leaf that cannot be emulated, or needs a maximum.
+            EmulationError: A leaf cannot be emulated, or needs a declared maximum.
         """
         return space_tree(space, path, self._node)
 
     def leaf(self, path: str, space: spaces.Space, dtype: Any, shape: tuple[int, ...], low: Any, high: Any) -> Leaf:
-        """The next leaf of the record."""
+        """Append a leaf to the record."""
         dtype = np.dtype(dtype)
         low, high = np.asarray(low, dtype), np.asarray(high, dtype)
         if self._padded:
@@ -72,7 +72,7 @@ class Plan:
         """The maximum that the user declared for the space at `path`.
 
         Raises:
-            EmulationError: None was declared, or it is not an integer of at least 0.
+            EmulationError: No maximum was declared, or it is not a non-negative integer.
         """
         given = self._limits[argument]
         self._limited[argument].append(path)
@@ -90,16 +90,16 @@ class Plan:
         return int(given)
 
     def string_length(self, path: str) -> int:
-        """The bytes kept for a string of a custom space: `max_length` of just this path, or the default."""
+        """The bytes reserved for a string of a custom space: `max_length` given for this very path, or the default."""
         if not isinstance(self._limits["max_length"], Mapping):
             return STRING_LENGTH
         return self.limit("max_length", path, "string", STRING_LENGTH)
 
     def check_limits(self) -> None:
-        """Whether every path that was given a maximum exists.
+        """Check that every path with a declared maximum exists.
 
         Raises:
-            EmulationError: Names the one that does not.
+            EmulationError: A path does not; the message names it.
         """
         for argument, given in self._limits.items():
             for path in given if isinstance(given, Mapping) else ():
@@ -122,8 +122,8 @@ class Plan:
             return StringNode(space, path, self)
         if space is None:
             what = f"{path.partition('[')[0]}_space"
-            raise EmulationError(f"{path}: the env has no such space, its {what} is None; set {what} to a Gymnasium space.")
+            raise EmulationError(f"{path}: the env's {what} is None; set it to a Gymnasium space.")
         raise EmulationError(
-            f"{path}: cannot emulate {type(space).__name__}, which is none of Gymnasium's spaces. "
-            "Turn it into arrays, or leave it out, with hurtle.emulate(env, featurize=function)."
+            f"{path}: cannot emulate {type(space).__name__}, which is not one of Gymnasium's spaces. "
+            "Convert it to arrays, or drop it, with hurtle.emulate(env, featurize=function)."
         )

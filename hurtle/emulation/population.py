@@ -1,7 +1,7 @@
-"""`Population`: the agents of one env, who come and go, in fixed rows.
+"""`Population`: the agents of one env, which come and go, in fixed rows.
 
 flat actions [agents] → decode → env.step → rows written in place: observations, rewards, flags, masks. Knows nothing of
-batches of envs, and of PettingZoo only what its parallel envs look like.
+batches of envs; uses PettingZoo's parallel interface without importing PettingZoo.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from gymnasium.error import ResetNeeded
 
 from hurtle.emulation.agent_spaces import AgentSpaces, mask_width
 from hurtle.emulation.agents import Agent, AgentRows, natural_order
-from hurtle.emulation.checks import CHECKED_STEPS, check_info, check_kinds, check_outcome
 from hurtle.emulation.hooks import Featurize, PrintLog, ShapeReward
+from hurtle.emulation.outcome_checks import CHECKED_STEPS, check_info, check_kinds, check_outcome
 from hurtle.errors import EmulationError, HurtleError
 
 ByAgent = Mapping[Agent, Any]
@@ -25,12 +25,12 @@ Writers = list[Callable[[Any], None]]
 
 
 class Population:
-    """The array face of a multi-agent env; `hurtle.emulate` explains the options.
+    """The array interface of a multi-agent env; `hurtle.emulate` documents the options.
 
-    Row a belongs to `possible_agents[a]`. A row's observation and masks are what its agent acts on next; its reward and flags
-    are what its last action led to. An agent that ends has its flag set and its last observation in the row, and is absent
-    from then on: `agent_mask` is False. Rows of agents that were absent and stay so are zero. An agent that appears, late or
-    once more, is simply there again.
+    Row a belongs to `possible_agents[a]`. A row's observation and masks are the input of its agent's next action; its reward
+    and flags are the outcome of its last one. When an agent ends, its row has the flag and the last observation, and its
+    `agent_mask` is False from then on. Rows of agents that were absent and stay absent are zero. Agents may join late or
+    rejoin.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class Population:
         self._take_rows(max_agents)
         self._spaces = known = AgentSpaces(env, self._models, featurize, observations, actions, limits)
         self.layout, self.action_layout = known.layout, known.action_layout
-        # Masks in infos show only after a reset.
+        # Masks in infos are seen only after a reset.
         self._mask_known = known.legal is None or known.mask_in_observation or known.differ_in_choices
         self._mask_size = known.legal.shape[1] if self._mask_known and known.legal is not None else None
-        self._acting: dict[Agent, int] | None = None  # who acts next, and in which row; None: a reset is needed
+        self._acting: dict[Agent, int] | None = None  # agents that act next and their rows; None: needs a reset
         self._returns = [0.0] * self.num_agents_max
         self._lengths = [0] * self.num_agents_max
         self._bound_rows: AgentRows | None = None
@@ -64,23 +64,23 @@ class Population:
         self._writers: WeakKeyDictionary[AgentRows, Writers] = WeakKeyDictionary()
 
     def _take_rows(self, max_agents: int | None) -> None:
-        """Give each possible agent its row; without names, there are `max_agents` rows for whoever comes."""
+        """Assign a row to each possible agent, or make `max_agents` rows for agents whose names are not known beforehand."""
         possible = list(getattr(self.env, "possible_agents", None) or [])
         self._named = bool(possible) and max_agents is None
         self._slots: dict[Agent, int] = {}
         if self._named:
             self.possible_agents: list[Any] = natural_order(possible)
-            self._models: list[Agent] = self.possible_agents  # for each row an agent that has its spaces
+            self._models: list[Agent] = self.possible_agents  # for each row, an agent that has its spaces
             self._slots = {agent: slot for slot, agent in enumerate(self.possible_agents)}
         elif max_agents is None:
             raise EmulationError(
-                f"{self._env_name} has no possible_agents, so it is not known how many agents it may have. "
-                "Say how many at most: hurtle.emulate(env, max_agents=8)."
+                f"{self._env_name} has no possible_agents, so the number of its agents is not known. "
+                "Pass the maximum: hurtle.emulate(env, max_agents=8)."
             )
         else:
             met = natural_order(possible or getattr(self.env, "agents", None) or self._probe()[0])
             if not met:
-                raise EmulationError(f"{self._env_name} has no agent after a reset: what spaces agents have is not known.")
+                raise EmulationError(f"{self._env_name} has no agent after a reset, so the agents' spaces are not known.")
             self.possible_agents = [f"slot_{slot}" for slot in range(max_agents)]
             self._models = [met[0]] * max_agents
         self.num_agents_max = len(self.possible_agents)
@@ -101,14 +101,14 @@ class Population:
 
     @property
     def mask_size(self) -> int | None:
-        """Entries of an agent's action mask, or None if no agent has one. Resets the env if only a reset can tell."""
+        """Size of an agent's action mask, or None without masks. Resets the env if that is the only way to find out."""
         if not self._mask_known:
             self._learn_mask(self._probe()[1])
         return self._mask_size
 
     @property
     def occupants(self) -> list[Any]:
-        """For each row the env's agent that acts in it next, or None."""
+        """For each row, the env's agent that acts in it next, or None."""
         found: list[Any] = [None] * self.num_agents_max
         for agent, slot in (self._acting or {}).items():
             found[slot] = agent
@@ -124,20 +124,20 @@ class Population:
         return observation if self.layout is None else self.layout.unflatten(observation)
 
     def reset_into(self, rows: AgentRows, seed: int | None = None, options: dict[str, Any] | None = None) -> dict[Any, Any]:
-        """Begin an episode and write the first observations and masks.
+        """Start an episode and write the first observations and masks.
 
         Returns:
-            The infos that are not empty, by agent.
+            The non-empty infos, by agent.
         """
         _flat_space(self.layout)
         return self._open(rows, *self._begin(seed, options))
 
     def step_into(self, actions: np.ndarray, rows: AgentRows) -> tuple[bool, dict[Any, Any]]:
-        """Step with the flat actions [agents, …]; those of absent agents are ignored.
+        """Step with the flat actions [agents, …]; actions of absent agents are ignored.
 
         Returns:
-            Whether the episode is over (nobody acts any more: reset next), and the infos that are not empty, by agent. The
-            info of an agent that ended has its statistics: `episode`, with the return `r` and the number of its steps `l`.
+            Whether the episode is over (no agent is left: reset next), and the non-empty infos, by agent. The info of an agent
+            that ended has `episode`, with its return `r` and its number of steps `l`.
         """
         _flat_space(self.action_layout)
         if self._acting is None:
@@ -149,7 +149,7 @@ class Population:
         return (function if self._log is None else self._log.around(function))(*args, **kwargs)
 
     def _probe(self) -> tuple[ByAgent, ByAgent]:
-        """Reset the env to see what only a reset shows; the user's own reset comes later."""
+        """Reset the env to learn what is known only after a reset; the user's own reset comes later."""
         return self._call(self.env.reset)
 
     def _learn_mask(self, infos: ByAgent) -> None:
@@ -179,7 +179,7 @@ class Population:
         return {names[slot]: infos[agent] for agent, slot in acting.items() if infos.get(agent)}
 
     def _advance(self, chosen: dict[Agent, Any], rows: AgentRows) -> tuple[bool, dict[Any, Any]]:
-        """Step the env with the agents' own actions; write the outcome of those who acted, then what the next act on."""
+        """Step the env with the agents' own actions; write the outcome of these, then the input of the next ones."""
         acting, names = self._acting or {}, self.possible_agents
         if len(self.env.agents) != len(acting):
             self._add_idle(chosen)
@@ -189,7 +189,7 @@ class Population:
             self._check(following, observations, infos, rewards, terminations, truncations)
         over = not following
         rows.rewards.fill(0.0)
-        rows.terminated.fill(over and not acting)  # it ended with nobody in it: say so in every row
+        rows.terminated.fill(over and not acting)  # it ended without any agent: set every row's flag
         rows.truncated.fill(False)
         kept: dict[Any, Any] = {}
         last_observations: dict[int, Any] = {}
@@ -204,7 +204,7 @@ class Population:
             self._lengths[slot] += 1
             if agent not in following:
                 terminated, truncated = bool(terminations.get(agent)), bool(truncations.get(agent))
-                # Gone without a flag: it may come back, unless the env is over or its row goes to somebody else.
+                # Gone without a flag: it may come back, unless the env is over or its row can be reassigned.
                 terminated |= not truncated and (over or not self._named)
                 rows.terminated[slot], rows.truncated[slot] = terminated, truncated
                 if terminated or truncated:
@@ -224,13 +224,13 @@ class Population:
         return over, kept
 
     def _add_idle(self, chosen: dict[Agent, Any]) -> None:
-        """Some envs go on listing agents that have ended, and look for their actions."""
+        """Add actions for agents that have ended: some envs keep listing them and expect their actions."""
         for agent in self.env.agents if self.action_layout is not None else ():
             if agent not in chosen:
                 chosen[agent] = self._spaces.idle_actions[self._slots.get(agent, 0)]
 
     def _seated(self, listed: list[Agent]) -> dict[Agent, int]:
-        """The rows of the agents that act next. Without fixed names, newcomers take free rows in natural order."""
+        """The rows of the agents that act next. Without fixed names, new agents take free rows in natural order."""
         if self._named:
             try:
                 return {agent: self._slots[agent] for agent in listed}
@@ -240,10 +240,10 @@ class Population:
         seats = {agent: before[agent] for agent in listed if agent in before}
         newcomers = natural_order(agent for agent in listed if agent not in before)
         used, staying = set(before.values()), set(seats.values())
-        # Rows of agents that have just ended come last: they still show the last observation.
+        # Rows of agents that have just ended come last: they still hold the last observation.
         free = [slot for slot in range(self.num_agents_max) if slot not in used] + sorted(used - staying)
         if len(newcomers) > len(free):
-            raise EmulationError(f"{self._env_name} has {len(listed)} agents, but max_agents={self.num_agents_max}. Raise it.")
+            raise EmulationError(f"{self._env_name} has {len(listed)} agents; increase max_agents={self.num_agents_max}.")
         for agent, slot in zip(newcomers, free, strict=False):
             self._spaces.admit(agent)
             seats[agent] = slot
@@ -256,7 +256,7 @@ class Population:
         )
 
     def _publish(self, rows: AgentRows, observations: ByAgent, infos: ByAgent, last_observations: dict[int, Any]) -> None:
-        """Write what the next actions are chosen from: observations (the last ones of who ended), masks, who is there."""
+        """Write the input of the next actions: observations (the last ones of agents that ended), masks, presence."""
         if self._named and not observations.keys() <= self._slots.keys():
             raise self._unknown(next(agent for agent in observations if agent not in self._slots), "the observations")
         acting, masks = self._acting or {}, rows.action_mask
@@ -271,12 +271,12 @@ class Population:
             rows.agent_mask[slot] = True
             if masks is not None:
                 mask = self._spaces.mask_of(observations[agent], infos.get(agent) or {})
-                if mask is not None and mask.any():  # where nothing is legal, what is chosen does not matter
+                if mask is not None and mask.any():  # if nothing is legal, the choice does not matter
                     masks[slot, : mask.size] = mask
         self._store(rows, last_observations | present)
 
     def _store(self, rows: AgentRows, observations: dict[int, Any]) -> None:
-        """Write the observations into their rows, and zeros into all others."""
+        """Write the observations into their rows and zero all others."""
         if rows is not self._bound_rows:
             if rows not in self._writers:
                 self._writers[rows] = self._spaces.writers(rows.memory)

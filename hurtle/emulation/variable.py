@@ -1,6 +1,6 @@
-"""Spaces of varying size (Text, custom strings, Sequence, Graph, OneOf): padded leaves and a length.
+"""Variable-size spaces (Text, custom strings, Sequence, Graph, OneOf): padded leaves and a length.
 
-value ⇄ arrays padded with zeros up to a maximum; longer values are refused, never cut. Knows nothing of the tree around it.
+value ⇄ arrays zero-padded up to a maximum; longer values are an error, never cut. Knows nothing of the tree around it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from hurtle.emulation.plan import Plan
 
 _SHOWN_CHARACTERS = 40
-"""Of a charset, in messages."""
+"""Characters of a charset shown in messages."""
 
 
 class StringNode(Node):
-    """A custom space of strings, such as MiniGrid's MissionSpace: UTF-8 bytes, and 0 is padding."""
+    """A custom space of strings, such as MiniGrid's MissionSpace: UTF-8 bytes padded with 0."""
 
     def __init__(self, space: spaces.Space, path: str, plan: Plan):
         self._place(space, path, plan, np.uint8, plan.string_length(path), 255)
@@ -60,7 +60,7 @@ class StringNode(Node):
         return self._decode(views[self._codes][: int(views[self._length])])
 
     def check(self, value: Any, path: str) -> None:
-        """Whether it is a string of the right length and characters."""
+        """Check that it is a string of allowed length."""
         self._encode(value, path)
 
     def _encode(self, value: Any, path: str) -> np.ndarray:
@@ -76,16 +76,16 @@ class StringNode(Node):
 
 
 class TextNode(StringNode):
-    """A Text: code k is character k - 1 of the sorted charset, and 0 is padding."""
+    """A Text: code k is character k - 1 of the sorted charset; 0 is padding."""
 
     def __init__(self, space: spaces.Text, path: str, plan: Plan):
         self._min = space.min_length
-        characters = sorted(space.character_set)  # sorted: a set's own order differs between processes
+        characters = sorted(space.character_set)  # the order of a set differs between processes
         self._points = _code_points("".join(characters))
         self._place(space, path, plan, np.int32, space.max_length, len(characters))
 
     def check(self, value: Any, path: str) -> None:
-        """Whether it is a string of the right length and characters."""
+        """Check that it is a string of allowed length and characters."""
         if len(self._encode(value, path)) < self._min:
             raise EmulationError(f"{path}: expected a text of at least {self._min} characters, got {len(value)}.")
 
@@ -108,7 +108,7 @@ class TextNode(StringNode):
 
 
 class SequenceNode(Node):
-    """A Sequence: its feature space with one more dimension, and how many entries are real."""
+    """A Sequence: its feature space with one more dimension, and the number of real entries."""
 
     def __init__(self, space: spaces.Sequence, path: str, plan: Plan):
         self.path, self.space, self._stack = path, space, space.stack
@@ -125,13 +125,13 @@ class SequenceNode(Node):
         views[self._length][...] = count
 
     def load(self, views: Views) -> Any:
-        """A tuple of values, or one batch where the space stacks."""
+        """Read a tuple of values, or one batch if the space stacks."""
         count = int(views[self._length])
         batch = load_rows(self._tree, views, count)
         return batch if self._stack else tuple(batch_item(self._tree, batch, i) for i in range(count))
 
     def check(self, value: Any, path: str) -> None:
-        """Whether it is a tuple (or a batch) that is not too long, of values of the feature space."""
+        """Check that it is a tuple (or a batch) of values of the feature space, and not too long."""
         if self._stack:
             check_batch(self._tree, value, path)
         elif not isinstance(value, tuple | list):
@@ -147,7 +147,7 @@ class SequenceNode(Node):
 
 
 class GraphNode(Node):
-    """A Graph: features of nodes and edges with one more dimension, the links, and how many of each are real.
+    """A Graph: node and edge features with one more dimension, the links, and the numbers of real nodes and edges.
 
     A graph without edges is read back as Gymnasium samples it, with None for edges and links.
     """
@@ -175,7 +175,7 @@ class GraphNode(Node):
         self.leaves = (*features, self._links, self._num_nodes, self._num_edges)
 
     def store(self, views: Views, value: Any) -> None:
-        """Write features, links and both numbers."""
+        """Write the features, the links and both counts."""
         num_nodes, num_edges = self._counts(value, self.path)
         store_rows(self._nodes, views, value.nodes, num_nodes)
         store_rows(self._edges, views, value.edges, num_edges)
@@ -186,7 +186,7 @@ class GraphNode(Node):
         views[self._num_edges][...] = num_edges
 
     def load(self, views: Views) -> spaces.GraphInstance:
-        """A GraphInstance with arrays of its own."""
+        """Read a GraphInstance, as a copy."""
         num_nodes, num_edges = int(views[self._num_nodes]), int(views[self._num_edges])
         nodes = load_rows(self._nodes, views, num_nodes)
         if not num_edges:
@@ -195,7 +195,7 @@ class GraphNode(Node):
         return spaces.GraphInstance(nodes, edges, views[self._links][:num_edges].copy())
 
     def check(self, value: Any, path: str) -> None:
-        """Whether nodes and edges belong to their spaces, and every link joins two nodes that are there."""
+        """Check that nodes and edges belong to their spaces and every link joins two existing nodes."""
         if not isinstance(value, spaces.GraphInstance):
             raise EmulationError(f"{path}: expected a GraphInstance, got {kind_of(value)}.")
         num_nodes, num_edges = self._counts(value, path)
@@ -233,7 +233,7 @@ class GraphNode(Node):
 
 
 class OneOfNode(Node):
-    """A OneOf: every option has a place of its own, and all but the chosen one are zeros."""
+    """A OneOf: every option has its own leaves, zero for all but the chosen option."""
 
     def __init__(self, space: spaces.OneOf, path: str, plan: Plan):
         self.path, self.space = path, space
@@ -252,12 +252,12 @@ class OneOfNode(Node):
         views[self._choice][...] = choice
 
     def load(self, views: Views) -> tuple[np.int64, Any]:
-        """The choice and its value."""
+        """Read the choice and its value."""
         choice = np.int64(views[self._choice])
         return choice, load_tree(self._options[choice], views)
 
     def check(self, value: Any, path: str) -> None:
-        """Whether it is a pair of a choice and a value of that option."""
+        """Check that it is a pair of a choice and a value of that option."""
         choice = self._chosen(value, path)
         check_tree(self._options[choice], value[1], f"{path}.options[{choice}]")
 

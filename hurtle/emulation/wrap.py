@@ -1,7 +1,7 @@
-"""`hurtle.emulate`: any env in, the same kind of env with flat spaces out.
+"""`hurtle.emulate`: takes any env and returns the same kind of env with flat spaces.
 
-env or maker → what kind is it → conversion of old or turn-based kinds → EmulatedEnv or EmulatedParallelEnv. Kinds are told
-apart by what they can do, so that no extra is imported to find out.
+env or maker → detect its API → convert old or turn-based APIs → EmulatedEnv or EmulatedParallelEnv. APIs are detected by
+their methods, so that no extra has to be imported.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
+from hurtle.emulation.emulated_env import EmulatedEnv
 from hurtle.emulation.hooks import Featurize, ShapeReward
-from hurtle.emulation.single import EmulatedEnv
 from hurtle.errors import HurtleError
 
 if TYPE_CHECKING:
-    from hurtle.emulation.parallel import EmulatedParallelEnv
+    from hurtle.emulation.parallel_env import EmulatedParallelEnv
 
 Maximum = int | Mapping[str, int] | None
 
@@ -37,27 +37,27 @@ def emulate(
     max_edges: Maximum = None,
     max_agents: int | None = None,
 ) -> EmulatedEnv | EmulatedParallelEnv:
-    """Make an env with structured spaces look simple: one flat observation, one flat action, agents in fixed rows.
+    """Flatten an env with structured spaces: one flat observation, one flat action, agents in fixed rows.
 
     Args:
         env: A Gymnasium env, a PettingZoo env (parallel, or AEC, which is converted), an old Gym env, or a callable that
             makes one. An env that is already emulated is returned as it is.
         featurize: featurize(observation) → array, number, or a dict or tuple of those; runs before flattening, per agent.
-            Its space is found from a sample; a function may declare it in its attribute `space`.
+            Its space is inferred from a sample; a function may declare it in its attribute `space`.
         shape_reward: shape_reward(reward, observation, action, info) → reward, with the env's own observation and action;
             the env's reward stays in `info["raw_reward"]`.
         observations: False leaves observations as they are.
         actions: False leaves actions as they are.
-        pad_agents: False shows only the agents that are there in PettingZoo's dicts.
-        check: False leaves out the checks of the first reset and steps.
+        pad_agents: False lists only the agents that are present in PettingZoo's dicts.
+        check: False skips the checks of the first reset and steps.
         capture_prints: Keep what the env prints in `env.prints` instead of showing it.
-        max_length: Most elements of a Sequence, for all or by leaf path.
-        max_nodes: Most nodes of a Graph, likewise.
-        max_edges: Most edges of a Graph, likewise.
-        max_agents: Most agents at a time, for envs without `possible_agents`.
+        max_length: Maximum length of a Sequence, one for all or by leaf path.
+        max_nodes: Maximum number of nodes of a Graph, likewise.
+        max_edges: Maximum number of edges of a Graph, likewise.
+        max_agents: Maximum number of agents at a time, for envs without `possible_agents`.
 
     Example:
-        >>> from gymnasium.envs.toy_text import BlackjackEnv  # observes Tuple(Discrete(32), Discrete(11), Discrete(2))
+        >>> from gymnasium.envs.toy_text import BlackjackEnv  # observation: Tuple(Discrete(32), Discrete(11), Discrete(2))
         >>> env = emulate(BlackjackEnv())
         >>> obs, info = env.reset(seed=0)
         >>> obs, env.observation_space.shape
@@ -92,17 +92,17 @@ def _is_env(env: Any) -> bool:
 
 
 def _is_aec(env: Any) -> bool:
-    """One agent acts at a time."""
+    """Whether this is an AEC env: one agent acts at a time."""
     return _is_env(env) and hasattr(env, "agent_iter") and hasattr(env, "last")
 
 
 def _is_parallel(env: Any) -> bool:
-    """All agents act at once: spaces are asked for by agent."""
+    """Whether this is a parallel env: all agents act at once, and spaces are functions of the agent."""
     return _is_env(env) and callable(getattr(env, "observation_space", None)) and callable(getattr(env, "action_space", None))
 
 
 def _is_old_gym(env: Any) -> bool:
-    """It has spaces of its own, and a reset that needs no argument."""
+    """Whether this is an old Gym env: it has spaces as attributes, and a reset that needs no argument."""
     if not (_is_env(env) and hasattr(env, "observation_space") and hasattr(env, "action_space")):
         return False
     try:
@@ -113,8 +113,8 @@ def _is_old_gym(env: Any) -> bool:
 
 
 def _from_aec(env: Any) -> Any:
-    """PettingZoo's own conversion: agents act at once where the env allows it, else those whose turn it is not are ignored."""
-    _parallel_class()  # names the extra, should it be missing
+    """Convert with PettingZoo: agents act at once if the env allows it, else actions out of turn are ignored."""
+    _parallel_class()  # names the extra if PettingZoo is missing
     from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
 
     return (aec_to_parallel if env.metadata.get("is_parallelizable") else turn_based_aec_to_parallel)(env)
@@ -122,19 +122,19 @@ def _from_aec(env: Any) -> Any:
 
 def _parallel_class() -> type[EmulatedParallelEnv]:
     try:
-        import pettingzoo  # noqa: F401 (only whether it is there)
+        import pettingzoo  # noqa: F401 (only to see whether it is installed)
     except ImportError:
         raise HurtleError('Envs with several agents need PettingZoo: pip install "hurtle[pettingzoo]".') from None
-    from hurtle.emulation.parallel import EmulatedParallelEnv
+    from hurtle.emulation.parallel_env import EmulatedParallelEnv
 
     return EmulatedParallelEnv
 
 
 def _from_old_gym(env: Any) -> gymnasium.Env:
-    """An env of Gym 0.26 (whose reset takes a seed) or 0.21 (whose reset does not), through shimmy."""
-    needed = f'{type(env).__name__} is an env of the old Gym, which needs gym and shimmy: pip install "hurtle[gym]".'
+    """Convert an env of Gym 0.26 (whose reset takes a seed) or 0.21 (whose reset does not) with shimmy."""
+    needed = f'{type(env).__name__} is an old Gym env, which needs gym and shimmy: pip install "hurtle[gym]".'
     try:
-        import gym  # noqa: F401 (shimmy needs it, and says so too late)
+        import gym  # noqa: F401 (shimmy needs it, but reports it late)
         from shimmy import GymV21CompatibilityV0, GymV26CompatibilityV0
     except ImportError:
         raise HurtleError(needed) from None

@@ -1,1 +1,1 @@
-"""The zoo: one file per environment, written on `hurtle.native`; `registry.py` finds them by name."""
+"""The zoo: one file per environment, written with `hurtle.native`; `registry.py` finds them by name."""

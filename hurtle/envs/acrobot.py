@@ -29,7 +29,7 @@ class Acrobot(Env):
     max_steps = 500
 
     gravity: float = 9.8
-    length: float = 1.0  # of the upper link
+    length: float = 1.0  # length of the upper link
     mass_1: float = 1.0
     mass_2: float = 1.0
     centre_1: float = 0.5  # distance of a link's centre of mass from its joint

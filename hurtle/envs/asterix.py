@@ -1,4 +1,4 @@
-"""Asterix: gather gold and dodge enemies that cross eight lanes (the rules of MinAtar's asterix).
+"""Asterix: collect gold and dodge enemies that cross eight lanes (the rules of MinAtar's asterix).
 
 The player walks freely over the eight lanes between the top and the bottom row. Every few frames something enters a
 free lane, from the left or from the right: gold one time in three (reward 1 when touched), otherwise an enemy
@@ -15,7 +15,7 @@ Example:
 
 import numpy as np
 
-from hurtle.envs._minatar import render_channels
+from hurtle.envs.minatar_render import render_channels
 from hurtle.native import Box, Discrete, Env, bool_, int8, uint8
 
 LEFT, UP, RIGHT, DOWN = 1, 2, 3, 4  # 0 and 5 (fire) do nothing
@@ -31,7 +31,7 @@ LAST_LEVEL = 9
 
 
 class Asterix(Env):
-    """Gather gold and dodge enemies that cross eight lanes (MinAtar)."""
+    """Collect gold and dodge enemies that cross eight lanes (MinAtar)."""
 
     observation_space = Box(0, 1, (SIZE, SIZE, 4), uint8)
     action_space = Discrete(6)
@@ -49,7 +49,7 @@ class Asterix(Env):
         move_timer: int8
         level: int8
         level_timer: int8
-        last_action: int8 = 0  # outlives the episode: its last action can stick to the next one's first
+        last_action: int8 = 0  # kept across episodes: a sticky action can carry over into the next one
 
     def reset(self, state, rng):
         state.player_x = 5
@@ -96,7 +96,7 @@ class Asterix(Env):
             state.player_y = min(LANES, state.player_y + 1)
 
     def spawn(self, state, rng):
-        """Let gold or an enemy enter one of the free lanes, if there is any."""
+        """Let gold or an enemy enter a random free lane, if there is one."""
         free_lanes = 0
         for lane in range(LANES):
             if state.lane_direction[lane] == 0:
@@ -117,7 +117,7 @@ class Asterix(Env):
             state.lane_gold[lane] = rng.integers(3) == 0
 
     def touch(self, state):
-        """Pick up gold where the player stands; returns the reward and whether there is an enemy instead."""
+        """Pick up gold in the player's cell; returns the reward and whether there is an enemy instead."""
         lane = state.player_y - 1
         if state.lane_direction[lane] == 0 or state.lane_x[lane] != state.player_x:
             return 0.0, False
@@ -127,7 +127,7 @@ class Asterix(Env):
         return 0.0, True
 
     def advance(self, state):
-        """Move everything by one cell; what crosses the border frees its lane."""
+        """Move everything by one cell; anything that leaves the grid frees its lane."""
         for lane in range(LANES):
             x = state.lane_x[lane] + state.lane_direction[lane]
             if x < 0 or x >= SIZE:

@@ -1,7 +1,7 @@
-"""Atari games with the preprocessing of the literature, as one wrapper instead of a tower of nine.
+"""Atari games with the preprocessing of the literature, as one wrapper instead of a stack of nine.
 
-action → a few frames of the emulator → the last two, pooled and shrunk by one compiled loop → a stack of frames.
-Drives the emulator itself: frames that no one sees are never rendered. Knows nothing of vectors; needs `hurtle[atari]`.
+action → a few frames of the emulator → the last two, pooled and resized by one compiled loop → a stack of frames.
+Drives the emulator directly, so that skipped frames are never rendered. Knows nothing of vector envs; needs `hurtle[atari]`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils import RecordConstructorArgs
 from numba import njit
 
-from hurtle.envs.packages import load_package_of
+from hurtle.envs.extras import load_package_of
 from hurtle.errors import ActionError, HurtleError, UnknownNameError, did_you_mean
 
 _NOOP = 0
@@ -25,22 +25,22 @@ _FIRE = 1
 
 
 class Atari(gymnasium.Wrapper, RecordConstructorArgs):
-    """An Atari game as learners see it: uint8 frames `[num_stack, size, size]`, oldest first.
+    """A preprocessed Atari game: uint8 frames `[num_stack, size, size]`, oldest first.
 
-    Frames are bit for bit those of Gymnasium's AtariPreprocessing. `info` is empty but for the step that ends an episode:
-    it then holds `lives` and, when the whole game is over, `game`: the true score `r` and the number of steps `l`.
+    Frames are bitwise those of Gymnasium's AtariPreprocessing. `info` is empty except in the step that ends an episode: it
+    then has `lives` and, when the whole game is over, `game`: the unclipped score `r` and the number of steps `l`.
 
     Args:
         env: An env of ale-py, such as `gymnasium.make("ALE/Pong-v5")`; its own frame skip is not used.
-        noop_max: Begin a game with 1 to `noop_max` frames of doing nothing, at random; 0 for none.
-        frame_skip: Frames that each action is held for.
-        max_pool: Take the brighter of the last two frames at each pixel, as many games draw objects in every other frame only.
-        episodic_life: Losing a life terminates the episode; the game goes on with the next one until it is over.
-        fire_reset: Begin each episode with FIRE in games that have it, many of which do not start without.
-        size: Height and width to which the gray picture is shrunk.
-        clip_reward: Rewards are -1, 0 or 1.
-        num_stack: Frames in an observation; an episode begins with copies of its first frame.
-        scale: Observations are float32 from 0 to 1, at four times the memory, instead of uint8.
+        noop_max: Start a game with a random number of no-op frames, 1 to `noop_max`; 0 for none.
+        frame_skip: Number of frames that each action is repeated for.
+        max_pool: Take the maximum of the last two frames at each pixel; many games draw objects only every other frame.
+        episodic_life: Losing a life terminates the episode; the game continues with the next life until it is over.
+        fire_reset: Start each episode with FIRE in games that have it; many do not start without it.
+        size: Height and width of the resized grayscale frame.
+        clip_reward: Clip rewards to -1, 0 or 1.
+        num_stack: Number of frames in an observation; an episode starts with copies of its first frame.
+        scale: Return float32 observations from 0 to 1, at four times the memory, instead of uint8.
 
     Example:
         >>> env = make_atari("Pong")
@@ -63,7 +63,7 @@ class Atari(gymnasium.Wrapper, RecordConstructorArgs):
         num_stack: int = 4,
         scale: bool = False,
     ):
-        RecordConstructorArgs.__init__(  # so that gymnasium.make(env.spec) makes the same env
+        RecordConstructorArgs.__init__(  # lets gymnasium.make(env.spec) make the same env
             self,
             noop_max=noop_max,
             frame_skip=frame_skip,
@@ -80,15 +80,13 @@ class Atari(gymnasium.Wrapper, RecordConstructorArgs):
         if not hasattr(self._game, "ale"):
             raise HurtleError(f'Atari takes an env of ale-py, got {env}. Make one with make_atari("Pong").')
         if not isinstance(self._game.action_space, spaces.Discrete):
-            raise HurtleError(
-                f"Atari takes games with discrete actions, got {self._game.action_space}; leave out continuous=True."
-            )
+            raise HurtleError(f"Atari needs discrete actions, got {self._game.action_space}; leave out continuous=True.")
         height, width = self._game.ale.getScreenDims()
         for name, value, least in (("noop_max", noop_max, 0), ("frame_skip", frame_skip, 1), ("num_stack", num_stack, 1)):
             if value < least:
                 raise HurtleError(f"{name} must be at least {least}, got {value}.")
         if not 1 <= size <= min(height, width):
-            raise HurtleError(f"size must be from 1 to {min(height, width)}, the screen being {height} × {width}; got {size}.")
+            raise HurtleError(f"size must be from 1 to {min(height, width)} (the screen is {height} × {width}), got {size}.")
         self.noop_max = noop_max
         self.frame_skip = frame_skip
         self.episodic_life = episodic_life
@@ -106,13 +104,13 @@ class Atari(gymnasium.Wrapper, RecordConstructorArgs):
         self._stack = np.zeros((num_stack, size, size), np.uint8)
         self._shrink = shrinker(height, width, size)
         self._running = False
-        self._goes_on = False  # a life was lost, and the game has more
+        self._goes_on = False  # a life was lost, and the game continues
         self._lives = 0
         self._score = 0.0
         self._steps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin an episode: with the next life where one was lost, else (and with a seed or options) with a new game."""
+        """Start an episode: with the next life if one was lost, else (or with a seed or options) with a new game."""
         ale = self._game.ale
         new_game = seed is not None or bool(options) or not self._goes_on
         if not new_game:
@@ -127,7 +125,7 @@ class Atari(gymnasium.Wrapper, RecordConstructorArgs):
                     ale.reset_game()
         if self._fires:
             self._hold(_FIRE)
-            if ale.game_over():  # so rare that the new game may do without FIRE
+            if ale.game_over():  # so rare that this game may start without FIRE
                 ale.reset_game()
                 self._score, self._steps = 0.0, 0
         self._running, self._goes_on, self._lives = True, False, ale.lives()
@@ -137,7 +135,7 @@ class Atari(gymnasium.Wrapper, RecordConstructorArgs):
         return self._observation(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Hold the action for `frame_skip` frames, or until the episode ends.
+        """Repeat the action for `frame_skip` frames, or until the episode ends.
 
         Raises:
             ActionError: The action is not in the action space.
@@ -151,7 +149,7 @@ class Atari(gymnasium.Wrapper, RecordConstructorArgs):
         for frame in range(self.frame_skip):
             reward += ale.act(code)
             over = ale.game_over()
-            lost = self.episodic_life and 0 < ale.lives() < lives  # at 0 some games play on for a few frames: wait for the end
+            lost = self.episodic_life and 0 < ale.lives() < lives  # at 0 lives, some games continue for a few frames
             if over or lost:
                 break
             if frame == last - 1 and self._pools:
@@ -194,11 +192,11 @@ def make_atari(
 
     Args:
         game: "Pong", "SpaceInvaders", "space_invaders", or an id such as "ALE/Pong-v5".
-        sticky_action_prob: How often, in each frame, the emulator repeats the previous action; 0.25 is what Machado et al.
-            (2018) recommend, 0 what most published PPO and DQN curves have.
-        full_action_space: All 18 actions instead of those that the game uses.
+        sticky_action_prob: Probability, in each frame, that the emulator repeats the previous action. Machado et al. (2018)
+            recommend 0.25; most published PPO and DQN curves use 0.
+        full_action_space: Use all 18 actions instead of those that matter in the game.
         render_mode: "rgb_array", "human" or None.
-        **options: The options of `Atari`, such as `episodic_life=False`.
+        **options: Options of `Atari`, such as `episodic_life=False`.
 
     Example:
         >>> make_atari("Breakout", num_stack=1).observation_space.shape
@@ -211,7 +209,7 @@ def make_atari(
         repeat_action_probability=sticky_action_prob,
         full_action_space=full_action_space,
         render_mode=render_mode,
-        disable_env_checker=True,  # it would look at frames that are thrown away
+        disable_env_checker=True,  # it would check frames that are not used
     )
     return Atari(env, **options)
 
@@ -235,10 +233,10 @@ def game_id(game: str) -> str:
 
 
 def shrinker(height: int, width: int, size: int) -> Callable[[np.ndarray, np.ndarray, np.ndarray], None]:
-    """A function that shrinks the brighter of two gray pictures `[height, width]` into a third, `[size, size]`.
+    """A function that resizes the maximum of two grayscale frames `[height, width]` into a third, `[size, size]`.
 
-    A new pixel is the mean of the area that it covers, summed in float32 in the order of OpenCV's INTER_AREA, so that both
-    round alike.
+    A new pixel is the mean of the area that it covers, summed in float32 in the order of OpenCV's INTER_AREA, so that
+    rounding is the same.
     """
     row_first, row_weights = _areas(height, size)
     column_first, column_weights = _areas(width, size)
@@ -253,7 +251,7 @@ def shrinker(height: int, width: int, size: int) -> Callable[[np.ndarray, np.nda
 
 @cache
 def _compiled(row_taps: int, column_taps: int) -> Callable[..., None]:
-    """The loop for so many old rows and columns per new pixel; as constants they make it three times faster."""
+    """The loop for these numbers of old rows and columns per new pixel; as constants they make it three times faster."""
 
     @njit(nogil=True, error_model="numpy", cache=True)
     def loop(one, other, small, row_first, row_weights, column_first, column_weights, line, mean):
@@ -275,9 +273,9 @@ def _compiled(row_taps: int, column_taps: int) -> Callable[..., None]:
 
 
 def _areas(length: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each of `size` new pixels: the first old one that it covers, and the weights from there on, [taps, size].
+    """For each of `size` new pixels, the first old pixel that it covers, and the weights from there on, [taps, size].
 
-    In units in which the picture is `length * size` long, an old pixel is `size` long and a new one `length`.
+    In units in which the frame is `length * size` long, an old pixel has length `size` and a new one `length`.
     """
     begin = np.arange(size) * length
     end = begin + length
@@ -285,6 +283,4 @@ def _areas(length: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     first = np.minimum(begin // size, length - taps)
     old = first + np.arange(taps)[:, None]
     overlap = np.minimum(end, (old + 1) * size) - np.maximum(begin, old * size)
-    return first.astype(np.uint32), (overlap.clip(0) / length).astype(
-        np.float32
-    )  # 32-bit indices are what gathers are fast with
+    return first.astype(np.uint32), (overlap.clip(0) / length).astype(np.float32)  # gathers are fast with 32-bit indices

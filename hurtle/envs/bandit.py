@@ -18,16 +18,16 @@ ARM, BEST, PULLED = (90, 90, 90), (240, 180, 40), (255, 255, 255)
 
 
 class Bandit(Env):
-    """Pull one of several arms, of which only the last pays; the simplest task there is.
+    """Pull one of several arms, of which only the last pays: the simplest possible task.
 
     An episode is a single pull. The last arm pays `reward_scale` on average, the others 0, all with Gaussian noise of
     standard deviation `reward_noise * reward_scale`. The observation is constant.
 
-    The best expected return is `reward_scale`; uniform play gets a `num_actions`-th of it. An agent that does not learn
-    this has its basics wrong: the sign of the loss or of the advantage, rewards paired with the wrong actions, episodes
-    of one step mishandled (a value bootstrapped across their end). Learning at a scale of 1 but not at 0.01 or 100
-    points to missing advantage normalisation or a value loss that swamps the policy's. The paying arm is the last,
-    which neither the tie-break of an argmax (the first) nor an action range one too short can find by accident.
+    The best expected return is `reward_scale`; uniform play gets `reward_scale / num_actions`. An agent that does not
+    learn this has a basic bug: the wrong sign of the loss or the advantage, rewards paired with the wrong actions, or
+    one-step episodes mishandled (a value bootstrapped across their end). Learning at a scale of 1 but not at 0.01 or
+    100 points to missing advantage normalisation, or to a value loss that swamps the policy loss. The paying arm is the
+    last, so that neither the tie-break of an argmax (the first) nor an off-by-one action range finds it by accident.
     """
 
     observation_space = Box(0.0, 1.0, (1,))
@@ -66,7 +66,7 @@ class Bandit(Env):
         obs[0] = 1.0
 
     def render(self, state):
-        """A row of arms, the paying one golden, with a white mark over the one pulled."""
+        """A row of arms, the paying one in gold, with a white mark above the pulled one."""
         image = np.zeros((3, self.num_actions, 3), np.uint8)
         image[1:] = ARM
         image[1:, -1] = BEST

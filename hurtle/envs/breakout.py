@@ -1,7 +1,7 @@
 """Breakout: keep the ball in play and clear the wall (the rules of MinAtar's breakout).
 
-The ball moves diagonally, one cell per frame. A brick it runs into is removed for a reward of 1 and sends it back, but
-a ball that struck a brick flies through the next ones until it is in the open. The paddle returns the ball from the
+The ball moves diagonally, one cell per frame. When it hits a brick, the brick is removed for a reward of 1 and the ball
+bounces back; after a hit it passes through further bricks until it is in the open. The paddle returns the ball from the
 bottom row: mirrored if the ball was above the paddle, back where it came from if it hits the edge. Once the wall is
 gone, a new one appears when the ball comes down. The episode ends when the ball gets past the paddle.
 
@@ -15,7 +15,7 @@ Example:
 
 import numpy as np
 
-from hurtle.envs._minatar import render_channels
+from hurtle.envs.minatar_render import render_channels
 from hurtle.native import Box, Discrete, Env, bool_, int8, int32, uint8
 
 LEFT, RIGHT = 1, 3  # the other actions do nothing
@@ -46,7 +46,7 @@ class Breakout(Env):
         trail_y: int8
         paddle_x: int8
         in_wall: bool_  # the last move ran into a brick
-        last_action: int8 = 0  # outlives the episode: its last action can stick to the next one's first
+        last_action: int8 = 0  # kept across episodes: a sticky action can carry over into the next one
 
     def reset(self, state, rng):
         state.bricks = WALL

@@ -1,8 +1,8 @@
-"""Freeway: lead a chicken across eight lanes of traffic, over and over (the rules of MinAtar's freeway).
+"""Freeway: lead a chicken across eight lanes of traffic, again and again (the rules of MinAtar's freeway).
 
-The chicken stays in one column and can take a step every third frame. Reaching the top row gives a reward of 1, puts it
-back to the bottom and draws new speeds for the cars; being hit by a car puts it back to the bottom as well. Each car
-drives in its own lane, re-entering on the other side. The episode ends after 2501 frames.
+The chicken stays in one column and can take a step every third frame. Reaching the top row gives a reward of 1, moves it
+back to the bottom and draws new speeds for the cars; being hit by a car moves it back to the bottom too. Each car drives
+in its own lane and re-enters on the other side. The episode ends after 2501 frames.
 
 Example:
     >>> import hurtle
@@ -14,11 +14,11 @@ Example:
 
 import numpy as np
 
-from hurtle.envs._minatar import render_channels
+from hurtle.envs.minatar_render import render_channels
 from hurtle.native import Box, Discrete, Env, int8, int16, uint8
 
 UP, DOWN = 2, 4  # the other actions do nothing
-CHICKEN, CAR, SPEED = 0, 1, 2  # SPEED is the first of five channels: a car's trail, by how fast the car is
+CHICKEN, CAR, SPEED = 0, 1, 2  # SPEED is the first of five channels: a car's trail, one channel per speed
 COLOURS = (
     (255, 220, 80),
     (230, 60, 60),
@@ -53,7 +53,7 @@ class Freeway(Env):
         car_x: int8[LANES]
         car_speed: int8[LANES]  # sign: direction; magnitude: frames of rest between two moves, so 1 is the fastest
         car_timer: int8[LANES]  # the car moves at 0
-        last_action: int8 = 0  # outlives the episode: its last action can stick to the next one's first
+        last_action: int8 = 0  # kept across episodes: a sticky action can carry over into the next one
 
     def reset(self, state, rng):
         state.frames_left = EPISODE_FRAMES
@@ -90,7 +90,7 @@ class Freeway(Env):
             state.chicken_y = START
             self.draw_speeds(state, rng)
 
-        self.hit(state)  # a car may drive into the chicken, and the chicken may walk into a car that drives off
+        self.hit(state)  # before and after the cars move: the chicken may walk into a car, or a car hit the chicken
         self.drive(state)
         self.hit(state)
 
@@ -111,7 +111,7 @@ class Freeway(Env):
                 state.car_x[lane] = self.next_cell(state.car_x[lane], state.car_speed[lane] > 0)
 
     def next_cell(self, x, to_right):
-        """The neighbouring cell of a lane, which is a ring."""
+        """The next cell of a lane, which wraps around."""
         if to_right:
             return x + 1 if x < SIZE - 1 else 0
         return x - 1 if x > 0 else SIZE - 1

@@ -5,7 +5,7 @@ Example:
     >>> env = hurtle.make("memory", mem_length=1, mem_delay=0)
     >>> obs, info = env.reset(seed=0)
     >>> token = int(obs[0] > 0)  # shown on the first step only
-    >>> obs, reward, terminated, truncated, info = env.step(0)  # what is played while watching does not matter
+    >>> obs, reward, terminated, truncated, info = env.step(0)  # actions do not matter while watching
     >>> obs, reward, terminated, truncated, info = env.step(token)
     >>> reward, terminated
     (1.0, True)
@@ -23,14 +23,14 @@ class Memory(Env):
     """Recite a binary sequence seen earlier; impossible without recurrence.
 
     An episode has three phases: `mem_length` steps that each show one random token, `mem_delay` steps that show
-    nothing, and `mem_length` steps in which the agent plays the tokens back in order, each right one paying 1 /
+    nothing, and `mem_length` steps in which the agent repeats the tokens in order; each correct one pays 1 /
     `mem_length`. Actions before the recital are ignored. The observation is (token, recite): the token is -1 or +1
     while it is shown and 0 otherwise, `recite` is 1 during the recital.
 
-    The best return is 1. Nothing seen during the recital depends on the tokens, so a policy without memory expects 0.5
-    whatever it does. A recurrent agent that stays at 0.5 has a bug in its recurrence: the hidden state is not carried
-    from step to step, is cleared at the wrong places, or the learner replays sequences in another order or from another
-    initial state than the actor saw. Scores between 0.5 and 1 mean that it remembers only part of the sequence:
+    The best return is 1. Observations during the recital do not depend on the tokens, so a policy without memory
+    expects 0.5 whatever it does. A recurrent agent that stays at 0.5 has a bug in its recurrence: the hidden state is
+    not carried from step to step, is cleared at the wrong steps, or the learner replays sequences in another order or
+    from another initial state than the actor. Scores between 0.5 and 1 mean that it remembers only part of the sequence:
     gradients do not reach back `mem_length + mem_delay` steps.
     """
 
@@ -67,7 +67,7 @@ class Memory(Env):
             obs[1] = 1.0
 
     def render(self, state):
-        """One column per step: the tokens shown, then the tokens recited; a white mark under the present."""
+        """One column per step: the tokens shown, then the tokens recited; a white mark under the current step."""
         recital = self.mem_length + self.mem_delay
         image = np.zeros((2, recital + self.mem_length, 3), np.uint8)
         for i in range(self.mem_length):

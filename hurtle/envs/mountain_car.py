@@ -65,7 +65,7 @@ def roll(state, push, gravity):
 
 
 def draw(position, goal):
-    """A picture of the valley, the car and the flag."""
+    """Draw the valley, the car and the flag."""
     canvas = Canvas((LEFT_WALL, RIGHT_EDGE), (-0.1, 1.25))
 
     def height(x):

@@ -1,4 +1,4 @@
-"""Password: guess a fixed binary string, with a reward only for the whole of it.
+"""Password: guess a fixed binary string, with a reward only for the complete string.
 
 Example:
     >>> import hurtle
@@ -18,16 +18,16 @@ UNKNOWN, RIGHT, WRONG = (40, 40, 40), (60, 180, 90), (210, 60, 60)
 
 
 class Password(Env):
-    """Guess a fixed binary password; the only reward is for getting all of it right.
+    """Guess a fixed binary password; the only reward is for a completely correct guess.
 
     Each step guesses the next of `length` digits (at most 32). After the last one the episode ends with a reward of 1
     if the whole guess was right and 0 otherwise. The observation holds the guesses so far: -1 for a 0, +1 for a 1, and
-    0 for the digits still to come. The password is the same in every episode and every copy of the environment.
+    0 for the remaining digits. The password is the same in every episode and every copy of the environment.
 
-    The best return is 1, and uniform play finds the password once in 2**length episodes. An agent that stays at 0 lost
-    its randomness before it saw the first reward (initial logits not near zero, too little entropy bonus), or does not
-    learn from the few rewards it sees: the reward of the last step is dropped at the episode boundary, it reaches the
-    earlier guesses not at all, or rare rewards are normalised or clipped away.
+    The best return is 1, and uniform play finds the password once in 2**length episodes. An agent that stays at 0
+    became deterministic before it saw the first reward (initial logits not near zero, too little entropy bonus), or
+    does not learn from the few rewards it sees: the reward of the last step is dropped at the episode boundary, is not
+    credited to the earlier guesses, or rare rewards are normalised or clipped away.
     """
 
     action_space = Discrete(2)
@@ -37,7 +37,7 @@ class Password(Env):
 
     best_return = 1.0
 
-    # The binary digits of e after the point: a fixed sequence without a pattern.
+    # The binary digits of e after the point: a fixed sequence without a pattern
     DIGITS = np.array([1, 0, 1, 1, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 1, 0, 0, 0, 1, 0], np.int8)
 
     def __init__(self, **parameters):
@@ -66,7 +66,7 @@ class Password(Env):
         if action != self.DIGITS[state.position]:
             state.mistakes += 1
         state.position += 1
-        # A wrong digit does not end the episode: its end would give away where the mistake was.
+        # A wrong digit does not end the episode, which would give away where the mistake was.
         terminated = state.position == self.length
         return float(terminated and state.mistakes == 0), terminated
 

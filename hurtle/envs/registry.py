@@ -1,6 +1,7 @@
-"""Names of environments: short names of native ones, ids of other packages, "file.py:Class", classes and callables → an env.
+"""Finds environments by name and makes them: `hurtle.make`.
 
-The zoo is a table of names, so that listing it imports nothing but what is asked for. Other packages: see packages.py.
+short name, id of another package, "file.py:Class", class or callable → env. The zoo is a table of names, so that listing it
+imports no env. packages.py covers other packages.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import gymnasium
 from hurtle.envs.packages import external_maker
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 from hurtle.native.env import Env
-from hurtle.native.single import NativeEnv
+from hurtle.native.single_env import NativeEnv
 from hurtle.references import is_reference, load_reference, reference_to
 
 _ZOO: dict[str, str | type[Env]] = {
@@ -73,10 +74,10 @@ def native_class(name: str) -> type[Env]:
 
 
 def name_of(env: Any) -> str:
-    """The name with which `resolve` finds an env again, in another process too: a short name, or "path/to/file.py:Class".
+    """The name by which `resolve` finds an env, also in another process: a short name, or "path/to/file.py:Class".
 
     Raises:
-        UnknownNameError: A class or callable without one; the message says why.
+        UnknownNameError: The class or callable has no such name; the message says why.
     """
     if isinstance(env, str):
         return env
@@ -87,15 +88,15 @@ def name_of(env: Any) -> str:
 
 
 def resolve(env: EnvLike, parameters: dict[str, Any]) -> Env | Callable[..., Any]:
-    """A native env with its parameters set, or a callable that makes a Gymnasium or PettingZoo env, also in another process.
+    """A native env with its parameters, or a callable that makes a Gymnasium or PettingZoo env, also in another process.
 
     Raises:
-        UnknownNameError: No such name; the message suggests the nearest.
-        HurtleError: The package that has the env is not installed; the message names the extra.
+        UnknownNameError: There is no such name; the message suggests the closest.
+        HurtleError: The package of the env is not installed; the message names the extra.
     """
     if isinstance(env, Env):
         if parameters:
-            raise HurtleError(f"{env!r} is an instance; give its parameters to its constructor, not to make: {parameters}.")
+            raise HurtleError(f"{env!r} is an instance; pass its parameters to its constructor, not to make: {parameters}.")
         return env
     if isinstance(env, type) and issubclass(env, Env):
         return env(**parameters)
@@ -105,9 +106,9 @@ def resolve(env: EnvLike, parameters: dict[str, Any]) -> Env | Callable[..., Any
         if is_reference(env):
             return resolve(load_reference(env), parameters)
         if env.endswith(".py"):
-            raise UnknownNameError(f"{env!r} is a file; name the class in it: {env}:MyEnv.")
+            raise UnknownNameError(f"{env!r} is a file; add the name of a class: {env}:MyEnv.")
         if Path(env).is_dir() and env not in gymnasium.registry and not re.search(r"^atari/|[-_]v\d+$", env):
-            raise UnknownNameError(f"{env!r} is a folder; name a file in it, and its class: {env.rstrip('/')}/my_env.py:MyEnv.")
+            raise UnknownNameError(f"{env!r} is a folder; add a file and a class: {env.rstrip('/')}/my_env.py:MyEnv.")
         if "/" in env and env not in gymnasium.registry and (native := _native_like(env)):
             raise UnknownNameError(f"No environment {env!r}. Did you mean {native}, Hurtle's own?")
         external = external_maker(env, parameters)
@@ -121,12 +122,12 @@ def resolve(env: EnvLike, parameters: dict[str, Any]) -> Env | Callable[..., Any
         )
     if callable(env):
         return partial(env, **parameters)
-    made = " This one is made already, and many are needed: pass its name, or lambda: …" if hasattr(env, "step") else ""
+    made = " This is an instance, and several are needed: pass its name, or lambda: …" if hasattr(env, "step") else ""
     raise HurtleError(f"An environment is a name, a class or a callable that makes one, got {env!r}.{made}")
 
 
 def _native_like(name: str) -> str | None:
-    """The native env of the same name as "minatar/breakout" or "MinAtar/SpaceInvaders-v1"; None for what others have."""
+    """The native env with the same name as "minatar/breakout" or "MinAtar/SpaceInvaders-v1", or None."""
     family, _, rest = name.rpartition("/")
     if family in ("atari", "ALE") or family.startswith("pettingzoo"):
         return None
@@ -138,13 +139,13 @@ APIS = ("gymnasium", "pettingzoo")
 
 
 def unchecked(env: Env | Callable[..., Any]) -> Env:
-    """A native env that is compiled without bounds checks.
+    """A copy of a native env that is compiled without bounds checks.
 
     Raises:
-        HurtleError: It is not a native env.
+        HurtleError: The env is not a native one.
     """
     if not isinstance(env, Env):
-        raise HurtleError("unsafe=True leaves out the bounds checks of native envs; this env is not a native one.")
+        raise HurtleError("unsafe=True switches off the bounds checks of native envs; this env is not a native one.")
     env = copy(env)
     env.unsafe = True
     return env
@@ -159,18 +160,18 @@ def make(
     unsafe: bool = False,
     **parameters: Any,
 ) -> Any:
-    """Make one environment: a `gymnasium.Env`, or a PettingZoo env as PettingZoo made it.
+    """Make one environment: a `gymnasium.Env`, or an unchanged PettingZoo env.
 
     Args:
         env: A native env's short name ("cartpole") or class, "my_env.py:MyEnv", a Gymnasium id ("CartPole-v1", "ALE/Pong-v5"),
             an Atari game with its preprocessing ("atari/Pong"), a game of PettingZoo ("pettingzoo/butterfly/pistonball_v6"),
             or a callable that returns an env.
-        api: Of a native env: "gymnasium", where several agents are an axis of the arrays, or "pettingzoo" for a `ParallelEnv`
-            with dicts by agent.
-        render_mode: "rgb_array", "ansi" or None (Gymnasium envs: what they offer).
-        debug: Native envs only: run the author's code uncompiled, for pdb.
-        unsafe: Native envs only: compile without bounds checks; an index out of bounds then corrupts memory.
-        **parameters: The env's own parameters, such as `gravity=1.6`.
+        api: For native envs: "gymnasium", where agents are an axis of the arrays, or "pettingzoo" for a `ParallelEnv` with
+            dicts by agent.
+        render_mode: "rgb_array", "ansi" or None; for Gymnasium envs, whatever they support.
+        debug: For native envs: run the code uncompiled, for pdb.
+        unsafe: For native envs: compile without bounds checks; an index out of bounds then corrupts memory.
+        **parameters: Parameters of the env, such as `gravity=1.6`.
 
     Example:
         >>> env = make("cartpole", gravity=1.6)
@@ -185,7 +186,7 @@ def make(
     if isinstance(found, Env):
         return (NativeEnv if api == "gymnasium" else _parallel_class())(found, render_mode, debug)
     if api != "gymnasium":
-        raise HurtleError(f"api={api!r} is for native envs; {env!r} is made as it is: leave out api.")
+        raise HurtleError(f"api={api!r} is for native envs; {env!r} has its own: leave out api.")
     if debug:
         raise HurtleError(f"debug=True is for native envs; {env!r} is plain Python already.")
     try:
@@ -201,9 +202,9 @@ def make(
 
 def _parallel_class() -> Any:
     try:
-        import pettingzoo  # noqa: F401 (only whether it is there)
+        import pettingzoo  # noqa: F401 (only to see whether it is installed)
     except ImportError as error:
         raise HurtleError('api="pettingzoo" needs PettingZoo: pip install "hurtle[pettingzoo]".') from error
-    from hurtle.native.parallel import NativeParallelEnv
+    from hurtle.native.pettingzoo_view import NativeParallelEnv
 
     return NativeParallelEnv

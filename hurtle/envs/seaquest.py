@@ -1,10 +1,10 @@
 """Seaquest: fight fish and submarines, rescue divers, do not run out of air (the rules of MinAtar's seaquest).
 
 Fish and enemy submarines cross the water from either side; submarines shoot torpedoes. Shooting one of them gives a
-reward of 1, touching one of them or a torpedo ends the episode. So does running out of oxygen, and coming up for air
-without a diver on board. Coming up refills the oxygen and costs one diver, but with six divers the whole crew goes
-ashore for a reward of up to 10, in proportion to the oxygen that was left. With `difficulty_ramping`, each time the
-player comes up makes enemies more frequent and, every second time, faster.
+reward of 1; touching one of them or a torpedo ends the episode. So does running out of oxygen, or surfacing without a
+diver on board. Surfacing refills the oxygen and costs one diver, but with six divers the whole crew goes ashore for a
+reward of up to 10, in proportion to the remaining oxygen. With `difficulty_ramping`, each time the player surfaces
+makes enemies more frequent and, every second time, faster.
 
 Example:
     >>> import hurtle
@@ -16,7 +16,7 @@ Example:
 
 import numpy as np
 
-from hurtle.envs._minatar import render_channels
+from hurtle.envs.minatar_render import render_channels
 from hurtle.native import Box, Discrete, Env, bool_, int8, int16, int32, uint8
 
 LEFT, UP, RIGHT, DOWN, FIRE = 1, 2, 3, 4, 5
@@ -39,11 +39,11 @@ MOVE_INTERVAL = 5  # frames between two moves of an enemy, at level 0; one less 
 FASTEST_MOVE_INTERVAL = 2
 LAST_LEVEL = 19
 
-# Columns of the tables below. Whatever swims moves in the frame in which its move timer is 0.
+# Columns of the tables below. A swimmer moves in the frame in which its move timer is 0.
 X, Y, DIRECTION, MOVE_TIMER, GUN_TIMER = range(5)
 NO_GUN = -1  # a fish
 
-# No table can overflow. What enters with a move interval m leaves 10 * m + 9 frames later, if that interval stays.
+# No table can overflow. A swimmer with a move interval m leaves 10 * m + 9 frames after it entered, if m stays the same.
 # Enemies: one per frame from level 19 on, when m is 2: 30 in the frame in which the oldest leaves. The slower ones of
 # levels 0 to 5 come 15 frames apart or more, and are gone before enemies are that frequent.
 MAX_ENEMIES = 30
@@ -66,7 +66,7 @@ class Seaquest(Env):
     difficulty_ramping: bool = True
 
     class State:
-        divers_on_board: int32  # negative after a full crew went ashore, which does not save the diver that air costs
+        divers_on_board: int32  # negative after a full crew went ashore, since surfacing then still costs a diver
         oxygen: int16
         player_x: int8
         player_y: int8
@@ -84,7 +84,7 @@ class Seaquest(Env):
         divers: int8[MAX_DIVERS, 4]
         bullets: int8[MAX_BULLETS, 3]
         torpedoes: int8[MAX_TORPEDOES, 3]
-        last_action: int8 = 0  # outlives the episode: its last action can stick to the next one's first
+        last_action: int8 = 0  # kept across episodes: a sticky action can carry over into the next one
 
     def reset(self, state, rng):
         state.oxygen = FULL_TANK
@@ -127,7 +127,7 @@ class Seaquest(Env):
         return reward, terminated
 
     def spawn_enemy(self, state, rng):
-        """Let a fish or, one time in three, a submarine enter a random row; not where others come the opposite way."""
+        """Let a fish or, one time in three, a submarine enter a random row, unless others come the opposite way there."""
         y = rng.integers(1, SEABED + 1)
         direction = 2 * rng.integers(2) - 1
         has_gun = rng.integers(3) == 0
@@ -168,7 +168,7 @@ class Seaquest(Env):
         state.fire_timer = max(0, state.fire_timer - 1)
 
     def move_bullets(self, state):
-        """Move the player's bullets and remove what they hit; returns the reward."""
+        """Move the player's bullets and remove the enemies they hit; returns the reward."""
         reward = 0.0
         for i in range(state.num_bullets - 1, -1, -1):
             state.bullets[i, X] += state.bullets[i, DIRECTION]
@@ -195,7 +195,7 @@ class Seaquest(Env):
 
     def move_divers(self, state):
         """Move the divers; one that meets the player, before or after its move, comes on board if there is room."""
-        for i in range(state.num_divers - 1, -1, -1):  # newest first: that one gets the last place
+        for i in range(state.num_divers - 1, -1, -1):  # the newest gets the last place on board
             rescued = state.divers_on_board < CREW and self.meets_player(state, state.divers, i)
             if not rescued and swim(state.divers, i, DIVER_MOVE_INTERVAL):
                 rescued = state.divers_on_board < CREW and self.meets_player(state, state.divers, i)
@@ -224,7 +224,7 @@ class Seaquest(Env):
         return reward, rammed
 
     def runs_into_bullet(self, state, enemy):
-        """Remove the player's bullet from the cell of an enemy; returns whether there was one."""
+        """Remove a bullet of the player from the cell of an enemy; returns whether there was one."""
         for i in range(state.num_bullets):
             if state.bullets[i, X] == state.enemies[enemy, X] and state.bullets[i, Y] == state.enemies[enemy, Y]:
                 state.num_bullets -= 1
@@ -233,7 +233,7 @@ class Seaquest(Env):
         return False
 
     def aim(self, state, enemy):
-        """Count down a submarine's gun timer and fire a torpedo when it is over."""
+        """Count down a submarine's gun timer and fire a torpedo at 0."""
         if state.enemies[enemy, GUN_TIMER] > 0:
             state.enemies[enemy, GUN_TIMER] -= 1
         elif state.enemies[enemy, GUN_TIMER] == 0:
@@ -258,7 +258,7 @@ class Seaquest(Env):
         return table[row, X] == state.player_x and table[row, Y] == state.player_y
 
     def come_up(self, state):
-        """Take in air, and put ashore one diver or the whole crew; returns the reward."""
+        """Refill the oxygen and put ashore one diver or the whole crew; returns the reward."""
         reward = 0.0
         if state.divers_on_board == CREW:
             reward = float(state.oxygen * 10 // FULL_TANK)
@@ -293,14 +293,14 @@ class Seaquest(Env):
 
 
 def put(table, row, x, y, direction):
-    """Write where something is and which way it goes."""
+    """Write a position and a direction into a row."""
     table[row, X] = x
     table[row, Y] = y
     table[row, DIRECTION] = direction
 
 
 def swim(table, row, interval):
-    """Count down the move timer, move when it is over; returns whether it moved."""
+    """Count down the move timer and move at 0; returns whether it moved."""
     if table[row, MOVE_TIMER] > 0:
         table[row, MOVE_TIMER] -= 1
         return False
@@ -322,7 +322,7 @@ def delete_row(table, row, last):
 
 
 def draw(obs, table, row, channel):
-    """Draw something that swims, and its trail."""
+    """Draw a swimmer and its trail."""
     x = int(table[row, X])
     y = int(table[row, Y])
     behind = x - table[row, DIRECTION]

@@ -17,7 +17,7 @@ import numpy as np
 from hurtle.errors import EnvDefinitionError
 from hurtle.native import Box, Discrete, Env, int8, int16, int32, uint8
 
-# What a cell of the grid holds; the body of snake a is a + 1.
+# Content of a cell of the grid; the body of snake a is a + 1.
 EMPTY, FOOD = 0, -1
 
 # Headings clockwise, from up.
@@ -37,15 +37,15 @@ class Snake(Env):
     """Several snakes compete for food on one grid, grow, die and come back.
 
     Actions are relative to the snake's heading: 0 turns left, 1 goes straight on, 2 turns right. The observation is
-    what the snake sees up to `vision` cells around its head, turned so that its heading is up, in five binary planes:
+    the grid up to `vision` cells around the snake's head, turned so that its heading is up, in five binary planes:
     wall, food, its own body, other bodies, other heads. With both relative, a lesson learnt in one direction holds in
-    all four, and every action is legal: a snake cannot reverse into itself, and no mask is needed.
+    all four, and every action is legal: a snake cannot reverse into itself, so no mask is needed.
 
     All snakes move at once. First every tail moves up, unless its snake is still growing, so that the cell it leaves is
     free to enter. Then a snake dies if its head enters a wall or a body (its own, or another's, even one that dies in
     the same step), or if another head enters the same cell: all that meet head-on die, whatever their slots. The bodies
-    of the dead vanish. The others move, and eat the food they find: `reward_food`, and one cell to grow with the next
-    move, up to `max_length`. Dying costs `reward_death`. The food eaten appears again elsewhere.
+    of the dead vanish. The others move and eat the food they find, for `reward_food` and one cell of growth with the
+    next move, up to `max_length`. Dying costs `reward_death`. Eaten food reappears elsewhere.
 
     A snake starts as a single cell and unrolls to `start_length`. The slot of a dead snake is absent for
     `respawn_delay` steps; then a new snake takes it, at a random free cell, or after another delay if there is none.
@@ -90,7 +90,7 @@ class Snake(Env):
         body: int16["num_agents", "max_length"]
         tail: int16["num_agents"]
         length: int16["num_agents"]  # 0 while absent
-        full_length: int16["num_agents"]  # to which the snake is growing
+        full_length: int16["num_agents"]  # the length that the snake is growing to
         head: int16["num_agents"]  # the cell of the head
         ahead: int16["num_agents"]  # the cell that the head is about to enter
         heading: int8["num_agents"]
@@ -113,7 +113,7 @@ class Snake(Env):
                 if state.length[a] == state.full_length[a]:
                     self.drop_tail(state, a)
 
-        # Judge all before any moves, or the order of the slots would decide who dies.
+        # Check all snakes before any moves, or the order of the slots would decide which ones die.
         for a in range(self.num_agents):
             if state.length[a] > 0:
                 terminated[a] = self.collides(state, a)
@@ -125,7 +125,7 @@ class Snake(Env):
             elif state.length[a] > 0:
                 reward[a] = self.move(state, a)
 
-        # Newcomers and food come last, when everybody has moved out of their way.
+        # New snakes and food come last, after all snakes have moved.
         alive = 0
         for a in range(self.num_agents):
             if state.delay[a] > 0 and not terminated[a]:
@@ -147,7 +147,7 @@ class Snake(Env):
                 self.look_around(state, a, obs)
 
     def look_around(self, state, a, obs):
-        """Write what snake a sees, its heading up."""
+        """Write the observation of snake a, with its heading up."""
         ahead, right = state.heading[a], (state.heading[a] + 1) % 4
         ahead_y, ahead_x, right_y, right_x = MOVE_Y[ahead], MOVE_X[ahead], MOVE_Y[right], MOVE_X[right]
         head_y, head_x = state.head[a] // self.width, state.head[a] % self.width
@@ -194,7 +194,7 @@ class Snake(Env):
         return False
 
     def move(self, state, a):
-        """Put the head of snake a one cell ahead, eat what is there, and return the reward."""
+        """Move the head of snake a one cell ahead, eat any food there, and return the reward."""
         reward = 0.0
         cell = state.ahead[a]
         if self.content(state, cell) == FOOD:
@@ -225,7 +225,7 @@ class Snake(Env):
             state.delay[a] = self.respawn_delay
 
     def spawn(self, state, a, rng):
-        """Put a new snake into slot a, facing an open cell if it can; or try again later if the grid is full."""
+        """Put a new snake into slot a, facing an open cell if possible; try again later if the grid is full."""
         cell = self.empty_cell(state, rng)
         if cell == NOWHERE:
             if self.respawn:
@@ -242,7 +242,7 @@ class Snake(Env):
         self.add_head(state, a, cell)
 
     def add_food(self, state, rng):
-        """Bring the food up to `num_food` items, as far as there is room."""
+        """Add food up to `num_food` items, as far as there is room."""
         while state.food < self.num_food:
             cell = self.empty_cell(state, rng)
             if cell == NOWHERE:
@@ -265,7 +265,7 @@ class Snake(Env):
         return NOWHERE
 
     def render(self, state):
-        """The grid within its walls, each snake in a colour of its own with a lighter head."""
+        """The grid with its walls, each snake in its own colour with a lighter head."""
         image = np.full((self.height + 2, self.width + 2, 3), WALL_COLOUR, np.uint8)
         for y in range(self.height):
             for x in range(self.width):

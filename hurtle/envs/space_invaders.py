@@ -15,7 +15,7 @@ Example:
 
 import numpy as np
 
-from hurtle.envs._minatar import render_channels
+from hurtle.envs.minatar_render import render_channels
 from hurtle.native import Box, Discrete, Env, int8, int32, uint8
 
 LEFT, RIGHT, FIRE = 1, 3, 5  # the other actions do nothing
@@ -26,7 +26,7 @@ SIZE = 10
 GROUND = SIZE - 1  # the cannon's row
 WAVE_ROWS = 4
 WAVE_COLUMNS = 6
-WAVE_X = 2  # where the upper left alien of a new wave is; its y is 0
+WAVE_X = 2  # x of the upper left alien of a new wave; its y is 0
 WAVE_ROW = (1 << WAVE_COLUMNS) - 1  # one bit per alien, row by row
 WAVE_COLUMN = sum(1 << (row * WAVE_COLUMNS) for row in range(WAVE_ROWS))
 WAVE = WAVE_ROW * WAVE_COLUMN
@@ -61,9 +61,9 @@ class SpaceInvaders(Env):
         cannon_x: int8
         bullet_x: int8[MAX_BULLETS]
         bullet_y: int8[MAX_BULLETS]  # -1: none, or gone over the top
-        bomb_x: int8  # one is enough: a bomb has fallen off the screen after 10 frames, before the next is dropped
+        bomb_x: int8  # one is enough: a bomb leaves the screen after 10 frames, before the next is dropped
         bomb_y: int8  # SIZE: none, or gone
-        last_action: int8 = 0  # outlives the episode: its last action can stick to the next one's first
+        last_action: int8 = 0  # kept across episodes: a sticky action can carry over into the next one
 
     def reset(self, state, rng):
         self.start_wave(state)
@@ -157,7 +157,7 @@ class SpaceInvaders(Env):
             state.bomb_y -= 1
 
     def alien_at(self, state, x, y):
-        """The bit of the alien in a cell; 0 if there is none. What moves out at the bottom reappears at the top."""
+        """The bit of the alien in a cell; 0 if there is none. Rows that leave at the bottom reappear at the top."""
         column = x - state.wave_x
         if y < 0 or column < 0 or column >= WAVE_COLUMNS:
             return 0

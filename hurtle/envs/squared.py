@@ -2,7 +2,7 @@
 
 Example:
     >>> import hurtle
-    >>> env = hurtle.make("squared", distance=1, num_targets=8)  # a 3x3 grid with a target all around
+    >>> env = hurtle.make("squared", distance=1, num_targets=8)  # a 3x3 grid with targets all around
     >>> obs, info = env.reset(seed=0)
     >>> sum(float(env.step(move)[1]) for move in range(8))
     1.0
@@ -30,20 +30,20 @@ class Squared(Env):
 
     The grid reaches `distance` cells from its centre, where the agent starts, to the edge, where `num_targets` targets
     lie at random places. A move goes to one of the eight neighbours (the edge stops it), so that every target is
-    exactly `distance` moves from the centre. Reaching a target removes it and puts the agent back to the centre. The
+    exactly `distance` moves from the centre. Reaching a target removes it and moves the agent back to the centre. The
     episode ends with the last target, and is truncated after `num_targets * distance` steps, just enough to reach them
     all. The observation is the grid in two planes, agent and targets.
 
     The reward is the change in closeness to the nearest target, 1 - moves needed / `distance`, divided by
     `num_targets`. The return adds up to (targets reached + closeness at the end) / `num_targets`: at most 1, and only
     by reaching every target on a shortest path. Loitering next to a target, which a reward for closeness itself would
-    pay for, gains nothing.
+    encourage, gains nothing.
 
     The defaults check the plumbing: an agent that cannot learn them sees observations that are scrambled or out of step
     with its actions, or credits rewards to the wrong steps. Three options isolate other abilities:
 
-    - `hide_targets` (memory): the targets are shown in the first observation of an episode only. Quickest to learn with
-      `num_targets=1`, where an agent that remembers nothing but by its position gets 7/9 at most;
+    - `hide_targets` (memory): the targets are shown only in the first observation of an episode. Quickest to learn with
+      `num_targets=1`, where an agent whose only memory is its position gets at most 7/9;
     - `sparse_reward` (exploration): 1 / `num_targets` for each target reached, and nothing else;
     - `slip_prob` (stochasticity): with this probability a move fails, and the agent stays where it is.
 
@@ -74,7 +74,7 @@ class Squared(Env):
 
     @property
     def best_return(self):
-        """Of the policy that always moves towards the nearest target: all that counts is how many moves do not slip."""
+        """The return of always moving towards the nearest target: it depends only on the number of moves that do not slip."""
         if not self.sparse_reward:
             return 1.0 - self.slip_prob
         steps, success = self.max_steps, 1.0 - self.slip_prob
@@ -86,14 +86,14 @@ class Squared(Env):
 
     @property
     def random_return(self):
-        """Known by simulation, and for the default parameters only: there is no closed form."""
+        """Found by simulation, for the default parameters only: there is no closed form."""
         as_simulated = (self.distance, self.num_targets, self.sparse_reward, self.slip_prob) == (3, 4, False, 0.0)
         return 0.144 if as_simulated else math.nan
 
     class State:
         x: int8  # coordinates relative to the centre
         y: int8
-        target_x: int8["num_targets"]  # the first `remaining` are still there
+        target_x: int8["num_targets"]  # the first `remaining` have not been reached
         target_y: int8["num_targets"]
         remaining: int16
         time: int16
@@ -145,7 +145,7 @@ class Squared(Env):
         return -self.distance, -offset
 
     def nearest_target(self, state):
-        """How many moves the nearest target is away, and which it is."""
+        """The number of moves to the nearest target, and its index."""
         nearest, fewest = 0, 2 * self.distance + 1
         for i in range(state.remaining):
             moves = max(abs(state.target_x[i] - state.x), abs(state.target_y[i] - state.y))

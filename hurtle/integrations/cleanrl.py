@@ -1,6 +1,6 @@
-"""`CleanRLAgent`: a `TorchPolicy` with the two methods that CleanRL-style PPO loops call.
+"""`CleanRLAgent`: adds the two methods that CleanRL-style PPO loops call to a `TorchPolicy`.
 
-The envs need no adapter: such a loop runs on `hurtle.make_vec` as it is. examples/cleanrl_ppo.py is one.
+The envs need no adapter: such a loop works with `hurtle.make_vec` directly; examples/cleanrl_ppo.py is one.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from hurtle.policies.contract import checked_policy, evaluate, per_row
 
 
 class CleanRLAgent(nn.Module):
-    """A policy as CleanRL's scripts expect their `Agent`.
+    """A policy with the interface of the `Agent` in CleanRL's scripts.
 
     Args:
-        policy: A `torch.nn.Module` with `encode` and `decode`, see `TorchPolicy`. It is trained in place.
+        policy: A `torch.nn.Module` with `encode` and `decode`, see `TorchPolicy`; it is trained in place.
 
     Example:
         >>> class Net(nn.Module):
@@ -47,7 +47,7 @@ class CleanRLAgent(nn.Module):
     def get_action_and_value(
         self, x: Any, action: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The actions (sampled, unless given), their log-probabilities and entropies `[batch]`, and the values `[batch, 1]`."""
+        """Actions (sampled unless given), their log-probabilities and entropies `[batch]`, and values `[batch, 1]`."""
         distribution, value = evaluate(self.policy, x)
         if action is None:
             action = distribution.sample()

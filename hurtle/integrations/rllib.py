@@ -1,6 +1,6 @@
-"""`register_env`: Hurtle's envs under a name in RLlib's registry.
+"""`register_env`: registers Hurtle's envs with RLlib.
 
-name → creator → a fresh env in each of RLlib's runners: a Gymnasium env as it is, a PettingZoo one in RLlib's own wrapper.
+name → creator → a new env in each of RLlib's runners: a Gymnasium env as it is, a PettingZoo env in RLlib's wrapper.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _INSTALL = 'Registering an env with RLlib needs Ray with RLlib: pip install "hur
 
 
 def register_env(name: str, env: EnvLike | None = None, **parameters: Any) -> Callable[[Mapping[str, Any]], Any]:
-    """Let RLlib make an env by name: `PPOConfig().environment(name)`.
+    """Register an env with RLlib by name: `PPOConfig().environment(name)`.
 
-    The entries of RLlib's `env_config` are parameters of the env too, and win over `parameters`.
+    The entries of RLlib's `env_config` are env parameters too, and take precedence over `parameters`.
 
     Args:
         name: The name in RLlib's registry.
-        env: What `hurtle.make` takes; left out, `name` is.
-        **parameters: The env's own parameters, such as `gravity=1.6`.
+        env: An env as `hurtle.make` takes it; `name` by default.
+        **parameters: Parameters of the env, such as `gravity=1.6`.
 
     Returns:
-        The creator that was registered; `creator({})` makes the env.
+        The registered creator; `creator({})` makes the env.
     """
     try:
         from ray.tune.registry import register_env as ray_register_env
@@ -52,7 +52,7 @@ def _for_rllib(made: Any) -> Any:
         agents = getattr(made.unwrapped, "num_agents", 1)
         if agents > 1:
             raise HurtleError(
-                f"{made} has {agents} agents in one array; RLlib wants a dict with one entry per agent. "
+                f"{made} has {agents} agents in one array; RLlib needs a dict with one entry per agent. "
                 "Register a PettingZoo ParallelEnv instead."
             )
         return made

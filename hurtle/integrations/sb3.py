@@ -1,7 +1,7 @@
-"""Stable-Baselines3 on Hurtle: our vector envs as its `VecEnv`, and a torch module of ours as its policy.
+"""Stable-Baselines3 on Hurtle: our vector envs as its `VecEnv`, and a torch module as its policy.
 
-actions → `vec.step` → copies, `dones` and one info dict per env. SB3 keeps and changes the arrays it is given, so that it
-never gets the reused ones. Knows nothing of how the envs run.
+actions → `vec.step` → copies, `dones` and one info dict per env. SB3 keeps and modifies the arrays it gets, so it always gets
+copies. Knows nothing of how the envs run.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class SB3VecEnv(VecEnv):
     """A Hurtle vector env (or any `gymnasium.vector.VectorEnv` with SAME_STEP autoreset) as an SB3 `VecEnv`.
 
     Infos follow SB3: an ended row has `terminal_observation`, `TimeLimit.truncated` and `episode` (`r`, `l`, `t`, the env's
-    metrics). With several agents, each agent is a row: row `i * num_agents + a` is agent a of env i, and its infos hold only
-    these three. SB3 cannot leave rows out of training, so that an absent agent raises.
+    metrics). With several agents, each agent is a row: row `i * num_agents + a` is agent a of env i, and its infos have only
+    these three. SB3 cannot exclude rows from training, so an absent agent is an error.
 
     Args:
-        vec: The vector env. Closing this closes it.
+        vec: The vector env; `close` closes it.
     """
 
     def __init__(self, vec: VectorEnv):
@@ -59,7 +59,7 @@ class SB3VecEnv(VecEnv):
         self.vec: Any = vec
         inner: Any = vec.unwrapped
         self.num_agents = int(getattr(inner, "num_agents", None) or 1)
-        self._several = self.num_agents > 1 or getattr(inner, "agents", None) is not None  # arrays have an axis of agents
+        self._several = self.num_agents > 1 or getattr(inner, "agents", None) is not None  # arrays have an agent axis
         observation_space, action_space = vec.single_observation_space, vec.single_action_space
         if self._several:
             observation_space, action_space = _agent_space(observation_space), _agent_space(action_space)
@@ -71,7 +71,7 @@ class SB3VecEnv(VecEnv):
         self._began = time.time()
 
     def reset(self) -> Any:
-        """Begin new episodes, with the seeds and options set before; returns the observations."""
+        """Start new episodes with the seeds and options set before; returns the observations."""
         seeds = self._seeds[: self.vec.num_envs]
         seed = None if all(s is None for s in seeds) else seeds
         obs, infos = self.vec.reset(seed=seed, options=self._next_options)
@@ -82,13 +82,13 @@ class SB3VecEnv(VecEnv):
         return self._rows(obs)
 
     def set_options(self, options: list[dict] | dict | None = None) -> None:
-        """Options of the next reset: one dict for all envs. A native env takes an array with one value per env in it."""
+        """Set the options of the next reset: one dict for all envs; for native envs it may hold arrays, one value per env."""
         if options is not None and not isinstance(options, dict):
-            raise HurtleError("set_options takes one dict for all envs; where the values differ, give arrays: {'size': array}.")
+            raise HurtleError("set_options takes one dict for all envs; if values differ, pass arrays: {'size': array}.")
         self._next_options = options or None
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Take note of the actions."""
+        """Store the actions for `step_wait`."""
         actions = np.asarray(actions, dtype=self.action_space.dtype)
         if self._first_action is not None:
             actions = actions + self._first_action
@@ -97,20 +97,20 @@ class SB3VecEnv(VecEnv):
         self._actions = actions
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Step all envs; returns observations, rewards, dones and infos, all of them the caller's own."""
+        """Step all envs; returns observations, rewards, dones and infos, all copies."""
         obs, rewards, terminated, truncated, infos = self.vec.step(self._actions)
         terminated, truncated = terminated.reshape(-1), truncated.reshape(-1)
         dones = terminated | truncated
-        if self._several and "_final_obs" in infos:  # an env may be over without saying so of each agent
+        if self._several and "_final_obs" in infos:  # an env may end without setting each agent's flags
             dones |= np.repeat(infos["_final_obs"], self.num_agents)
         self._keep_masks(infos)
         others = {key: value for key, value in infos.items() if key not in _EPISODE_KEYS}
         if others and not self._several:
             rows = [_env_info(others, i) for i in range(self.num_envs)]
         else:
-            rows = [{} for _ in range(self.num_envs)]  # one each: SB3's wrappers write into them
+            rows = [{} for _ in range(self.num_envs)]  # separate dicts, since SB3's wrappers write into them
         for row in dones.nonzero()[0].tolist():
-            self.reset_infos[row] = rows[row]  # SAME_STEP: what came beside the observation is of the new episode
+            self.reset_infos[row] = rows[row]  # SAME_STEP: the info belongs to the new episode, like the observation
             rows[row] = self._ended(infos, row)
             rows[row]["TimeLimit.truncated"] = bool(truncated[row] and not terminated[row])
         return self._rows(obs), np.array(rewards, np.float32).reshape(-1), dones, rows
@@ -120,15 +120,15 @@ class SB3VecEnv(VecEnv):
         self.vec.close()
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """One picture per env."""
+        """Render every env."""
         return list(self.vec.render() or [])
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """The attribute of each env; of native envs, a State field or a parameter."""
+        """The attribute of each env; for native envs, a State field or a parameter."""
         vec = self.vec.unwrapped
         if attr_name == "render_mode":
             return [vec.render_mode for _ in self._get_indices(indices)]
-        if attr_name == "action_masks" and self._action_mask is not None:  # how sb3-contrib asks whether there are masks
+        if attr_name == "action_masks" and self._action_mask is not None:  # sb3-contrib checks for masks this way
             return self.env_method("action_masks", indices=indices)
         try:
             return self._each(partial(vec.get_attr, attr_name), indices)
@@ -141,14 +141,14 @@ class SB3VecEnv(VecEnv):
         self.vec.unwrapped.set_attr(attr_name, [value] * len(envs), **self._subset(envs))
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        """What a method of each env returns. Native envs have two: `render`, and `action_masks` where they have masks."""
+        """Call a method of each env. Native envs have `render`, and `action_masks` if they have masks."""
         if method_name == "action_masks" and self._action_mask is not None:
             masks = self._action_mask.reshape(self.num_envs, -1)
             return [masks[row].copy() for row in self._get_indices(indices)]
         return self._each(partial(self.vec.unwrapped.call, method_name, *method_args, **method_kwargs), indices)
 
     def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper], indices: Any = None) -> list[bool]:
-        """True for `Monitor`, whose `episode` infos Hurtle's envs have too; other wrappers inside the envs are not seen."""
+        """True for `Monitor`, whose `episode` infos Hurtle's envs provide; other wrappers inside the envs are not detected."""
         ours = type(self.vec.unwrapped).__module__.startswith("hurtle.")
         return [ours and issubclass(wrapper_class, Monitor) for _ in self._get_indices(indices)]
 
@@ -167,7 +167,7 @@ class SB3VecEnv(VecEnv):
             env, agent = np.argwhere(~present)[0]
             raise HurtleError(
                 f"Agent {agent} of env {env} is absent, and SB3 would train on its empty row. "
-                "SB3VecEnv takes envs whose agents are all there until the episode ends."
+                "SB3VecEnv needs envs whose agents are all present until the episode ends."
             )
 
     def _ended(self, infos: dict[str, Any], row: int) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class SB3VecEnv(VecEnv):
         return info
 
     def _each(self, ask: Callable[..., Sequence[Any]], indices: Any) -> list[Any]:
-        """Ask the envs of these rows, once each; what came, per row."""
+        """Query the envs of these rows once each; returns one answer per row."""
         rows = list(self._get_indices(indices))
         envs = self._envs(rows)
         answers = dict(zip(envs, ask(**self._subset(envs)), strict=True))
@@ -200,7 +200,7 @@ class SB3VecEnv(VecEnv):
 
 
 class ModulePolicy(ActorCriticPolicy):
-    """SB3's actor-critic policy around a `TorchPolicy`; `sb3_policy` makes the subclass that knows which one."""
+    """SB3's actor-critic policy around a `TorchPolicy`; `sb3_policy` makes a subclass for a given module."""
 
     make_module: Callable[[spaces.Space, spaces.Space], nn.Module]
 
@@ -236,8 +236,8 @@ def sb3_policy(module: nn.Module | Callable[[spaces.Space, spaces.Space], nn.Mod
     """A policy class for `PPO(sb3_policy(Net), env)` or `A2C` that trains a torch module with `encode` and `decode`.
 
     Args:
-        module: A class or function called with the observation space and the action space, or a module that exists, which is
-            then trained in place. See `TorchPolicy` for its two methods.
+        module: A class or function called with the observation space and the action space, or an existing module, which is
+            trained in place. See `TorchPolicy` for its two methods.
     """
     if isinstance(module, nn.Module):
         existing = checked_policy(module)
@@ -251,17 +251,17 @@ def _check(vec: Any) -> None:
     mode = vec.metadata.get("autoreset_mode")
     if mode is not AutoresetMode.SAME_STEP:
         raise HurtleError(
-            f"SB3VecEnv needs SAME_STEP autoreset, got {mode}: SB3 would train on the steps that only reset. "
+            f"SB3VecEnv needs SAME_STEP autoreset, got {mode}: SB3 would train on the reset steps. "
             "Make the vector env with autoreset_mode='SameStep', the default of hurtle.make_vec."
         )
     if getattr(vec.unwrapped, "batch_size", vec.num_envs) != vec.num_envs:
         raise HurtleError("SB3 steps all envs at once, and this vector env is a pool; make it without batch_size.")
     if "cuda" in str(getattr(vec.unwrapped, "device", "cpu")):
-        raise HurtleError("SB3 takes NumPy arrays, and this vector env lives on the GPU; make it with device='cpu'.")
+        raise HurtleError("SB3 takes NumPy arrays, and this vector env is on the GPU; make it with device='cpu'.")
 
 
 def _agent_space(space: spaces.Space) -> spaces.Space:
-    """The space of one agent out of that of all agents of an env."""
+    """The space of one agent, from the space of all agents of an env."""
     if isinstance(space, spaces.Box):
         return spaces.Box(space.low[0], space.high[0], dtype=space.dtype.type)
     if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim > 1:
@@ -272,7 +272,7 @@ def _agent_space(space: spaces.Space) -> spaces.Space:
 
 
 def _from_zero(space: spaces.Space) -> tuple[spaces.Space, Any]:
-    """The space with its actions counted from 0, as SB3 counts them, and the first action where that is another."""
+    """The space with actions counted from 0, as in SB3, and the original first action, or None if that is 0."""
     if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete) or not np.any(space.start):
         return space, None
     if isinstance(space, spaces.Discrete):
@@ -281,7 +281,7 @@ def _from_zero(space: spaces.Space) -> tuple[spaces.Space, Any]:
 
 
 def _env_info(infos: dict[str, Any], env: int) -> dict[str, Any]:
-    """Env `env`'s own info out of those of all envs; `infos["_key"]` says which envs have `key`."""
+    """The info of env `env`, from the infos of all envs; `infos["_key"]` marks the envs that have `key`."""
     info = {}
     for key, value in infos.items():
         is_mask = key.startswith("_") and key[1:] in infos
@@ -291,7 +291,7 @@ def _env_info(infos: dict[str, Any], env: int) -> dict[str, Any]:
 
 
 def _entry(values: Any, index: Any) -> Any:
-    """One env's entry, not aliasing the array of all."""
+    """A copy of one env's entry."""
     if isinstance(values, dict):
         return {key: _entry(value, index) for key, value in values.items()}
     if isinstance(values, tuple):

@@ -4,7 +4,7 @@ from math import inf
 
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
-from hurtle.native.checks import check
+from hurtle.native.check_env import check
 from hurtle.native.dtypes import bool_, float32, int8, int16, int32, int64, uint8, uint16, uint32
 from hurtle.native.env import Env, EnvSpec
 from hurtle.native.rng import Rng

@@ -1,6 +1,6 @@
-"""Writes the few functions that join one env's methods to the engine core: constants, clearing, masks, action checks.
+"""Writes the functions that connect one env's methods to the engine core: constants, clearing, masks, action checks.
 
-spec → Python text. The names are those that `pasted.py` promises to the core.
+spec → Python text. It defines the names that `pasted.py` declares for the core.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def _actions(spec: EnvSpec) -> str:
     out = f"actions[{', '.join(['i', *([index] if index else [])])}]"
     last = f"k{len(shape) - 1}"
     if isinstance(space, spaces.Box):
-        bad = f"{one} != {one}"  # NaN is the one number that no Box holds and no clipping mends
-        low = np.where(np.isfinite(space.low), space.low, -1.0)  # a side without a bound is sampled up to ±1
+        bad = f"{one} != {one}"  # NaN: in no Box, and clipping does not remove it
+        low = np.where(np.isfinite(space.low), space.low, -1.0)  # without a bound, sample up to ±1
         width = np.where(np.isfinite(space.high), space.high, 1.0) - low
         tables = f"ACTION_LOW = np.array({low.ravel().tolist()}, np.float32)\n"
         tables += f"ACTION_RANGE = np.array({width.ravel().tolist()}, np.float32)\n\n\n"

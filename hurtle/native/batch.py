@@ -1,6 +1,6 @@
 """`CpuBatch`: many envs of one kind in memory, stepped by compiled code on one or more threads (or uncompiled, to debug).
 
-seeds, options → records → reset → actions → step → arrays that are written in place. Knows nothing of Gymnasium's API.
+seeds, options → records → reset → actions → step → arrays, written in place. Knows nothing of Gymnasium's API.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from hurtle.errors import ActionError, EnvDefinitionError, HurtleError, UnknownNameError, did_you_mean
+from hurtle.errors import ActionError, HurtleError
 from hurtle.native import python_target
+from hurtle.native.batch_arrays import address_struct, aligned_zeros, allocate, apply_options, seed_records
 from hurtle.native.bounds import OutOfBounds
 from hurtle.native.build import COMPILING, build
-from hurtle.native.dtypes import fitting
 from hurtle.native.env import EnvSpec
-from hurtle.native.layout import address_struct, aligned_zeros, allocate
 from hurtle.native.rng import ACTION_STREAM, seed_range, stream_states
 from hurtle.native.threads import ShardThreads, free_cores
 
 TRIALS = 16
-"""Steps that are timed to choose between one thread and all."""
+"""Number of steps timed to choose between one thread and all."""
 PLAY_SECONDS = 0.1
-"""Seconds one call without the GIL may take, so that Ctrl-C is heard."""
+"""The longest that one call without the GIL should take, in seconds: Ctrl-C waits for it."""
 
 
 class CpuBatch:
@@ -34,7 +33,7 @@ class CpuBatch:
 
     Args:
         spec: The checked env.
-        num_envs: How many.
+        num_envs: Number of envs.
         num_threads: None chooses one thread or all free cores by timing the first steps.
         debug: Run the author's code uncompiled, with every array access checked.
     """
@@ -45,9 +44,10 @@ class CpuBatch:
         self.arrays = allocate(spec, num_envs, aligned_zeros)
         self.arrays.present[:] = True
         self.actions = aligned_zeros((num_envs, *spec.agents_shape, *spec.action_shape), spec.action_dtype)
-        self._played = 0
-        self._play_slice = max(1, 10_000 // num_envs)  # steps of the first slice; its time sets the next
-        self.pool = python_target.checked(self.arrays) if debug else address_struct(self.arrays)
+        self.played = 0  # steps that `play` has taken; the next call continues from there
+        self._play_slice = max(1, 10_000 // num_envs)  # steps in the first slice; the time it takes sets the size of the next
+        # What `functions` take in place of the arrays: a struct of their addresses, or the arrays themselves, checked.
+        self.handle = python_target.checked(self.arrays) if debug else address_struct(self.arrays)
         with COMPILING:
             self._program = build(spec, "python" if debug else "cpu")
             self.functions = self._program.functions
@@ -56,7 +56,7 @@ class CpuBatch:
         self._choose_threads(1 if debug else num_threads)
 
     def seed(self, seeds: np.ndarray, chosen: np.ndarray) -> None:
-        """Start each chosen env afresh from its seed: its random stream, and its runtime parameters at their defaults."""
+        """Restart each chosen env from its seed: reset its random stream, and its runtime parameters to their defaults."""
         seed_records(self.spec, self.arrays.envs, seeds, chosen)
 
     def set_options(self, options: Mapping[str, Any], chosen: np.ndarray) -> None:
@@ -66,16 +66,16 @@ class CpuBatch:
     def reset(self, chosen: np.ndarray) -> None:
         """Begin a new episode in the chosen envs."""
         try:
-            self.functions.reset_envs(self.pool, chosen, 0, self.num_envs)
+            self.functions.reset_envs(self.handle, chosen, 0, self.num_envs)
         except OutOfBounds as error:
             raise self._program.out_of_bounds(error) from None
 
     def step(self, actions: np.ndarray, same_step: bool = True) -> int:
-        """Step all envs; returns how many agents' episodes ended.
+        """Step all envs; returns the number of agents' episodes that ended.
 
         Args:
             actions: C-contiguous, of the shape and dtype of `self.actions`.
-            same_step: Reset ended envs within this step (else they wait for the next one).
+            same_step: Reset ended envs within this step (otherwise in the next one).
 
         Raises:
             ActionError: An action is not in the action space; no env was stepped.
@@ -86,10 +86,10 @@ class CpuBatch:
             raise ActionError(f"Env {illegal} got the action {actions[illegal]!s}, which is not in {self.spec.action_space}.")
         try:
             if self._threads is None:
-                return self.functions.step_envs(self.pool, actions, same_step, 0, self.num_envs)
+                return self.functions.step_envs(self.handle, actions, same_step, 0, self.num_envs)
             if self._trials_left:
                 return self._trial_step(actions, same_step)
-            return sum(self._threads.run(partial(self.functions.step_envs, self.pool, actions, same_step)))
+            return sum(self._threads.run(partial(self.functions.step_envs, self.handle, actions, same_step)))
         except OutOfBounds as error:
             raise self._program.out_of_bounds(error) from None
 
@@ -99,24 +99,24 @@ class CpuBatch:
         self.step(self.actions)
 
     def load_records(self, records: np.ndarray) -> None:
-        """Replace all envs' records: state, random stream and episode so far."""
+        """Replace all envs' records: state, random stream, return and length so far."""
         self.arrays.envs[...] = records
 
     def to_numpy(self, array: np.ndarray) -> np.ndarray:
-        """One of the batch's arrays on the host: itself."""
+        """One of the batch's arrays on the host, which is the array itself."""
         return array
 
     def play(self, num_steps: int, seed: int = 0) -> int:
-        """Take uniformly random actions, all inside compiled code; returns how many episodes ended.
+        """Take uniformly random actions inside compiled code; returns the number of episodes that ended.
 
-        The actions of further calls with the same seed follow on.
+        Further calls with the same seed continue the sequence of actions.
         """
         seeds = stream_states(seed_range(seed, self.num_envs), ACTION_STREAM)
         ended, done = 0, 0
         while done < num_steps:
             size = min(self._play_slice, num_steps - done)
             began = time.perf_counter()
-            args = (self.pool, self.actions, seeds, self._played + done, size)
+            args = (self.handle, self.actions, seeds, self.played + done, size)
             try:
                 if self._threads is None:
                     ended += self.functions.play_envs(*args, 0, self.num_envs)
@@ -127,23 +127,23 @@ class CpuBatch:
             done += size
             pace = PLAY_SECONDS / (time.perf_counter() - began + 1e-9)
             self._play_slice = max(1, int(size * min(8.0, pace)))
-        self._played += num_steps
+        self.played += num_steps
         return ended
 
     def __reduce__(self) -> Any:
         raise HurtleError("Native envs cannot be copied or pickled: compiled code holds their addresses. Make new ones.")
 
     def close(self) -> None:
-        """End the helper threads."""
+        """Stop the helper threads."""
         if self._threads is not None:
             self._threads.close()
 
     @property
     def num_threads(self) -> int:
-        """Threads that step the envs."""
+        """Number of threads that step the envs."""
         return 1 if self._threads is None else len(self._threads.shards)
 
-    # Threads: with num_threads=None the first steps are timed, half on one thread and half on all, and the faster way is kept.
+    # With num_threads=None the first steps are timed, half on one thread and half on all, and the faster choice is kept.
 
     def _choose_threads(self, num_threads: int | None) -> None:
         wanted = free_cores() if num_threads is None else num_threads
@@ -154,7 +154,7 @@ class CpuBatch:
 
     def _trial_step(self, actions: np.ndarray, same_step: bool) -> int:
         assert self._threads is not None
-        job = partial(self.functions.step_envs, self.pool, actions, same_step)
+        job = partial(self.functions.step_envs, self.handle, actions, same_step)
         began = time.perf_counter()
         alone = self._trials_left > TRIALS // 2
         ended = job(0, self.num_envs) if alone else sum(self._threads.run(job))
@@ -168,48 +168,15 @@ class CpuBatch:
         return ended
 
     def _compile(self) -> None:
-        """Compile (or load from the disk cache) before the first call, so that errors come early and in the author's terms."""
+        """Compile, or load from the disk cache, before the first call, so that errors come early and name the author's line."""
         from numba.core.errors import NumbaError
 
         if self._program.is_new:
             print(f"hurtle: compiling {self.spec.name} (first run only) …", file=sys.stderr, flush=True)
         chosen = np.ones(self.num_envs, np.bool_)
         try:
-            self.functions.reset_envs(self.pool, chosen, 0, 0)
+            self.functions.reset_envs(self.handle, chosen, 0, 0)
             self.functions.first_illegal(self.actions, 0, 0)
-            self.functions.step_envs(self.pool, self.actions, True, 0, 0)
+            self.functions.step_envs(self.handle, self.actions, True, 0, 0)
         except NumbaError as error:
             raise self._program.explain(error) from None
-
-
-def seed_records(spec: EnvSpec, records: np.ndarray, seeds: np.ndarray, chosen: np.ndarray) -> None:
-    """Write the random streams of the seeds, and the defaults of runtime parameters, into the chosen records.
-
-    Restoring the defaults makes a seed a promise: what was played or set before leaves no trace.
-    """
-    records["_rng"][chosen] = stream_states(seeds)[chosen]
-    for name, default in spec.runtime_parameters.items():
-        records[name][chosen] = default
-
-
-def apply_options(spec: EnvSpec, records: np.ndarray, options: Mapping[str, Any], chosen: np.ndarray) -> None:
-    """Write runtime parameters into the records of the chosen envs.
-
-    Raises:
-        UnknownNameError: The env has no such option.
-        EnvDefinitionError: The value has the wrong shape.
-    """
-    for name, value in options.items():
-        if name not in spec.runtime_parameters:
-            raise UnknownNameError(
-                f"{spec.name} has no option {name!r}. {did_you_mean(name, spec.runtime_parameters)} "
-                "An option is a State field with a default."
-            )
-        field = records[name]
-        given = fitting(value, field.dtype, f"Option {name!r} of {spec.name}")
-        try:
-            field[chosen] = np.broadcast_to(given, field.shape)[chosen]
-        except ValueError:
-            raise EnvDefinitionError(
-                f"Option {name!r} of {spec.name} takes one value or an array of shape {field.shape}, got shape {given.shape}."
-            ) from None

@@ -1,7 +1,7 @@
 """Bounds checks of env code: `state.grid[y, x]` becomes `state.grid[_at(y, 10, 0), _at(x, 10, 1)]`, on every compiled target.
 
 On the CPU an index out of range raises; on the GPU it is clamped, so that no env writes outside its own record, and reported.
-The compiler removes the checks that it can prove needless: constants, loops over an array's length, masked indices.
+The compiler removes the checks that it can prove unnecessary: constants, loops over an array's length, masked indices.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hurtle.errors import EnvIndexError
 from hurtle.native.language import code_message
 
 CHECKED = """\
-@njit(**INNER)
+@njit(_nrt=True, **INNER)  # the exception is allocated
 def _out_of_bounds(index, length, site):
     raise OutOfBounds(site, index, length)
 
@@ -34,7 +34,8 @@ def _at(index, length, site, _fault):
     if place < 0:
         place += length
     if not 0 <= place < length:
-        _fault[0] = ((site + 1) << 32) | (index & 0xFFFFFFFF)  # one store: no thread sees half of it
+        if _fault[0] == 0:  # report the first
+            _fault[0] = ((site + 1) << 32) | (index & 0xFFFFFFFF)  # one store: no thread sees half of it
         place = 0
     return U64(place)
 """
@@ -55,7 +56,7 @@ def _get(value, index, site{fault}):
 
 
 def at_source(target: str, unsafe: bool) -> str:
-    """The text of `_at(index, length, site)`, the index to use, counted from the front, and of `_get(value, index, site)`."""
+    """The source of `_at(index, length, site)`, which returns a checked index ≥ 0, and of `_get(value, index, site)`."""
     fault = ", _fault" if target == "cuda" else ""
     checked = CLAMPED if target == "cuda" else CHECKED
     return (UNCHECKED.format(fault=fault) if unsafe else checked) + GET.format(fault=fault)
@@ -66,7 +67,7 @@ class OutOfBounds(Exception):
 
     @classmethod
     def on_gpu(cls, fault: int) -> OutOfBounds:
-        """What a kernel wrote to `_fault`; it does not tell the length."""
+        """Decode what a kernel wrote to `_fault`, which does not include the length."""
         index = fault & 0xFFFFFFFF
         return cls((fault >> 32) - 1, index - (1 << 32) if index >> 31 else index, None)
 
@@ -83,10 +84,10 @@ class Site:
     """The subscript as the author wrote it, such as `state.grid[y, x]`."""
     axis: int
     length: int | None = None
-    """None if only compiled code knows it."""
+    """None if it is known only at run time."""
 
     def error(self, index: int, length: int | None) -> EnvIndexError:
-        """What to tell the author."""
+        """The error for the author."""
         length = self.length if length is None else length
         known = "" if length is None else f", whose length is {length}"
         problem = f"indexes {self.text} out of bounds: index {index} on axis {self.axis}{known}"

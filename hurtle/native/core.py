@@ -1,7 +1,7 @@
 """One step of one env, the same on every target: the author's step, then truncation, statistics, autoreset, observation.
 
 action → step → steps/returns → ended? → final observation → reset → observe. Knows no loops, threads or devices.
-Its text is pasted into every generated module (see build.py).
+Its text is pasted into every generated module (see generate.py).
 """
 
 from hurtle.native.pasted import (
@@ -15,6 +15,7 @@ from hurtle.native.pasted import (
     f4,
     is_present,
     jit,
+    part,
     write_mask,
     write_metrics,
     write_present,
@@ -22,7 +23,7 @@ from hurtle.native.pasted import (
 )
 
 
-@jit
+@part
 def begin_episode(env, arrays):
     clear_state(env)
     call_reset(env, arrays)
@@ -33,7 +34,7 @@ def begin_episode(env, arrays):
 
 @jit
 def publish(i, env, obs, arrays):
-    """Write what the next action is chosen from: observation (over zeros), action mask, who is present."""
+    """Write what the next action depends on: observation (over zeros), action mask, present agents."""
     call_observe(env, obs, arrays)
     write_mask(env, arrays.mask[i], arrays)
     write_present(env, arrays.present[i], arrays)
@@ -49,16 +50,16 @@ def clear_outcome(i, arrays):
         arrays.episode_ended[i, a] = False
 
 
-@jit
+@part
 def reset_env(i, env, arrays):
-    """Begin a new episode in env i, whose record is `env`; `publish` comes next."""
+    """Begin a new episode in env i, whose record is `env`. Call `publish` next."""
     clear_outcome(i, arrays)
     begin_episode(env, arrays)
 
 
-@jit
+@part
 def end_episode(i, env, same_step, arrays):
-    """The episode of env i is over: keep what would be lost, then reset now or with the next step."""
+    """End the episode of env i: save its metrics and final observation, then reset now or in the next step."""
     write_metrics(env, arrays.episode_metrics[i])
     if same_step:
         zero_obs(arrays.final_obs[i])
@@ -70,7 +71,7 @@ def end_episode(i, env, same_step, arrays):
 
 @jit
 def advance_one(i, env, action, same_step, arrays):
-    """Step env i, which has one agent; returns how many episodes ended. `publish` comes next."""
+    """Step env i, which has one agent; returns the number of episodes that ended. Call `publish` next."""
     if env._steps < 0:  # NEXT_STEP: the episode ended one step ago, and this step is its reset
         reset_env(i, env, arrays)
         return 0
@@ -94,12 +95,12 @@ def advance_one(i, env, action, same_step, arrays):
 
 @jit
 def advance_many(i, env, action, same_step, arrays):
-    """Step env i, which has several agents; returns how many agents' episodes ended. `publish` comes next."""
+    """Step env i, which has several agents; returns the number of agents' episodes that ended. Call `publish` next."""
     if env._steps < 0:
         reset_env(i, env, arrays)
         return 0
     clear_outcome(i, arrays)
-    write_present(env, arrays.present[i], arrays)  # once more: the user may have written to the state
+    write_present(env, arrays.present[i], arrays)  # again: the user may have written to the state
     reward = arrays.reward[i]
     terminated = arrays.terminated[i]
     over = call_step(env, action, reward, terminated, arrays)
@@ -123,7 +124,7 @@ def advance_many(i, env, action, same_step, arrays):
             terminated[a] = False
     if not (over or out_of_time):
         return episodes_ended
-    if episodes_ended == 0:  # it ended with nobody left in it: say so in every row, as no agent's episode does
+    if episodes_ended == 0:  # nobody is left to report the end, so every row does
         episodes_ended = 1
         for a in range(AGENTS):
             terminated[a] = over

@@ -1,7 +1,7 @@
 """The CPU entry points of a generated module: loops over a range of envs, called once per thread with the GIL released.
 
-One struct of addresses stands for all arrays: unpacking a single argument instead of thirteen saves 2 µs a call.
-Its text is pasted into every generated CPU module (see build.py).
+All arrays are passed as one struct of addresses: unpacking one argument instead of thirteen saves 2 µs a call.
+Its text is pasted into every generated CPU module (see generate.py).
 """
 
 from hurtle.native.core import publish, reset_env
@@ -9,9 +9,9 @@ from hurtle.native.pasted import action_is_legal, advance_env, entry, sample_act
 
 
 @entry
-def reset_envs(pool, chosen, lo, hi):
+def reset_envs(handle, chosen, lo, hi):
     """Begin a new episode in the chosen envs of [lo, hi)."""
-    arrays = unpack(pool)
+    arrays = unpack(handle)
     for i in range(lo, hi):
         if chosen[i]:
             env = arrays.envs[i]
@@ -34,9 +34,9 @@ def first_illegal(actions, lo, hi):
 
 
 @entry
-def step_envs(pool, actions, same_step, lo, hi):
+def step_envs(handle, actions, same_step, lo, hi):
     """Step envs [lo, hi); returns the number of episodes that ended."""
-    arrays = unpack(pool)
+    arrays = unpack(handle)
     ended = 0
     for i in range(lo, hi):
         env = arrays.envs[i]
@@ -47,9 +47,9 @@ def step_envs(pool, actions, same_step, lo, hi):
 
 
 @entry
-def play_envs(pool, actions, seeds, first_step, num_steps, lo, hi):
+def play_envs(handle, actions, seeds, first_step, num_steps, lo, hi):
     """Take `num_steps` uniformly random actions in envs [lo, hi); returns the number of episodes that ended."""
-    arrays = unpack(pool)
+    arrays = unpack(handle)
     ended = 0
     for t in range(first_step, first_step + num_steps):
         for i in range(lo, hi):

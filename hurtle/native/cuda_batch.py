@@ -1,7 +1,7 @@
 """`CudaBatch`: many envs of one kind in GPU memory, stepped by one kernel; all arrays but the records are torch tensors.
 
 Kernels run on torch's current stream, so that `torch.cuda.graph` captures them. Under Numba's CUDA simulator the arrays are
-NumPy's and everything else is the same.
+NumPy arrays; everything else is the same.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 
 from hurtle.errors import ActionError, DeviceError, EnvIndexError
-from hurtle.native.batch import apply_options, seed_records
+from hurtle.native.batch_arrays import Shape, allocate, apply_options, seed_records
 from hurtle.native.bounds import OutOfBounds
-from hurtle.native.build import COMPILING, block_threads, build, staged_rows
+from hurtle.native.build import COMPILING, build
 from hurtle.native.cuda_support import import_cuda, simulated
 from hurtle.native.env import EnvSpec
-from hurtle.native.layout import Shape, allocate
+from hurtle.native.generate import block_threads, staged_rows
 from hurtle.native.pasted import CudaArrays
 from hurtle.native.python_target import StateView
 from hurtle.native.rng import ACTION_STREAM, seed_range, stream_states
 
 STEPS_PER_GRAPH = 32
 STEPS_BETWEEN_CHECKS = 256
-"""Steps after which illegal actions and indices out of bounds are looked for: reading them waits for the GPU."""
+"""Steps between checks for illegal actions and indices out of bounds: a check waits for the GPU."""
 
 
 class CudaBatch:
@@ -32,7 +32,7 @@ class CudaBatch:
 
     Args:
         spec: The checked env.
-        num_envs: How many.
+        num_envs: Number of envs.
         device: A torch device such as "cuda" or "cuda:0".
     """
 
@@ -53,7 +53,7 @@ class CudaBatch:
         self.arrays = allocate(spec, num_envs, self._memory.zeros)
         self.arrays.present[:] = True
         views = {name: self._memory.view(array) for name, array in self.arrays._asdict().items()}
-        self.fault = self._memory.zeros((1,), np.int64)  # not 0 after an index out of bounds, see bounds.py
+        self.fault = self._memory.zeros((1,), np.int64)  # nonzero after an index out of bounds, see bounds.py
         fault = self._memory.view(self.fault)
         self._views = CudaArrays(**views, obs_words=self._memory.words(self.arrays.obs), fault=fault)
         self.actions = self._memory.zeros((num_envs, *spec.agents_shape, *spec.action_shape), spec.action_dtype)
@@ -75,7 +75,7 @@ class CudaBatch:
         self._memory.load(self._views.envs, records)
 
     def seed(self, seeds: np.ndarray, chosen: np.ndarray) -> None:
-        """Start each chosen env afresh from its seed: its random stream, and its runtime parameters at their defaults."""
+        """Restart each chosen env from its seed: reset its random stream, and its runtime parameters to their defaults."""
         records = self.records()
         seed_records(self.spec, records, seeds, chosen)
         self.load_records(records)
@@ -111,10 +111,10 @@ class CudaBatch:
         return array.cpu().numpy() if hasattr(array, "cpu") else np.asarray(array)
 
     def check_faults(self) -> None:
-        """Raise if an action was illegal, or an index out of bounds, since the last check; waits for the GPU.
+        """Raise if an action was illegal or an index out of bounds since the last check. Waits for the GPU.
 
         Raises:
-            ActionError: Says how many actions were illegal; their envs were not stepped.
+            ActionError: Gives the number of illegal actions; their envs were not stepped.
             EnvIndexError: Names the author's line and the index; element 0 was used instead.
         """
         fault = int(self.fault[0])
@@ -124,14 +124,16 @@ class CudaBatch:
         count = int(self._illegal[0])
         if count:
             self._illegal[...] = 0
-            raise ActionError(f"{count} actions of the last steps are not in {self.spec.action_space}; their envs stood still.")
+            raise ActionError(
+                f"{count} actions of the last steps are not in {self.spec.action_space}; these envs did not step."
+            )
 
     def out_of_bounds(self, fault: int) -> EnvIndexError:
-        """The error for what kernels wrote to `fault`."""
+        """The error behind a value that kernels wrote to `fault`."""
         return self._program.out_of_bounds(OutOfBounds.on_gpu(fault))
 
     def play(self, num_steps: int, seed: int = 0) -> None:
-        """Take uniformly random actions: replays of a captured graph, without synchronizing with the host in between."""
+        """Take uniformly random actions by replaying a captured graph, without synchronizing with the host in between."""
         if self._player is None:
             self._player = self._memory.repeater(self._play_steps)
             self._seeds = self._memory.from_host(np.zeros(self.num_envs, np.uint64))
@@ -142,6 +144,15 @@ class CudaBatch:
         self._memory.wait()
         self.check_faults()
 
+    @property
+    def played(self) -> int:
+        """Steps that `play` has taken; the next call continues from there."""
+        return int(self._clock[0])
+
+    @played.setter
+    def played(self, steps: int) -> None:
+        self._clock[0] = steps
+
     def _play_steps(self, count: int) -> None:
         clock = self._memory.view(self._clock)
         for offset in range(count):
@@ -149,13 +160,13 @@ class CudaBatch:
         self._functions.tick_kernel[1, 1, self._memory.stream()](clock, count)
 
     def close(self) -> None:
-        """Nothing to end; memory goes with the object."""
+        """Do nothing: memory is freed with the object."""
 
     def _launch(self, kernel: Any, *arguments: Any) -> None:
         kernel[(*self._launch_shape, self._memory.stream(), self._shared_bytes)](*arguments)
 
     def _compile(self) -> None:
-        """Compile before the first step, so that errors come early and in the author's terms."""
+        """Compile before the first step, so that errors come early and name the author's line."""
         from numba.core.errors import NumbaError
 
         everyone = np.ones(self.num_envs, np.bool_)
@@ -172,12 +183,12 @@ class CudaBatch:
 
 
 def whole_words(shape: Shape) -> int:
-    """Elements to allocate so that the last rows of a block can be copied by 32-bit words."""
+    """Elements to allocate so that the last rows of a block can be copied as 32-bit words."""
     return -(-int(np.prod(shape)) // 4) * 4
 
 
 class _TorchMemory:
-    """GPU memory: torch tensors outside, numba device arrays (without a copy) inside kernels."""
+    """GPU memory: torch tensors outside, numba device arrays over the same memory inside kernels."""
 
     def __init__(self, cuda: Any, device: str):
         import torch
@@ -217,7 +228,7 @@ class _TorchMemory:
         return self.torch.from_numpy(array).to(self.device)
 
     def to_host(self, view: Any) -> np.ndarray:
-        self.wait()  # numba copies on a stream of its own
+        self.wait()  # numba copies on its own stream
         return view.copy_to_host()
 
     def load(self, view: Any, array: np.ndarray) -> None:
@@ -237,13 +248,13 @@ class _TorchMemory:
         self.torch.cuda.synchronize(self.device)
 
     def repeater(self, steps: Any) -> Any:
-        """A function of `num_steps` that calls `steps(n)` for that many in all, mostly as replays of one captured graph."""
+        """A function of `num_steps` that takes so many steps with `steps(n)`, mostly by replaying one captured graph."""
         graph: Any = None
 
         def repeat(num_steps: int) -> None:
             nonlocal graph
             graphs, rest = divmod(num_steps, STEPS_PER_GRAPH)
-            if graph is None and not rest:  # kernels must have run once before they can be captured
+            if graph is None and not rest:  # a kernel must run once before it can be captured
                 graphs, rest = graphs - 1, STEPS_PER_GRAPH
             steps(rest)
             if graphs and graph is None:
@@ -259,7 +270,7 @@ class _TorchMemory:
 
 
 class _SimulatedRecords:
-    """Records whose fields are attributes, as they are in a kernel."""
+    """Records with fields as attributes, as in a kernel."""
 
     def __init__(self, array: np.ndarray):
         self.array = array

@@ -1,8 +1,8 @@
 """The CUDA entry points of a generated module: one thread per env, launched on torch's stream and ready for graph capture.
 
-A thread that wrote its own row of 400 bytes would touch 32 memory sectors with its warp for every byte. So the envs of a block
-take turns to write their observations to shared memory, and the block moves them to global memory together, word by word.
-Its text is pasted into every generated CUDA module (see build.py).
+If each thread wrote its own row of 400 bytes, its warp would touch 32 memory sectors for every byte. Instead the envs of a
+block take turns writing observations to shared memory, and the whole block copies them to global memory word by word.
+Its text is pasted into every generated CUDA module (see generate.py).
 """
 
 from numba import cuda
@@ -64,7 +64,7 @@ def reset_kernel(arrays, chosen):
 
 @entry
 def step_kernel(arrays, actions, same_step, illegal):
-    """Step every env; counts illegal actions in `illegal[0]`, whose envs stay as they are."""
+    """Step every env; illegal actions are counted in `illegal[0]`, and their envs are not stepped."""
     i = cuda.grid(1)
     if i < actions.shape[0]:
         if action_is_legal(actions[i]):
@@ -87,5 +87,5 @@ def play_kernel(arrays, actions, seeds, clock, offset):
 
 @entry
 def tick_kernel(clock, count):
-    """Advance the clock of `play_kernel`, so that a captured graph moves on with every replay."""
+    """Advance the clock of `play_kernel`, so that every replay of a graph takes new actions."""
     clock[0] += count

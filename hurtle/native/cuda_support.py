@@ -1,4 +1,4 @@
-"""The one place that imports numba.cuda: finds the GPU, or the simulator, or says what is missing."""
+"""The only module that imports numba.cuda: finds the GPU or the simulator, or reports what is missing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def import_cuda() -> Any:
     Raises:
         DeviceError: There is no usable GPU, or the extra that drives it is not installed.
     """
-    if not hasattr(np, "row_stack"):  # numba-cuda still asks for the name that NumPy 2.5 dropped
+    if not hasattr(np, "row_stack"):  # numba-cuda uses a name that NumPy 2.5 removed
         np.row_stack = np.vstack
     try:
         from numba import cuda

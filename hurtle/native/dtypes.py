@@ -32,7 +32,7 @@ class FieldType:
 
     @property
     def dtype(self) -> np.dtype:
-        """The NumPy scalar dtype: lets NumPy and Gymnasium take `uint8` wherever they take a dtype."""
+        """The NumPy scalar dtype: lets NumPy and Gymnasium accept `uint8` wherever they accept a dtype."""
         return np.dtype(self.scalar)
 
 
@@ -48,7 +48,7 @@ float32 = FieldType(np.float32)
 
 
 def fitting(value: Any, dtype: np.dtype, what: str) -> np.ndarray:
-    """A value as an array that fits a dtype without loss of meaning.
+    """A value as an array, if it fits the dtype without loss.
 
     Raises:
         EnvDefinitionError: A float for an integer, a number out of range, or no number at all.

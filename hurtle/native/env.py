@@ -1,4 +1,4 @@
-"""`Env`, the class an author derives from, and `EnvSpec`, what the engine knows of it after checking the definition.
+"""`Env`, the class that authors derive from, and `EnvSpec`, its checked definition.
 
 class + constructor parameters → checked spec (spaces, record layout, methods) → build.py. Compiles nothing itself.
 """
@@ -147,12 +147,12 @@ class EnvSpec:
         return (inspect.getdoc(type(self.env)) or "").split("\n")[0]
 
     def method(self, name: str) -> Callable | None:
-        """The author's function of that name, unbound; None if the class has none."""
+        """The author's function of that name, unbound, or None."""
         return getattr(type(self.env), name, None)
 
     @property
     def has_mask(self) -> bool:
-        """Whether the env tells which actions are legal."""
+        """Whether the env has an action mask."""
         return self.method("mask") is not None
 
     @property
@@ -247,10 +247,12 @@ class EnvSpec:
             raise EnvDefinitionError(f"{self.name}.metrics must be a tuple of names: metrics = ({self.env.metrics!r},)")
         for metric in self.env.metrics:
             if metric in ("r", "l", "t"):
-                raise EnvDefinitionError(f"{self.name}.metrics names {metric!r}, which is the episode's own; rename the field.")
+                raise EnvDefinitionError(
+                    f"{self.name}.metrics names {metric!r}, a name of the episode's statistics; rename the field."
+                )
             if metric not in self.fields or self.fields[metric].shape:
                 raise EnvDefinitionError(
-                    f"{self.name}.metrics names {metric!r}, which is no scalar field of State. "
+                    f"{self.name}.metrics names {metric!r}, which is not a scalar field of State. "
                     f"{did_you_mean(metric, self.fields)}"
                 )
 
@@ -317,7 +319,7 @@ def _default(where: str, value: Any, kind: FieldType) -> np.ndarray:
     try:
         given = fitting(value, kind.dtype, where)
         np.broadcast_to(given, kind.shape)  # type: ignore[arg-type]
-    except ValueError:  # of another shape, or ragged
+    except ValueError:  # wrong shape, or ragged
         takes = f"takes one number, or an array of shape {kind.shape}" if kind.shape else "is one number"
         fix = "" if kind.shape else f" For an array, write its shape: {kind}[{np.size(value)}]."
         raise EnvDefinitionError(f"{where}: {kind} {takes}, got the default {value!r}.{fix}") from None
@@ -352,7 +354,7 @@ def _computed(env: Env, where: str, text: str) -> Any:
             raise SyntaxError
         if (found := getattr(env, node.id, None)) is None:
             raise EnvDefinitionError(
-                f"{where}: {node.id!r} is no attribute of the env. {did_you_mean(node.id, env.parameters())}"
+                f"{where}: {node.id!r} is not an attribute of the env. {did_you_mean(node.id, env.parameters())}"
             )
         return found
 
@@ -362,6 +364,6 @@ def _computed(env: Env, where: str, text: str) -> Any:
         raise
     except (SyntaxError, TypeError, ZeroDivisionError):
         raise EnvDefinitionError(
-            f"{where}: the dimension {text!r} must be made of names of attributes and ints with +, -, * and //. "
-            "For anything else, name a property of the env that computes it."
+            f"{where}: the dimension {text!r} may contain names of attributes, ints, +, -, * and //. "
+            "For anything else, compute it in a property of the env and name that."
         ) from None

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 ENGINE_ARGUMENTS = {"state", "rng", "obs", "mask", "present", "reward", "terminated"}
-"""Arguments that are written to, never replaced: `obs = …` would change nothing outside the method."""
+"""Arguments that a method writes into and must not reassign: `obs = …` would have no effect outside it."""
 RESERVED = {"f4", "i8", "np", "math", "U64", "_at", "_get", "_fault"}
 STATEMENTS = (
     *(ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Assert),
@@ -48,7 +48,7 @@ WORDS = {
     "DictComp": "a dict comprehension",
 }
 DEBUG_CALLS = {"print", "breakpoint"}
-"""Statements that run on the Python target and vanish from compiled code, as `assert` does."""
+"""Calls that run on the Python target and are dropped from compiled code, like `assert`."""
 BUILTINS = {"abs", "min", "max", "range", "len", "bool", "round"}
 TO_INTEGER = {math.floor, math.ceil}
 TO_BOOL = {math.isnan, math.isinf, math.isfinite}
@@ -74,7 +74,7 @@ RNG_ALIASES = {
     **dict.fromkeys(("permutation", "permuted"), "shuffle(array)"),
     "choices": "choice(array)",
 }
-"""What the methods of Python's and NumPy's generators are called here."""
+"""The names of `Rng` for methods of Python's and NumPy's generators."""
 
 
 def known_calls() -> str:
@@ -92,6 +92,6 @@ def known_calls() -> str:
 
 
 def code_message(file: str, line: int, where: str, problem: str, fix: str) -> str:
-    """An error in the author's terms: file, line, the line itself, what is wrong, what to write."""
+    """A message with file, line number, the line itself, the problem, and a fix."""
     text = linecache.getline(file, line).strip()
     return f"{file}:{line}: {where} {problem}.\n    {text}\n{fix}"

@@ -1,4 +1,4 @@
-"""The uncompiled target: records and arrays that behave like compiled code sees them, and check every write.
+"""The uncompiled target: records and arrays that behave as in compiled code, and check every write.
 
 Integers read as Python ints (64-bit in compiled code), floats as float32; a write that does not fit its dtype raises.
 """
@@ -88,7 +88,7 @@ def check_fits(value: Any, dtype: np.dtype, name: str) -> None:
 
 
 def zero(array: CheckedArray) -> None:
-    """Zero a whole array at once; element by element would take most of an uncompiled step."""
+    """Zero an array at once; element by element, that would take most of an uncompiled step."""
     array.array[...] = 0
 
 
@@ -108,6 +108,7 @@ def namespace() -> dict[str, Any]:
         i8=int,
         U64=int,
         jit=lambda function: function,
+        part=lambda function: function,
         entry=lambda function: function,
         unpack=lambda arrays: arrays,
         action_bits=rng.action_bits,
@@ -116,7 +117,7 @@ def namespace() -> dict[str, Any]:
 
 
 def guard_methods(names: dict[str, Any], spec: EnvSpec) -> None:
-    """Wrap the author's methods: `observe` and `mask` see their true dimensions, and what `step` returns is looked at."""
+    """Wrap the author's methods: `observe` and `mask` get arrays of their true shapes, and the result of `step` is checked."""
 
     def shaped(function: Any, shape: tuple[int, ...]) -> Any:
         return lambda env, array: function(env, array.reshape(shape))
@@ -147,7 +148,7 @@ def guard_methods(names: dict[str, Any], spec: EnvSpec) -> None:
 
 
 def is_outcome(returned: Any) -> bool:
-    """Whether a value is what `step` of a single agent returns: a number, then whether the episode is over."""
+    """Whether a value is a (reward, terminated) pair, as `step` of a single agent returns."""
     if not isinstance(returned, tuple) or len(returned) != 2:
         return False
     reward, terminated = returned

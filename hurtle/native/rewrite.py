@@ -1,7 +1,7 @@
 """Turns the author's methods into functions that mean the same on every target.
 
 method source → ast → `self.gravity` becomes a constant, `0.5` becomes `f4(0.5)`, `rng.random()` becomes `rng_random(rng)`,
-reads of integer fields become 64-bit, what cannot be compiled becomes an error at the author's line.
+reads of integer fields become 64-bit. Code that cannot be compiled is an error at the author's line.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Rewritten:
     """The functions of one env, ready to be written to a module or compiled in place."""
 
     functions: list[tuple[ast.FunctionDef, str]]
-    """Each with the author's file; line numbers are the author's."""
+    """Each function with the author's file; line numbers are the author's."""
     tables: dict[str, np.ndarray]
-    """Constant arrays by the name under which the functions read them."""
+    """Constant arrays by the names that the functions use."""
     sites: list[Site]
-    """The indices that are checked, by the number that compiled code knows them by."""
+    """The checked indices, in the order of their numbers in compiled code."""
     writes_whole_obs: bool
-    """Whether `observe` sets every element each time, so that nothing need be zeroed before it."""
+    """Whether `observe` always sets every element, so that the observation need not be zeroed first."""
 
 
 def rewrite(spec: EnvSpec, target: str) -> Rewritten:
@@ -58,7 +58,7 @@ def rewrite(spec: EnvSpec, target: str) -> Rewritten:
 
 
 class Rewriting:
-    """What the functions of one env share: names handed out, tables found, functions still to be rewritten."""
+    """State shared by the functions of one env: names in use, tables, functions still to be rewritten."""
 
     def __init__(self, spec: EnvSpec, target: str):
         self.spec = spec
@@ -83,11 +83,11 @@ class Rewriting:
         return self.names[key]
 
     def site(self, site: Site) -> int:
-        """The number of an index that is checked."""
+        """Register a checked index; returns its number."""
         return self.sites.setdefault(site, len(self.sites))
 
     def table(self, array: np.ndarray, name: str) -> str:
-        """The name under which the functions read a constant array; equal arrays share one."""
+        """The name of a constant array in the generated code; equal arrays share one."""
         kept = np.ascontiguousarray(array.astype(np.float32) if array.dtype == np.float64 else array)
         key = (kept.dtype.str, kept.shape, kept.tobytes())
         if key not in self.table_names:
@@ -97,7 +97,7 @@ class Rewriting:
 
 
 def _writes_all(function: ast.FunctionDef, size: int) -> bool:
-    """Whether a function assigns `obs[0]`, `obs[1]`, … each element of a flat array, whatever happens, and reads none."""
+    """Whether a function assigns every element of flat `obs` on every path, and reads none."""
     obs = function.args.args[1].arg
     parts = [node for node in ast.walk(function) if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == obs]
     if any(isinstance(node.ctx, ast.Load) for node in parts):

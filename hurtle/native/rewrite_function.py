@@ -1,6 +1,6 @@
-"""Rewrites one function of an author: walks its tree and replaces what compiled code would read differently.
+"""Rewrites one of the author's functions: walks its tree and replaces what would mean something else when compiled.
 
-names and attributes → constants, tables, State fields; calls → functions that all targets have; the rest is refused.
+names and attributes → constants, tables, State fields; calls → functions that exist on every target; all else is an error.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ from hurtle.native.language import (
     code_message,
     known_calls,
 )
-from hurtle.native.rewrite_subscript import element, rewrite_subscript
+from hurtle.native.rewrite_subscript import element, rewrite_subscript, signed
 
 if TYPE_CHECKING:
     from hurtle.native.rewrite import Rewriting
 
 
 class ArrayKind(NamedTuple):
-    """What is known of an array that env code reads."""
+    """An array that env code reads, as far as it is known at compile time."""
 
     dtype: np.dtype
     ndim: int
     is_part: bool = False
-    """Whether it is a slice with bounds, which may be empty and so cannot be written to safely."""
+    """Whether it is a slice with bounds: it may be empty, so writing to it is not safe."""
 
 
 Kinds = tuple[ArrayKind | None, ...]
-"""What is known of a function's arguments: a helper is rewritten anew for each combination of arrays it is given."""
+"""A function's arguments, as far as known: a helper is rewritten for each combination of arrays it is called with."""
 
 
 class FunctionRewriter(ast.NodeTransformer):
     """The walk through one function; `run` returns it rewritten.
 
     Args:
-        program: What the functions of one env share: names, tables, functions still to be rewritten.
+        program: State shared by the functions of one env: names, tables, functions still to be rewritten.
         function: The author's function.
         name: Its name in the generated code; `env_…` and `self_…` are methods.
-        kinds: What is known of its arguments.
+        kinds: Its arguments, as far as known.
     """
 
     def __init__(self, program: Rewriting, function: Any, name: str, kinds: Kinds):
@@ -123,7 +123,7 @@ class FunctionRewriter(ast.NodeTransformer):
         return {name: array for name, array in zip(arguments[1:], given, strict=False) if array[0]}
 
     def fault_argument(self) -> list[ast.Name]:
-        """What each function on a GPU takes last: where it reports an index out of bounds."""
+        """The last parameter of every function on a GPU: where it reports an index out of bounds."""
         return [ast.Name("_fault", ast.Load())] if self.program.target == "cuda" else []
 
     def parse(self) -> ast.FunctionDef:
@@ -214,7 +214,7 @@ class FunctionRewriter(ast.NodeTransformer):
                 if isinstance(name, ast.Name) and (kind := self.array_kind(value)) is not None:
                     self.aliases[name.id] = kind
         if isinstance(node.value, ast.Tuple) and all(isinstance(target, ast.Tuple) for target in node.targets):
-            node.value.elts = [self.visit(value) for value in node.value.elts]  # arrays may be here: each gets its own name
+            node.value.elts = [self.visit(value) for value in node.value.elts]  # arrays are allowed: each gets its own name
             node.targets = [self.visit(target) for target in node.targets]
             return node
         return self.generic_visit(node)  # type: ignore[return-value]
@@ -285,7 +285,7 @@ class FunctionRewriter(ast.NodeTransformer):
         return rewrite_subscript(self, node)
 
     def visit_While(self, node: ast.While) -> ast.stmt:
-        """On a GPU, where an index out of bounds does not raise, it ends the loops: one may be waiting for what it reads."""
+        """On a GPU an index out of bounds does not raise, so it must end loops: one may be waiting for the value it reads."""
         new: Any = self.generic_visit(node)
         if self.program.target == "cuda":
             fine = ast.parse("_fault[0] == 0", mode="eval").body
@@ -342,7 +342,7 @@ class FunctionRewriter(ast.NodeTransformer):
         if isinstance(target, FieldType):
             target = target.scalar
         if isinstance(target, type) and issubclass(target, np.number | np.bool_):
-            cast = direct(f"np.{target.__name__}")  # truncates to the type; arithmetic goes on in 64 bits
+            cast = direct(f"np.{target.__name__}")  # truncates to the type; arithmetic continues in 64 bits
             return element(self, cast, np.dtype(target), node)
         if name in BUILTINS and getattr(builtins, name) is target:
             return direct(name)
@@ -364,7 +364,7 @@ class FunctionRewriter(ast.NodeTransformer):
         )
 
     def check_flat(self, target: Any, node: ast.Call) -> None:
-        """`obs` and `mask` keep their names in helpers, and nothing else has them: their shapes are known by these names."""
+        """Require that helpers call `obs` and `mask` by these names, and nothing else: their shapes are known by name."""
         target = getattr(target, "py_func", target)
         if not isinstance(target, types.FunctionType | types.MethodType):
             return
@@ -395,9 +395,11 @@ class FunctionRewriter(ast.NodeTransformer):
         wanted = len(inspect.signature(getattr(rng_library, f"rng_{func.attr}")).parameters) - 1
         if len(arguments) != wanted:
             self.fail(node, f"gives rng.{func.attr} {len(node.args)} arguments", f"It takes {wanted}.")
+        if self.compiled:
+            arguments = [signed(a.value) if isinstance(a, ast.Constant) and type(a.value) is int else a for a in arguments]
         if func.attr == "choice" and self.compiled:
             site = Site(self.file, node.lineno, self.function.__qualname__, ast.unparse(node.args[0]), 0)
-            arguments += [ast.Constant(self.program.site(site)), *self.fault_argument()]
+            arguments += [signed(self.program.site(site)), *self.fault_argument()]
         name = ast.Name(f"rng_{func.attr}", ast.Load())
         call = ast.copy_location(ast.Call(func=name, args=[func.value, *arguments], keywords=[]), node)
         chosen_from = self.array_kind(node.args[0]) if func.attr == "choice" else None
@@ -458,7 +460,7 @@ class FunctionRewriter(ast.NodeTransformer):
         )
 
     def array_value(self, node: ast.expr) -> np.ndarray | None:
-        """The constant array behind `self.TABLE` or a global name, if that is what the node is."""
+        """The constant array behind `self.TABLE` or a global name, or None."""
         if isinstance(node, ast.Name) and node.id not in self.locals:
             value = self.outside.get(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == self.self_name:

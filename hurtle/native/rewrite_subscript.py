@@ -1,6 +1,6 @@
-"""Rewrites one subscript of an author's function: flat observations, 64-bit elements, and an index that cannot leave its array.
+"""Rewrites one subscript of an author's function: flat observations, 64-bit elements, checked indices.
 
-`obs[y, x]` → `obs[_at(y, 10, 0) * 10 + _at(x, 10, 1)]`; `bounds.py` has `_at`. Constants are checked here and now.
+`obs[y, x]` → `obs[_at(y, 10, 0) * 10 + _at(x, 10, 1)]`; `bounds.py` has `_at`. Constant indices are checked at compile time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def rewrite_subscript(rewriter: FunctionRewriter, node: ast.Subscript) -> ast.expr:
-    """The subscript as every target reads it."""
+    """The rewritten subscript."""
     if isinstance(node.value, ast.Name) and node.value.id in rewriter.flat_names:
         return _flat_element(rewriter, node, node.value)
     kind, shape, text = rewriter.array_kind(node.value), static_shape(rewriter, node.value), ast.unparse(node)
@@ -57,13 +57,13 @@ def rewrite_subscript(rewriter: FunctionRewriter, node: ast.Subscript) -> ast.ex
 def _get(
     rewriter: FunctionRewriter, node: ast.Subscript, value: ast.expr, kind: ArrayKind | None, text: str, indices: list[ast.expr]
 ) -> ast.expr:
-    """An element of what a call gives, which must not be called once more for its length."""
+    """An element of a call's result; the call must not be repeated to get its length."""
     if _constant(indices[0]) is not None and kind is None and len(indices) == 1:
         return ast.copy_location(ast.Subscript(value, rewriter.visit(indices[0]), node.ctx), node)  # of a tuple
     if isinstance(node.ctx, ast.Store) or len(indices) > 1:
         rewriter.fail(node, f"uses {text}", f"Give {ast.unparse(node.value)} a name first, and index that.")
     site = rewriter.program.site(Site(rewriter.file, node.lineno, rewriter.function.__qualname__, text, 0))
-    arguments = [value, rewriter.visit(indices[0]), ast.Constant(site), *rewriter.fault_argument()]
+    arguments = [value, rewriter.visit(indices[0]), signed(site), *rewriter.fault_argument()]
     new = ast.copy_location(ast.Call(ast.Name("_get", ast.Load()), arguments, []), node)
     return element(rewriter, new, kind.dtype, node) if kind is not None and kind.ndim == 1 else new
 
@@ -75,7 +75,7 @@ def element(rewriter: FunctionRewriter, value: Any, dtype: np.dtype, node: ast.e
 
 
 def static_shape(rewriter: FunctionRewriter, node: ast.expr) -> tuple[int, ...] | None:
-    """The shape of a State array, a table, an argument of the engine or a constant tuple; None if only compiled code knows."""
+    """The shape of a State array, a table, an argument of the engine or a constant tuple; None if not known at compile time."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == rewriter.state_name:
         field = rewriter.spec.fields.get(node.attr)
         return None if field is None or not field.shape else tuple(int(size) for size in field.shape)
@@ -91,7 +91,7 @@ def static_shape(rewriter: FunctionRewriter, node: ast.expr) -> tuple[int, ...] 
 
 
 def _flat_element(rewriter: FunctionRewriter, node: ast.Subscript, name: ast.Name) -> ast.expr:
-    """`obs[i, j]` as an element of the flat array that compiled code has."""
+    """`obs[i, j]` as an element of the flat array in compiled code."""
     shape, text = rewriter.program.flat_shapes[name.id], ast.unparse(node)
     indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     if len(indices) != len(shape) or any(isinstance(index, ast.Slice) for index in indices):
@@ -117,7 +117,7 @@ def _flat_element(rewriter: FunctionRewriter, node: ast.Subscript, name: ast.Nam
 def _bounded(
     rewriter: FunctionRewriter, node: ast.Subscript, text: str, axis: int, index: ast.expr, length: int | ast.expr
 ) -> ast.expr:
-    """One index that is inside its array: a constant if it is one, else checked by `_at` when it is used."""
+    """One checked index: a constant is checked now, anything else by `_at` at run time."""
     fixed = _constant(index)
     if fixed is not None and isinstance(length, int):
         if not -length <= fixed < length:
@@ -134,8 +134,8 @@ def _bounded(
         return rewriter.visit(index)  # plain Python checks it; so does the compiler for a constant index of a tuple
     known = length if isinstance(length, int) else None
     site = rewriter.program.site(Site(rewriter.file, node.lineno, rewriter.function.__qualname__, text, axis, known))
-    size = ast.Constant(length) if isinstance(length, int) else length
-    arguments = [rewriter.visit(index), size, ast.Constant(site), *rewriter.fault_argument()]
+    size = signed(length) if isinstance(length, int) else length
+    arguments = [rewriter.visit(index), size, signed(site), *rewriter.fault_argument()]
     return ast.copy_location(ast.Call(ast.Name("_at", ast.Load()), arguments, []), index)
 
 
@@ -148,12 +148,17 @@ def _length(value: ast.expr, axis: int, is_tuple: bool) -> ast.expr:
 
 
 def _constant(index: ast.expr) -> int | None:
-    """The value of an index that is a number in the author's text."""
+    """The value of an index written as a literal."""
     if isinstance(index, ast.UnaryOp) and isinstance(index.op, ast.USub):
         inner = _constant(index.operand)
         return None if inner is None else -inner
     is_int = isinstance(index, ast.Constant) and type(index.value) is int
     return index.value if is_int else None  # type: ignore[attr-defined]
+
+
+def signed(value: int) -> ast.expr:
+    """A number whose type does not depend on its value: Numba compiles a function once more for each plain 0, 1 or 2."""
+    return ast.Call(ast.Name("i8", ast.Load()), [ast.Constant(value)], [])
 
 
 def _unsigned(value: int) -> ast.expr:

@@ -1,7 +1,7 @@
 """The random library of env code: the plain-Python reference of the compiled one in `stream.py`.
 
 seed → SplitMix64 stream per env (one uint64 in the env's record) → random / uniform / integers / normal / choice / shuffle.
-Streams are told apart by hashing, so that env dynamics and action sampling never share a number.
+Hashing separates the streams, so that env dynamics and action sampling never share a number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ACTION_STREAM = 1
 
 
 class Rng(Protocol):
-    """What env code sees as `rng`: the methods it may call, with NumPy's names and bounds (high is excluded)."""
+    """The type of `rng` in env code, with NumPy's names and bounds (high is excluded)."""
 
     def random(self) -> float:
         """A float32 in [0, 1)."""
@@ -39,7 +39,7 @@ class Rng(Protocol):
         """One element of a one-dimensional array, each equally likely."""
 
     def shuffle(self, items: MutableSequence[Any]) -> None:
-        """Put a one-dimensional array into a random order, in place."""
+        """Shuffle a one-dimensional array in place."""
 
 
 METHODS = frozenset({"random", "uniform", "integers", "normal", "choice", "shuffle"})
@@ -64,7 +64,7 @@ def stream_state(seed: int, stream: int = ENV_STREAM) -> int:
 
 
 def stream_states(seeds: np.ndarray, stream: int = ENV_STREAM) -> np.ndarray:
-    """`stream_state` over an array of seeds, in one go. uint64[n] -> uint64[n]."""
+    """`stream_state` of an array of seeds. uint64[n] → uint64[n]."""
     seeds = np.asarray(seeds).astype(np.uint64)
     gamma = np.uint64(GAMMA)
     offset = np.uint64(((stream + 1) * GAMMA) & MASK)
@@ -110,7 +110,7 @@ def rng_uniform(rng: Any, low: float = 0.0, high: float = 1.0) -> np.float32:
 
 def rng_integers(rng: Any, low: int, high: int) -> int:
     if high <= low:
-        raise ValueError(f"rng.integers({low}, {high}) has nothing to choose from: high must be above low")
+        raise ValueError(f"rng.integers({low}, {high}) has no value to choose from: high must be above low")
     return int(low) + (((rng_next(rng) >> 32) * (int(high) - int(low))) >> 32)
 
 

@@ -1,4 +1,4 @@
-"""Spaces of a whole env from the spaces of one agent, and the infos that every adapter hands out."""
+"""Spaces of a whole env from those of one agent, and the infos that every adapter returns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def env_action_space(spec: EnvSpec) -> spaces.Space:
 
 
 def infos_of(spec: EnvSpec, arrays: Any) -> dict[str, Any]:
-    """What the next action may depend on besides the observation: legal actions, agents present."""
+    """The infos that the next action may depend on: legal actions, present agents."""
     infos: dict[str, Any] = {}
     if spec.has_mask:
         infos["action_mask"] = arrays.mask.reshape(-1, *spec.mask_shape)

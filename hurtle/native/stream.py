@@ -1,6 +1,6 @@
 """The random library as compiled code: one SplitMix64 stream per env, kept in the record field `_rng`.
 
-Its text is pasted into every generated module (see build.py) and compiled there by `jit`; rng.py is its plain reference.
+Its text is pasted into every generated module (see generate.py) and compiled there by `jit`; rng.py is its plain reference.
 """
 
 import math

@@ -14,13 +14,13 @@ from typing import Any
 from hurtle.errors import HurtleError
 
 SHARD_GRAIN = 128
-"""Shards begin at multiples of this, so that no two threads write to one cache line, not even in arrays of one byte per env."""
+"""Shards start at multiples of this, so that no two threads write to one cache line, even in arrays of one byte per env."""
 
 Job = Callable[[int, int], Any]
 
 
 def free_cores() -> int:
-    """Cores this process may use: those it is bound to, less if a container grants it less time."""
+    """Number of cores this process may use: its CPU affinity, or less if a container's quota is lower."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -30,7 +30,7 @@ def free_cores() -> int:
 
 
 def thread_count(wanted: int | None, most: int) -> int:
-    """How many threads to use: those wanted, or all free cores; never more than there are, nor than there are parts of work.
+    """The number of threads to use: as requested, or all free cores, but never more than cores or parts of the work.
 
     Raises:
         HurtleError: Not an int of at least 1.
@@ -41,7 +41,7 @@ def thread_count(wanted: int | None, most: int) -> int:
 
 
 class ShardThreads:
-    """Splits `range(size)` into one shard per thread; the caller's own thread takes the first.
+    """Splits `range(size)` into one shard per thread; the calling thread takes the first.
 
     Threads block between calls and exit when this object is closed or collected.
     """
@@ -57,15 +57,17 @@ class ShardThreads:
         """Start the helper threads of this process; those of a parent process do not survive a fork."""
         self._process = os.getpid()
         self._inboxes: list[queue.SimpleQueue] = [queue.SimpleQueue() for _ in self.shards[1:]]
-        for k, inbox in enumerate(self._inboxes, 1):
-            threading.Thread(target=_work, args=(k, self.shards[k], inbox), daemon=True).start()
+        jobs = [(k, self.shards[k], inbox) for k, inbox in enumerate(self._inboxes, 1)]
+        self._helpers = [threading.Thread(target=_work, args=job, daemon=True) for job in jobs]
+        for helper in self._helpers:
+            helper.start()
         self._finalizer = weakref.finalize(self, _stop, self._inboxes)
 
     def run(self, job: Job, on_error: Callable[[], None] | None = None) -> list[Any]:
         """Call `job(lo, hi)` for every shard, wait for all, and return the results; the first error is raised.
 
-        No shard is still running when this returns, also after Ctrl-C. Shards that wait for each other need `on_error`: it is
-        called as soon as one of them failed or was never begun, and must make the others return.
+        No shard is still running when this returns, even after Ctrl-C. Shards that wait for each other need `on_error`: it is
+        called as soon as one of them fails or cannot start, and must make the others return.
         """
         if not self._finalizer.alive:
             raise HurtleError("The envs were closed; make new ones.")
@@ -80,7 +82,7 @@ class ShardThreads:
                 inbox.put((job, results))
                 asked += 1
             outcomes[0] = job(*self.shards[0])
-        except BaseException as caught:  # the others must still be waited for
+        except BaseException as caught:  # still wait for the others
             error = caught
             if on_error is not None:
                 on_error()
@@ -99,8 +101,10 @@ class ShardThreads:
         return outcomes
 
     def close(self) -> None:
-        """End the helper threads."""
+        """Stop the helper threads, and wait until they have ended."""
         self._finalizer()
+        for helper in self._helpers:
+            helper.join()
 
 
 def _work(k: int, shard: tuple[int, int], inbox: queue.SimpleQueue) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from hurtle.policies.actions import ActionHead
+from hurtle.policies.action_head import ActionHead
 from hurtle.policies.distributions import Distribution
 from hurtle.policies.layers import POLICY_GAIN, VALUE_GAIN, initialized
 

@@ -14,16 +14,16 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from hurtle.emulation.layout import SpaceLayout
+from hurtle.emulation.flat_layout import SpaceLayout
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
-from hurtle.policies.actions import ActionHead
+from hurtle.policies.action_head import ActionHead
 from hurtle.policies.cnn import NATURE_SIDE, GridCNN, NatureCNN, image_shape
-from hurtle.policies.config import PolicyConfig
 from hurtle.policies.contract import check_distribution, check_network, checked_policy, kind_of_actions
 from hurtle.policies.distributions import Distribution
 from hurtle.policies.mlp import MLP
 from hurtle.policies.normalizers import ObservationNormalizer
 from hurtle.policies.policy import Policy
+from hurtle.policies.policy_config import PolicyConfig
 from hurtle.policies.recurrent import make_memory
 from hurtle.policies.structured import Structured
 from hurtle.references import is_reference, load_reference
@@ -46,14 +46,14 @@ def build_policy(
 
     Args:
         config: Which network.
-        observation_space: Of one row, flat where emulated.
-        action_space: Of one row, flat where emulated.
+        observation_space: The space of one row, flat where emulated.
+        action_space: The space of one row, flat where emulated.
         layout: How a flat observation holds the structured one; None where there is no structure.
         normalize_observations: Give it an `ObservationNormalizer`.
         observation_clip: What normalized observations are clipped to.
         module: The user's own network, see `TorchPolicy`: a module, which is trained in place, or a class, which is called with
             the two spaces.
-        seed: Of the initial weights; torch's global generator is left as it was.
+        seed: Seed of the initial weights; torch's global generator is left as it was.
 
     Raises:
         HurtleError: Spaces, config and network do not fit together; says what was expected and what came.

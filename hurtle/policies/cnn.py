@@ -12,7 +12,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from hurtle.errors import HurtleError
-from hurtle.policies.actions import ActionHead
+from hurtle.policies.action_head import ActionHead
 from hurtle.policies.actor_critic import ActorCritic
 from hurtle.policies.layers import HIDDEN_GAIN, Numbers, initialized
 
@@ -65,7 +65,7 @@ class ImageBody(nn.Module):
 
     def _fused(self, obs: Tensor, scale: float, shift: float) -> Tensor | None:
         """What `_convolved` gives, from the kernel for grids; None where that cannot be called."""
-        from hurtle.native.triton import has_triton
+        from hurtle.kernels.triton import has_triton
 
         layer = self.convolutions[0]
         assert isinstance(layer, nn.Conv2d)
@@ -73,7 +73,7 @@ class ImageBody(nn.Module):
         is_known = layer.weight.dtype == torch.float32 and not obs.requires_grad
         if not is_known or torch.compiler.is_compiling() or not has_triton():
             return None
-        from hurtle.native.triton.grid_conv import grid_convolution, supports
+        from hurtle.kernels.triton.grid_conv import grid_convolution, supports
 
         if not supports(obs, layer.out_channels):
             return None

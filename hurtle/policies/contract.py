@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch import distributions as td
 
 from hurtle.errors import HurtleError
-from hurtle.policies.actions import ActionHead
+from hurtle.policies.action_head import ActionHead
 from hurtle.policies.distributions import (
     Beta,
     Categorical,

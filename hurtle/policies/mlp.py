@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from hurtle.policies.actions import ActionHead
+from hurtle.policies.action_head import ActionHead
 from hurtle.policies.actor_critic import ActorCritic
 from hurtle.policies.layers import hidden_layers, vector_input
 

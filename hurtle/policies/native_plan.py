@@ -1,6 +1,6 @@
 """`NetworkPlan`: an MLP policy as the compiled kernels see it: tables of layers and offsets instead of modules.
 
-torch policy → plan, or the reason why there is none → packed weights. Knows nothing of envs, rollouts or losses.
+torch policy → plan, or the reason there is none → packed weights. Knows nothing of envs, rollouts or losses.
 """
 
 from __future__ import annotations
@@ -9,45 +9,43 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import nn
 
-from hurtle.errors import HurtleError
-from hurtle.native.kernel_loader import load_kernels
-from hurtle.native.kernels import gemm, network, sparse
-from hurtle.native.kernels.host import TILE
+from hurtle.errors import HurtleError, UnsupportedError
+from hurtle.kernels.cpu import gemm, network, sparse
+from hurtle.kernels.cpu.host import TILE
+from hurtle.kernels.loader import load_kernels
+from hurtle.kernels.mlp_shape import HIDDEN_WIDTHS, MAX_INPUTS, MAX_OUTPUTS, MLPShape
+from hurtle.policies.action_transform import HEAD_KINDS
 from hurtle.policies.layers import Numbers, OneHot
-from hurtle.policies.mlp import MLP
+from hurtle.policies.plain_mlp import Dense, PlainMLP, plain_mlp
 from hurtle.policies.policy import Policy
 
 HEADS = ("categorical", "multi_categorical", "gaussian", "beta")
 PLAIN, SCALED, ONE_HOT = 0, 1, 2
-ACTIVATIONS = {nn.Tanh: gemm.TANH, nn.ReLU: gemm.RELU, nn.Identity: gemm.NONE}
-
-
-class UnsupportedError(HurtleError):
-    """The kernels do not know this policy; the message says what it is about it."""
 
 
 @dataclass(frozen=True, eq=False)
 class NetworkPlan:
-    """Where everything of a policy lies.
+    """Layers, sizes and offsets of a policy.
 
     Attributes:
-        layers: What each layer is, columns as in kernels/network.py. int64 [L, COLUMNS]
-        split: Layers [0, split) give the policy's outputs; the rest, if any, the values.
+        layers: One row per layer, columns as in kernels/cpu/network.py. int64 [L, COLUMNS]
+        split: Layers [0, split) compute the policy's outputs; the others, if any, the values.
         actor: The layer of the policy's outputs.
         critic: The layer of the values.
         num_weights: Elements of the flat buffer: all parameters in the order of `policy.parameters()`.
         trained_size: Elements of the packed buffer that are trained; the transposed copies follow.
         packed_size: Elements of the packed buffer.
         work_size: Floats of workspace for one tile.
-        head_kind: 0 categorical, 1 multi-categorical, 2 Gaussian, 3 Beta.
-        nvec: Options of each choice; of a Box, its one size. int64
-        log_std_flat: Where log_std begins in the flat buffer.
-        log_std_at: Where it begins in the packed one.
-        log_stds: Its size; 0 where there is none.
+        head_kind: As in `HEAD_KINDS`.
+        nvec: Number of options of each choice; for a Box, the size of an action. int64
+        log_std_flat: Offset of log_std in the flat buffer.
+        log_std_at: Offset of log_std in the packed buffer.
+        log_stds: Size of log_std; 0 if the policy has none.
         input_kind: 0 numbers, 1 bytes scaled to [0, 1], 2 one-hot.
-        num_inputs: Numbers that the network takes per row.
+        num_inputs: Inputs of the first layer.
     """
 
     layers: np.ndarray
@@ -72,16 +70,16 @@ class NetworkPlan:
 
     @property
     def shared(self) -> bool:
-        """Whether policy and value are computed by one body."""
+        """Whether policy and value share one body."""
         return self.split == len(self.layers)
 
     @property
     def scales(self) -> bool:
-        """Whether inputs are scaled to other numbers than they are."""
+        """Whether scaling changes the inputs."""
         return self.input_kind == SCALED and bool(self.low.any() or (self.range != 1).any())
 
     def listed_inputs(self, dtype: torch.dtype) -> int:
-        """The most non-zeros of an observation of this dtype that the kernels list; 0: none, as zeros are nothing special."""
+        """The most non-zeros of an observation of this dtype that the kernels list; 0 if they do not skip its zeros."""
         if self.input_kind == SCALED:
             special = dtype == torch.uint8 and not self.low.any()
         else:
@@ -93,13 +91,13 @@ class NetworkPlan:
         return np.zeros(self.packed_size, np.float32)
 
     def pack(self, flat: np.ndarray, weights: np.ndarray, transposed: bool = True) -> None:
-        """Copy a flat buffer into a packed one; optimizer moments need no transposed copies."""
+        """Copy a flat buffer into a packed one; `transposed=False` leaves out the transposed copies, for optimizer moments."""
         self._check(flat, weights)
         kernel = load_kernels().network.pack
         kernel(flat, weights, self.layers, self.log_std_flat, self.log_std_at, self.log_stds, transposed)
 
     def unpack(self, weights: np.ndarray, flat: np.ndarray) -> None:
-        """The reverse."""
+        """Copy a packed buffer into a flat one."""
         self._check(flat, weights)
         load_kernels().network.unpack(weights, flat, self.layers, self.log_std_flat, self.log_std_at, self.log_stds)
 
@@ -111,26 +109,54 @@ class NetworkPlan:
 
 
 def plan_for(policy: Policy) -> NetworkPlan:
-    """The plan of a policy.
+    """The plan of a policy for the CPU kernels.
 
     Raises:
-        UnsupportedError: It is not a plain MLP actor–critic with a head that the kernels know.
+        UnsupportedError: The policy is not on the CPU, or not a plain MLP actor–critic with a head that the kernels know.
     """
-    net = policy.network
-    if policy.is_recurrent:
-        raise UnsupportedError("it has a memory")
-    if type(net) is not MLP:
-        raise UnsupportedError(f"its network is a {type(net).__name__}, not an MLP (policy='mlp' asks for one)")
+    if any(parameter.device.type != "cpu" for parameter in policy.parameters()):
+        raise UnsupportedError("its parameters are not on the CPU")
+    return _plan(policy)
+
+
+def mlp_shape(policy: Policy) -> MLPShape:
+    """The shape of a policy for the fused Triton kernels, derived from its plan; its parameters may be on any device.
+
+    Raises:
+        UnsupportedError: The policy is not an MLP that they are written for.
+    """
+    plan, space, actions = _plan(policy), policy.observation_space, policy.action_space
+    if plan.shared:
+        raise UnsupportedError("actor and critic share layers")
+    if not isinstance(space, spaces.Box) or space.dtype.kind != "f" or plan.num_inputs > MAX_INPUTS:
+        raise UnsupportedError(f"observations are not up to {MAX_INPUTS} floats")
+    activations = set(plan.layers[[0, 1, 3, 4], network.ACTIVATION].tolist()) if len(plan.layers) == 6 else set()
+    if plan.split != 3 or activations not in ({gemm.TANH}, {gemm.RELU}):
+        raise UnsupportedError("hidden layers are not two, all with tanh or all with relu")
+    widths = set(plan.layers[[0, 1, 3, 4], network.OUTPUTS].tolist())
+    if len(widths) != 1 or not widths <= set(HIDDEN_WIDTHS):
+        raise UnsupportedError(f"hidden layers are not of one width of {', '.join(map(str, HIDDEN_WIDTHS))}")
+    kind, outputs = policy.head.kind, int(plan.layers[plan.actor, network.OUTPUTS])
+    is_whole = isinstance(actions, spaces.Box) and actions.dtype.kind != "f"
+    if kind not in ("categorical", "gaussian") or outputs > MAX_OUTPUTS or is_whole:
+        raise UnsupportedError(f"actions are {kind}, more than {MAX_OUTPUTS}, or a Box of integers")
+    offsets = (*plan.layers[:, [network.FLAT_WEIGHT, network.FLAT_BIAS]].ravel().tolist(), plan.log_std_flat)
+    relu, gaussian = activations == {gemm.RELU}, kind == "gaussian"
+    return MLPShape(plan.num_inputs, widths.pop(), outputs, relu, gaussian, offsets, plan.num_weights)
+
+
+def _plan(policy: Policy) -> NetworkPlan:
+    found = plain_mlp(policy)
     if policy.head.kind not in HEADS:
         raise UnsupportedError(f"its actions are {policy.head.kind}")
-    if any(p.dtype != torch.float32 or p.device.type != "cpu" or not p.requires_grad for p in policy.parameters()):
-        raise UnsupportedError("its parameters are not all float32, on the CPU and trained")
-    return _Planner(policy, net).plan()
+    if any(parameter.dtype != torch.float32 or not parameter.requires_grad for parameter in policy.parameters()):
+        raise UnsupportedError("its parameters are not all float32 and trained")
+    return _Planner(policy, found).plan()
 
 
 class _Planner:
-    def __init__(self, policy: Policy, net: MLP):
-        self.policy, self.net = policy, net
+    def __init__(self, policy: Policy, found: PlainMLP):
+        self.policy, self.found = policy, found
         self.flat: dict[int, int] = {}
         self.num_weights = 0
         for parameter in policy.parameters():
@@ -140,51 +166,44 @@ class _Planner:
         self.trained = self.transposed = self.work = self.most_work = 0
 
     def plan(self) -> NetworkPlan:
-        net, head = self.net, self.policy.head
-        body = self._body(net.actor_body)
-        actor = self._layer(net.actor, body, nn.Identity())
+        found, head = self.found, self.policy.head
+        hidden, actor = self._layers(found.actor)
         split = len(self.rows)
-        if net.critic_body is not None:
-            self.work = 0  # never alive at the same time as the actor's
-            body = self._body(net.critic_body)
-        critic = self._layer(net.critic, body, nn.Identity())
+        if not found.is_shared:
+            self.work, hidden = 0, -1  # the critic reuses the actor's workspace
+        _, critic = self._layers(found.critic, hidden)
         layers = np.array(self.rows, np.int64)
+        log_std = self.policy.network.log_std
         log_std_at = self.trained
         trained = self.trained + head.log_std_size
         layers[:, network.TRANSPOSED] += np.where(layers[:, network.TRANSPOSED] >= 0, trained, 0)
         return NetworkPlan(
             layers=layers,
-            split=split if net.critic_body is not None else len(layers),
+            split=len(layers) if found.is_shared else split,
             actor=actor,
             critic=critic,
             num_weights=self.num_weights,
             trained_size=trained,
             packed_size=trained + self.transposed,
             work_size=self.most_work,
-            head_kind=HEADS.index(head.kind),
+            head_kind=HEAD_KINDS[head.kind],
             nvec=np.array(head.nvec or ([head.num_outputs] if head.kind == "categorical" else head.action_shape), np.int64),
             num_uniforms=head.num_uniforms,
             mask_size=head.mask_size or 0,
-            log_std_flat=self.flat[id(net.log_std)] if net.log_std is not None else 0,
+            log_std_flat=0 if log_std is None else self.flat[id(log_std)],
             log_std_at=log_std_at,
             log_stds=head.log_std_size,
-            **self._input(net.actor_body.input),  # type: ignore[arg-type]
+            **self._input(found.input),  # type: ignore[arg-type]
         )
 
-    def _body(self, body: nn.Module) -> int:
-        source = -1
-        hidden = list(body.hidden.children())  # type: ignore[union-attr]
-        if len(hidden) % 2:
-            raise UnsupportedError("its layers are not those that it was made with")
-        for linear, activation in zip(hidden[::2], hidden[1::2], strict=True):
-            source = self._layer(linear, source, activation)
-        return source
+    def _layers(self, layers: tuple[Dense, ...], source: int = -1) -> tuple[int, int]:
+        """Add layers, the first of which reads layer `source` (-1: the observation); returns the last two."""
+        before = source
+        for layer in layers:
+            before, source = source, self._layer(layer.linear, source, getattr(gemm, layer.activation.upper()))
+        return before, source
 
-    def _layer(self, layer: nn.Module, source: int, activation: nn.Module) -> int:
-        if type(layer) is not nn.Linear or id(layer.weight) not in self.flat or id(layer.bias) not in self.flat:
-            raise UnsupportedError(f"it has a {type(layer).__name__} where a Linear with a bias is known")
-        if type(activation) not in ACTIVATIONS:
-            raise UnsupportedError(f"its activation is {type(activation).__name__}")
+    def _layer(self, layer: nn.Linear, source: int, activation: int) -> int:
         inputs, outputs = layer.in_features, layer.out_features
         row = [0] * network.COLUMNS
         row[network.SOURCE], row[network.INPUTS], row[network.OUTPUTS] = source, inputs, outputs
@@ -193,7 +212,7 @@ class _Planner:
         self.trained += (inputs + 1) * gemm.padded(outputs)
         row[network.TRANSPOSED] = -1 if source < 0 else self.transposed
         self.transposed += 0 if source < 0 else outputs * gemm.padded(inputs)
-        row[network.ACTIVATION] = ACTIVATIONS[type(activation)]
+        row[network.ACTIVATION] = activation
         row[network.WORK] = self.work
         self.work += TILE * gemm.padded(outputs)
         self.most_work = max(self.most_work, self.work)
@@ -209,5 +228,5 @@ class _Planner:
         if not layer.scaled:
             return {"input_kind": PLAIN, "num_inputs": size}
         shape = self.policy.observation_space.shape or ()
-        low, span = (np.broadcast_to(part.numpy(), shape).flatten() for part in (layer.low, layer.range))
+        low, span = (np.broadcast_to(part.cpu().numpy(), shape).flatten() for part in (layer.low, layer.range))
         return {"input_kind": SCALED, "num_inputs": size, "low": low, "range": span}

@@ -1,7 +1,7 @@
 """Running statistics in float64: observations to mean 0 and variance 1, rewards to returns of variance 1.
 
-A rollout is normalized with the statistics from before it, which are merged with it afterwards, in row order, so that every
-gear gives the same numbers. Saved with the policy or the run. Knows nothing of envs.
+A rollout is normalized with the statistics from before it; they are updated afterwards, in row order, so that every gear gives
+the same numbers. Saved with the policy or the run. Knows nothing of envs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from hurtle.errors import HurtleError
-from hurtle.native.moments import merge_columns
-from hurtle.native.returns import running_returns, scaled_rewards
+from hurtle.kernels.moments import merge_columns
+from hurtle.kernels.returns import running_returns, scaled_rewards
 
 
 class _Moments(nn.Module):
@@ -50,7 +50,7 @@ class ObservationNormalizer(_Moments):
     """Observations minus their mean, over their standard deviation, clipped.
 
     Args:
-        shape: Of one observation.
+        shape: The shape of one observation.
         clip: Largest magnitude of the result.
         eps: Added to the variance.
 
@@ -70,7 +70,10 @@ class ObservationNormalizer(_Moments):
         return ((obs - self.mean) / (self.variance + self.eps).sqrt()).clamp(-self.clip, self.clip).float()
 
     def update(self, raw: Any, valid: Any = None) -> None:
-        """Merge a rollout of raw observations [T, N, *shape]; where valid, bool [T, N], is False they do not count."""
+        """Merge a rollout of raw observations [T, N, *shape]; those where valid, bool [T, N], is False do not count."""
+        if isinstance(raw, Tensor) and raw.is_cuda:
+            merge_moments(self, raw, valid)
+            return
         obs = _array(raw)
         expected = tuple(self.mean.shape)
         if obs.shape[2:] != expected:
@@ -82,7 +85,7 @@ class RewardNormalizer(_Moments):
     """Rewards over the standard deviation of the discounted return, clipped; their mean stays, so that signs do.
 
     Args:
-        rows: How many rows there are, each with a running return.
+        rows: Number of rows, each with a running return.
         gamma: Discount.
         clip: Largest magnitude of the result.
         eps: Added to the variance.
@@ -100,10 +103,10 @@ class RewardNormalizer(_Moments):
 
         Args:
             rewards: [T, N].
-            ended: bool [T, N]; the return begins anew after such a step.
+            ended: bool [T, N]; the return restarts after such a step.
             valid: bool [T, N]; other steps change no return and do not count.
-            rows: Whose steps each column holds, int [N]; None: column n is row n's. In a pool a row may have several columns,
-                in their order, or none.
+            rows: The row that each column belongs to, int [N]; None: column n is row n. In a pool a row may have several
+                columns, in order, or none.
 
         Returns:
             float32 [T, N], on the device of the rewards.
@@ -122,9 +125,9 @@ class RewardNormalizer(_Moments):
 
 
 def merge_moments(moments: _Moments, columns: Tensor, valid: Tensor | None = None, good: Tensor | None = None) -> None:
-    """Merge samples on their device, without a word to the host.
+    """Merge samples on their device, without synchronizing with the host.
 
-    All of them at once, not column by column: the same statistics but for the rounding of float64.
+    All samples at once, not column by column: equal to `update` up to the rounding of float64.
 
     Args:
         moments: Changed in place.

@@ -1,7 +1,7 @@
 """`Policy`: what collectors and algorithms call, whatever network is inside.
 
-obs → network.encode → memory → network.decode → masked Distribution, value. Observations come as the policy is to see them:
-whoever calls it has normalized them with `policy.normalizer`. Knows nothing of envs.
+obs → network.encode → memory → network.decode → masked Distribution, value. Callers normalize observations first, with
+`policy.normalizer`. Knows nothing of envs.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from hurtle.policies.actions import ActionHead
+from hurtle.policies.action_head import ActionHead
 from hurtle.policies.distributions import Distribution, adapted, masked
 from hurtle.policies.normalizers import ObservationNormalizer
 from hurtle.policies.recurrent import Memory, State, zeroed
 
 
 class Policy(nn.Module):
-    """A network, what it remembers, and what its actions mean. `build_policy` makes one.
+    """A network, its memory, and its action head. `build_policy` makes one.
 
     Args:
-        observation_space: Of one row, flat where emulated.
-        action_space: Of one row.
+        observation_space: The space of one row, flat where emulated.
+        action_space: The space of one row.
         network: A module with `encode` and `decode`, see `TorchPolicy`.
         head: Turns raw actions into the env's.
         memory: What stands between encode and decode, or None.
-        normalizer: Saved with the policy; used by who calls it.
-        num_uniforms: What the network's distribution needs per row; the head's, unless the network is a user's.
+        normalizer: Saved with the policy; callers apply it.
+        num_uniforms: Uniforms that sampling needs per row; None takes the head's.
     """
 
     network: nn.Module
@@ -65,7 +65,7 @@ class Policy(nn.Module):
 
         Args:
             obs: [B, ...].
-            state: What the last step returned; () for the initial one.
+            state: The state that the last step returned; () for the initial one.
             mask: Legal actions, bool [B, head.mask_size].
             starts: Rows whose episode begins with this observation, bool [B]; their state is zeroed first.
 
@@ -86,7 +86,7 @@ class Policy(nn.Module):
 
         Args:
             obs: [T, B, ...].
-            state: That before the first step; () for the initial one.
+            state: The state before the first step; () for the initial one.
             starts: Where an episode begins, bool [T, B]; the state is zeroed before that step.
             mask: Legal actions, bool [T, B, head.mask_size].
 

@@ -188,7 +188,7 @@ class MinGRU(Memory):
     def _hidden(self, features: Tensor, state: State, starts: Tensor | None) -> Tensor:
         terms = self.gate_and_candidate(features)
         if _takes_min_gru(terms, state[0]):
-            from hurtle.native.triton.scan import min_gru
+            from hurtle.kernels.triton.scan import min_gru
 
             return min_gru(terms, starts, state[0])
         gate, candidate = terms.chunk(2, -1)
@@ -232,7 +232,7 @@ def _takes_min_gru(terms: Tensor, state: Tensor) -> bool:
     """Whether the kernel takes these, and can be called here."""
     if not terms.is_cuda or torch.compiler.is_compiling():
         return False
-    from hurtle.native.triton import has_triton
+    from hurtle.kernels.triton import has_triton
 
     return has_triton() and terms.dtype in (torch.float32, torch.bfloat16, torch.float16) and state.dtype == torch.float32
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from hurtle.emulation.layout import SpaceLayout
-from hurtle.policies.actions import ActionHead
+from hurtle.emulation.flat_layout import SpaceLayout
+from hurtle.policies.action_head import ActionHead
 from hurtle.policies.actor_critic import ActorCritic
 from hurtle.policies.layers import hidden_layers
 from hurtle.policies.leaf_encoders import encoder_of

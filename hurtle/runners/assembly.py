@@ -1,6 +1,6 @@
-"""The parts of a run from its settings: device, envs, policy, collector, algorithm. Knows nothing of the loop that uses them.
+"""The parts of a run from its settings: device, envs, policy, gear, rollout. Knows nothing of the loop that uses them.
 
-settings → vector env → policy for its spaces → collector and rollout → algorithm
+settings → vector env → policy for its spaces → collector and learner → rollout
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from hurtle.algorithms.configs import A2CConfig, PPOConfig
-from hurtle.algorithms.ppo import segments_per_minibatch
+from hurtle.algorithms.algorithm import find_algorithm
 from hurtle.buffers.rollout import Rollout
-from hurtle.collect.pool import PoolCollector, double_buffered_batch
+from hurtle.collect.pool_collector import double_buffered_batch
 from hurtle.collect.rewards import RewardRule
+from hurtle.contracts import Collector, Learner
 from hurtle.envs.registry import EnvLike, make, resolve
 from hurtle.errors import HurtleError
+from hurtle.native.batch_arrays import check_fits
 from hurtle.native.cuda_support import import_cuda
 from hurtle.native.env import Env
-from hurtle.native.layout import check_fits
 from hurtle.native.rng import stream_state
 from hurtle.policies.build import build_policy
 from hurtle.policies.policy import Policy
-from hurtle.policies.spaces import layout_to_dict, space_to_dict
-from hurtle.runners.config import Settings, TrainConfig, check_divides
-from hurtle.runners.devices import find_device
-from hurtle.runners.gears import Algorithm, Collector, Gear, choose_gear
+from hurtle.policies.saved_spaces import layout_to_dict, space_to_dict
+from hurtle.policies.torch_device import find_device
+from hurtle.runners.gears import Gear, Request, choose_gear
+from hurtle.runners.settings import Settings, TrainConfig
 from hurtle.tracking.timing import Timer
 from hurtle.vector.factory import make_vec
 
@@ -39,7 +39,7 @@ PLAIN_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiB
 RUN_STREAM = 3
 
 
-@dataclass
+@dataclass(frozen=True)
 class Parts:
     """Everything that a training loop joins."""
 
@@ -48,7 +48,7 @@ class Parts:
     rollout: Rollout
     spaces: dict[str, Any]  # as a checkpoint holds them
     timer: Timer
-    owns_envs: bool  # a vector that the user made is the user's to close
+    owns_envs: bool  # the user closes a vector that the user made
 
     @property
     def collector(self) -> Collector:
@@ -56,18 +56,14 @@ class Parts:
         return self.gear.collector
 
     @property
-    def algorithm(self) -> Algorithm:
+    def learner(self) -> Learner:
         """What learns from them."""
-        return self.gear.algorithm
-
-    @property
-    def can_resume_exactly(self) -> bool:
-        """Whether the envs' states can be saved."""
-        return not isinstance(self.collector, PoolCollector) and hasattr(self.collector.vec, "state_dict")
+        return self.gear.learner
 
     def close(self) -> None:
-        """End the envs, their workers and the learner's threads."""
-        self.gear.close(envs=self.owns_envs)
+        """Close the learner, the collector, and the envs unless they are the user's."""
+        self.learner.close()
+        self.collector.close(envs=self.owns_envs)
 
 
 Module = nn.Module | type[nn.Module] | None
@@ -77,9 +73,9 @@ def assemble(settings: Settings, env: EnvLike | gymnasium.vector.VectorEnv, modu
     """Build all parts of a run.
 
     Args:
-        settings: Of the run.
-        env: What to train on; a ready vector env is used as it is.
-        module: The user's own policy, or its class.
+        settings: The settings of the run.
+        env: The env to train on; a vector env is used as it is.
+        module: The user's own policy module or class, or None.
 
     Raises:
         HurtleError: Settings that contradict each other, the env or the machine.
@@ -90,7 +86,7 @@ def assemble(settings: Settings, env: EnvLike | gymnasium.vector.VectorEnv, modu
         raise HurtleError(f"precision={train.precision!r} is for GPUs; on {device.type} use float32.")
     seed = run_seed(train.seed)
     if device.type == "cuda":
-        import_cuda()  # the advantage kernels need it: better to hear so now than after the first rollout
+        import_cuda()  # the advantage kernels need it: fail now rather than after the first rollout
     own_actions: spaces.Space | None = None
     if isinstance(env, gymnasium.vector.VectorEnv):
         vec: Any = env
@@ -122,7 +118,7 @@ def assemble(settings: Settings, env: EnvLike | gymnasium.vector.VectorEnv, modu
 
 
 def _runs_on(device: torch.device, train: TrainConfig, env: EnvLike) -> bool:
-    """Whether the envs themselves go to the GPU: native ones do, unless something was asked for that only the CPU has."""
+    """Whether the envs run on the GPU, too: native ones do, unless a setting needs the CPU."""
     if device.type != "cuda" or train.gear not in ("auto", "device") or train.backend not in ("auto", "native"):
         return False
     return train.pool_batch_size is None and isinstance(resolve(env, train.env_parameters), Env)
@@ -150,38 +146,31 @@ def _join(
         module=module,
         seed=train.seed,
     ).to(device)
-    _check_batches(config, num_rows, policy.is_recurrent)
+    config.check(num_rows, policy.is_recurrent)
     row = math.prod(observation_space.shape or ()) * np.dtype(observation_space.dtype).itemsize
     check_fits(f"A rollout of num_envs={vec.num_envs} × num_steps={config.num_steps}", config.num_steps * num_rows * row)
     timer = Timer()
     rewards = RewardRule(train.reward_mode, num_rows, config.gamma, train.reward_clip)
-    gear = choose_gear(train, config, vec, policy, rewards, seed, timer)
-    rollout = Rollout(policy, config.num_steps, num_rows, gear.collector.has_masks, str(device))
+    algorithm = find_algorithm(train.algorithm)
+    gear = choose_gear(Request(train, algorithm, config, vec, policy, rewards, seed, timer))
+    rollout = gear.collector.new_rollout(config.num_steps)
     described = {**describe_spaces(vec, own_actions), "masked": rollout.masks is not None}
     return Parts(policy, gear, rollout, described, timer, owns_envs)
 
 
 def row_spaces(vec: Any) -> tuple[spaces.Space, spaces.Space]:
-    """The spaces of one row: of one agent, where a vector has several."""
+    """The spaces of one row, that is of one agent."""
     observation = getattr(vec, "agent_observation_space", vec.single_observation_space)
     return observation, getattr(vec, "agent_action_space", vec.single_action_space)
 
 
 def describe_spaces(vec: Any, own_actions: spaces.Space | None) -> dict[str, Any]:
-    """What a checkpoint tells about spaces: a row's, and how the env's own, if it is emulated, lie in them."""
+    """The spaces as a checkpoint holds them: a row's, and the layout of the env's own where it is emulated."""
     observation, action = row_spaces(vec)
     structure: dict[str, Any] | None = None
     if own_actions is not None:
         structure = {"observation": layout_to_dict(vec.layout), "action": space_to_dict(own_actions)}
     return {"observation": space_to_dict(observation), "action": space_to_dict(action), "structure": structure}
-
-
-def _check_batches(config: PPOConfig | A2CConfig, num_rows: int, is_recurrent: bool) -> None:
-    if not isinstance(config, PPOConfig):
-        return
-    check_divides(config.num_steps * num_rows, config.minibatch_size)
-    if is_recurrent or config.priority_alpha:
-        segments_per_minibatch(config.minibatch_size, config.num_steps)
 
 
 def run_seed(seed: int) -> int:
@@ -190,7 +179,7 @@ def run_seed(seed: int) -> int:
 
 
 def structured_actions(env: EnvLike, parameters: dict[str, Any]) -> spaces.Space | None:
-    """The env's own action space if its spaces are structured, so that it must be emulated; None where both are plain."""
+    """The env's own action space if the env has structured spaces and must be emulated, else None."""
     if isinstance(resolve(env, parameters), Env):
         return None
     made = make(env, **parameters)

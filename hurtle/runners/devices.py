@@ -1,4 +1,4 @@
-"""The torch device that a run asks for, torch's global settings for as long as it lasts, and what a GPU's errors mean."""
+"""Torch's global settings for the duration of a run, and what a GPU's errors mean."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GPU_WORDS = re.compile(
     r"CUDA (driver |kernel |runtime )?error|CUDA out of memory|Triton Error \[CUDA\]|CUDA_ERROR_|cudaError|"
     r"cuDNN error|CU(BLAS|DNN|SOLVER|SPARSE)_STATUS_"
 )
-"""… and what they say in errors of Python's own classes."""
+"""Texts by which errors of Python's own classes are recognised."""
 _NO_DRIVER = re.compile(
     r"no nvidia driver|driver on your system is too old|driver version is insufficient|driver initialization failed|"
     r"error at driver init|driver library cannot be found|cuda unknown error|no cuda gpus|no cuda-capable device|"
@@ -32,27 +32,6 @@ _LOST = re.compile(
 )
 _LOST_CODES = frozenset((214, 220, 700, 702, 709, 710, *range(714, 720), 999))
 """Those of CUDA after which every further call fails, until the process ends."""
-
-
-def find_device(device: str) -> torch.device:
-    """The torch device that was asked for.
-
-    Raises:
-        DeviceError: There is no such GPU.
-    """
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        found = torch.device(device)
-    except RuntimeError:
-        raise DeviceError(f"A device is cpu, cuda, cuda:1 … or auto, got {device!r}.") from None
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise DeviceError(
-            f"device={device!r}: torch {torch.__version__} sees {count or 'no'} GPU{'' if count == 1 else 's'} here. "
-            "Use device='cpu', or device='auto' to take a GPU only where there is one."
-        )
-    return found
 
 
 @contextmanager
@@ -85,10 +64,10 @@ def own_random_streams(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def gpu_errors(device: torch.device | str = "cuda") -> Iterator[None]:
-    """Turn what torch, Numba and Triton raise when a GPU fails into errors that say what to do; others pass.
+    """Turn GPU failures of torch, Numba and Triton into errors that say what to do; others pass through.
 
     Args:
-        device: That of the run; its memory is what an error about memory tells of.
+        device: The device of the run, whose memory an out-of-memory error reports.
 
     Raises:
         DeviceError: Its `device_lost` says whether anything can still be read from the device.
@@ -125,7 +104,7 @@ def explain_gpu_error(error: Exception, device: torch.device) -> DeviceError | N
         )
     if _says_lost(error) or _is_lost(device):
         return DeviceError(
-            f"The GPU has failed, and nothing can be read from it any more: {said} Restart the process; the run goes on from "
+            f"The GPU has failed, and nothing can be read from it any more: {said} Restart the process; the run continues from "
             "its last checkpoint with --resume. If it happens again, CUDA_LAUNCH_BLOCKING=1 shows where, and nvidia-smi -q "
             "whether the hardware is at fault.",
             device_lost=True,

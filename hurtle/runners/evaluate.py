@@ -1,4 +1,4 @@
-"""How good is a policy: many parallel episodes, without bias towards short ones, with confidence intervals.
+"""Score a policy: many parallel episodes, without bias towards short ones, with confidence intervals.
 
 policy × vector env → every env plays its quota of episodes → returns, lengths → `Evaluation`. Knows nothing of learning.
 """
@@ -13,40 +13,40 @@ from typing import Any
 import numpy as np
 
 from hurtle.collect.native_player import NativePlayer, player_obstacle
+from hurtle.deploy.restore import Restored, find_checkpoint, restore
 from hurtle.envs.registry import EnvLike, resolve
 from hurtle.native.env import Env
 from hurtle.policies.policy import Policy
 from hurtle.runners.playing import EVAL_ACTION_STREAM, Player, RowPolicy, eval_seed
-from hurtle.runners.restore import Restored, find_checkpoint, restore
 from hurtle.runners.signals import StopSignals
 from hurtle.runners.tally import Tally
 from hurtle.tracking.progress import progress_of
+from hurtle.tracking.return_statistics import summarize
 from hurtle.tracking.run_folder import RunFolder
-from hurtle.tracking.statistics import summarize
 from hurtle.trust import check_code
 from hurtle.vector.factory import make_vec
 from hurtle.vector.options import check_count, check_seed
 from hurtle.vector.vec_env import VecEnv
 
 NATIVE_ENVS, PYTHON_ENVS = 128, 16
-"""Envs at a time unless the user says how many; Python envs take memory, and time to start."""
+"""Default numbers of parallel envs; Python envs take memory, and time to start."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a policy achieved.
+    """The episodes of a policy, and their statistics.
 
     Attributes:
-        returns: float64 [episodes], in no particular order.
-        lengths: int64 [episodes].
+        returns: Return of each episode, float64 [episodes], in no particular order.
+        lengths: Length of each episode, int64 [episodes].
         mean: Mean return.
         std: Standard deviation of the returns.
-        iqm: Interquartile mean: that of the middle half, which single lucky or unlucky episodes do not move.
+        iqm: Interquartile mean: the mean of the middle half, robust against single lucky or unlucky episodes.
         low: Lower end of the bootstrapped 95 % confidence interval of the mean.
-        high: Its upper end.
-        episodes: How many; with several agents each agent's episodes count.
+        high: Upper end of that interval.
+        episodes: Number of episodes; with several agents, each agent's episodes count.
         deterministic: Whether the most likely actions were taken, or sampled ones.
-        stopped: Empty, or what an interrupted evaluation lacks.
+        stopped: Why an interrupted evaluation is incomplete, or an empty string.
     """
 
     returns: np.ndarray = field(repr=False)
@@ -62,7 +62,7 @@ class Evaluation:
 
     @classmethod
     def of(cls, returns: np.ndarray, lengths: np.ndarray, deterministic: bool, stopped: str = "") -> Evaluation:
-        """The statistics of these episodes."""
+        """Compute the statistics of these episodes."""
         found = summarize(returns)
         numbers = {name: float(found[name]) for name in ("mean", "std", "iqm", "low", "high")}
         return cls(returns, lengths, **numbers, episodes=len(returns), deterministic=deterministic, stopped=stopped)
@@ -75,7 +75,7 @@ class Evaluation:
         )
 
     def summary(self) -> dict[str, Any]:
-        """The statistics without the single episodes, for JSON."""
+        """The statistics without the individual episodes, for JSON."""
         names = ("mean", "std", "iqm", "low", "high", "episodes", "deterministic", *(("stopped",) if self.stopped else ()))
         return {**{name: getattr(self, name) for name in names}, "mean_length": float(self.lengths.mean())}
 
@@ -96,31 +96,30 @@ def evaluate_policy(
     gear: str = "auto",
     keep_stopped: bool = False,
 ) -> Evaluation:
-    """Play episodes in parallel and count them all.
+    """Play episodes in parallel and compute their statistics.
 
-    Each env plays a fixed number of episodes and then waits for the others, so that short episodes are not counted more often
-    than long ones. The envs' seeds are hashed from `seed` into a stream that no training run uses. The observation normalizer
-    is applied, and not changed.
+    Each env plays a fixed number of episodes, so that short episodes do not count more often than long ones. The envs' seeds
+    are hashed from `seed` into a stream that no training run uses. The observation normalizer is applied, not updated.
 
     Args:
-        policy: What plays.
-        env: Where: as `hurtle.make_vec` takes it. Of Atari games by name ("atari/Pong"), whole games and their scores count.
-        episodes: How many; with several agents, so many of the whole env, in which every agent's episodes count.
+        policy: The policy to score.
+        env: The env, as for `hurtle.make_vec`. For Atari games by name ("atari/Pong"), whole games and their scores count.
+        episodes: Number of episodes; with several agents, episodes of the whole env, in which every agent's episodes count.
         deterministic: Take the most likely action; False samples, reproducibly.
-        seed: Of the envs and of sampling.
-        num_envs: Envs at a time; None takes up to 128 native ones, or 16.
+        seed: Seed of the envs and of sampled actions.
+        num_envs: Parallel envs; None: up to 128 native ones, or 16.
         backend: As for `hurtle.make_vec`.
-        env_parameters: The env's own parameters.
-        device: Where the policy is.
+        env_parameters: Parameters of the env.
+        device: The policy's device.
         emulate: Flatten structured spaces, as in training.
-        max_steps: Most steps of one episode; more raises an error, as the episode may never end.
-        progress: Show on standard error how far it is: a bar on a terminal, else lines.
-        gear: "auto" plays MLP policies on native envs in compiled code; "general" plays with torch, as it does all others.
-        keep_stopped: On Ctrl-C or SIGTERM, return what was played, and say so in `stopped`.
+        max_steps: Longest episode; a longer one raises an error, since it may never end.
+        progress: Show progress on standard error: a bar on a terminal, else lines.
+        gear: "auto" plays MLP policies on native envs in compiled code, and all others with torch; "general" always uses torch.
+        keep_stopped: On Ctrl-C or SIGTERM, return the episodes played so far, with the reason in `stopped`.
 
     Raises:
-        HurtleError: An episode took more than `max_steps` steps, or the spaces are not those of the policy.
-        KeyboardInterrupt: Ctrl-C, before any episode has ended or without `keep_stopped`.
+        HurtleError: An episode took more than `max_steps` steps, or the env's spaces differ from the policy's.
+        KeyboardInterrupt: Ctrl-C before any episode ended, or without `keep_stopped`.
         NonFiniteError: NaN in an observation or a return; names the env.
     """
     check_count("episodes", episodes)
@@ -155,12 +154,12 @@ def evaluate_policy(
         return Evaluation.of(*tally.episodes(), deterministic)
     if not tally.count:
         raise KeyboardInterrupt
-    bias = "; the longest were still being played, so the mean is biased" if tally.is_biased else ""
+    bias = "; the longest had not ended, so the mean is biased" if tally.is_biased else ""
     return Evaluation.of(*tally.episodes(), deterministic, f"stopped by {stop.by} before {episodes} were played{bias}")
 
 
 class _Stop:
-    """Remembers that somebody asked to stop."""
+    """Records the signal that asked to stop."""
 
     by = ""
 
@@ -169,7 +168,7 @@ class _Stop:
 
 
 def _play(player: Player, vec: VecEnv, seed: int, tally: Tally, advance: Callable[[int], None], stop: _Stop) -> None:
-    """Play step by step, with any policy on any env."""
+    """Play step by step: any policy, any env."""
     obs, infos = vec.reset(seed=seed)
     while not tally.complete and not stop.by:
         obs, _, terminated, truncated, infos = vec.step(player.act(obs, infos))
@@ -179,21 +178,24 @@ def _play(player: Player, vec: VecEnv, seed: int, tally: Tally, advance: Callabl
 
 
 def _play_compiled(player: NativePlayer, tally: Tally, advance: Callable[[int], None], stop: _Stop) -> None:
-    """Play many steps at a time in compiled code; the same episodes, but where rounding tips an action."""
+    """Play many steps per call in compiled code: the same episodes, unless rounding tips an action."""
     try:
         while not tally.complete and not stop.by:
             played = player.play()
-            assert played is not None  # nobody set stop_requested: a stretch is over in moments
+            assert played is not None  # nobody asks it to stop: one call takes moments
             for step in zip(*played, strict=True):
                 advance(tally.add_ended(*step))
     finally:
-        player.stop_threads()
+        player.close(envs=False)
 
 
 def env_to_play(found: Restored, env: EnvLike | None, parameters: dict[str, Any] | None) -> tuple[EnvLike, dict[str, Any]]:
-    """The env on which a restored policy is shown, and its parameters: the run's own, where it is the run's env, then these."""
-    trained = found.settings.train
-    own = trained.env_parameters if env is None or env == trained.env else {}
+    """The env to play a restored policy on, and its parameters: the given ones on top of the run's, if it is the run's env.
+
+    Raises:
+        TrustError: The checkpoint names code that the user has not allowed.
+    """
+    own = found.settings.get("env_parameters", {}) if env is None or env == found.settings["env"] else {}
     played, given = found.named_env() if env is None else env, parameters or {}
     named: dict[str, Any] = {"env_parameters": {name: value for name, value in own.items() if name not in given}}
     check_code(found.file, named | ({"env": played} if env is None else {}), found.trusted, found.signature)
@@ -212,19 +214,19 @@ def evaluate_run(
     trust: bool = False,
     keep_stopped: bool = False,
 ) -> Evaluation:
-    """Evaluate what a run has learned, and write `evaluation.json` into its folder.
+    """Evaluate the policy of a run, and write `evaluation.json` into its folder.
 
     Args:
-        path: A run folder, "latest", or a checkpoint file. Of a run: its best checkpoint if it has one, else the newest.
-        episodes: How many.
+        path: A run folder, "latest", or a checkpoint file. A run's best checkpoint is taken if there is one, else its newest.
+        episodes: Number of episodes.
         sampled: Sample actions instead of taking the most likely ones.
-        env: Another env than the run's; needed where that was an object of the caller's.
-        seed: Of the envs and of sampling.
-        num_envs: Envs at a time; None takes up to 128 native ones, or 16.
-        device: Where the policy runs.
-        env_parameters: The env's own; those not named are the run's, if the env is.
-        trust: Run code that the checkpoint names, also if this user did not sign it.
-        keep_stopped: On Ctrl-C or SIGTERM, return and write what was played, and say so in `stopped`.
+        env: Another env than the run's; needed if the run was trained on an object.
+        seed: Seed of the envs and of sampled actions.
+        num_envs: Parallel envs; None: up to 128 native ones, or 16.
+        device: Device of the policy.
+        env_parameters: Parameters of the env; on the run's own env, the others are the run's.
+        trust: Run code that the checkpoint names, even if this user did not sign it.
+        keep_stopped: On Ctrl-C or SIGTERM, return and write the episodes played so far, with the reason in `stopped`.
     """
     folder, file = find_checkpoint(path)
     found = restore(file, device=device, trust=trust)
@@ -240,7 +242,7 @@ def evaluate_run(
         device=device,
         emulate=found.emulated,
         progress=True,
-        gear="general" if found.settings.train.compile else found.settings.train.gear,
+        gear="general" if found.settings.get("compile") else found.settings.get("gear", "auto"),
         keep_stopped=keep_stopped,
     )
     if folder is not None:

@@ -1,6 +1,6 @@
-"""`Player`: a policy in front of a vector env, for evaluating and watching: what it sees, remembers and does.
+"""`Player`: plays a policy on a vector env, for evaluating and watching; keeps its recurrent state and random streams.
 
-observations → normalizer (frozen) → policy (state, masks) → mode or sample → actions of the env. Knows nothing of learning.
+observations → normalizer (frozen) → policy (state, masks) → mode or sample → the env's actions. Knows nothing of learning.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from hurtle.collect.inference import see
-from hurtle.emulation.layout import SpaceLayout
+from hurtle.emulation.flat_layout import SpaceLayout
 from hurtle.emulation.nan import nan_rows
 from hurtle.errors import DeviceError, HurtleError, NonFiniteError
+from hurtle.kernels.uniforms import uniforms
 from hurtle.native.rng import seed_range, stream_state, stream_states
-from hurtle.native.uniforms import uniforms
+from hurtle.policies.numpy_acting import choose
 from hurtle.policies.policy import Policy
-from hurtle.runners.devices import find_device
+from hurtle.policies.torch_device import find_device
 from hurtle.vector.vec_env import VecEnv
 
 EVAL_STREAM = 0x65766C  # streams that training never draws from
@@ -27,9 +27,9 @@ EVAL_ACTION_STREAM = 0x657661
 
 
 def eval_seed(seed: int) -> int:
-    """The seed of env 0 of an evaluation: hashed in a stream of its own, so that it plays what no training run has seen.
+    """The seed of env 0 of an evaluation, hashed into a stream of its own, so that no training run has seen its episodes.
 
-    It has 31 bits, as some envs refuse larger ones; the highest is set.
+    It has 31 bits, since some envs reject larger seeds; the highest bit is set, unlike in training.
 
     Example:
         >>> eval_seed(0) == eval_seed(0) != eval_seed(1)
@@ -39,14 +39,14 @@ def eval_seed(seed: int) -> int:
 
 
 class RowPolicy(Protocol):
-    """What a `Player` plays: a policy that chooses for rows by itself. A torch `Policy` becomes one as `TorchRows`."""
+    """A policy that acts on rows of flat observations. `TorchRows` makes one of a torch `Policy`."""
 
     observation_space: spaces.Space
     action_space: spaces.Space
     num_uniforms: int
 
     def initial_state(self, batch: int) -> tuple[Any, ...]:
-        """The memory of so many rows at the start of an episode."""
+        """The recurrent state of `batch` rows at the start of an episode."""
         ...
 
     def choose_rows(
@@ -57,14 +57,14 @@ class RowPolicy(Protocol):
         starts: np.ndarray,
         drawn: np.ndarray | None = None,
     ) -> tuple[np.ndarray, tuple[Any, ...]]:
-        """Actions for flat observations, and the next memory; rows that start an episode remember nothing.
+        """The env's actions for flat observations, and the next recurrent state.
 
         Args:
-            rows: [B, …].
-            state: The memory of each row.
+            rows: Observations [B, …].
+            state: The recurrent state of each row.
             mask: Legal actions, bool [B, n], or None.
-            starts: Rows that begin an episode, bool [B].
-            drawn: Uniforms [B, num_uniforms] to sample with; None: the policy does what it does without.
+            starts: Rows that begin an episode and have their state cleared, bool [B].
+            drawn: Uniforms [B, num_uniforms] to sample with; None: the policy's own default.
         """
         ...
 
@@ -73,8 +73,8 @@ class TorchRows:
     """A torch policy as a `RowPolicy`.
 
     Args:
-        policy: What acts.
-        device: Where it is.
+        policy: The policy.
+        device: Its device.
     """
 
     def __init__(self, policy: Policy, device: str):
@@ -83,7 +83,7 @@ class TorchRows:
         self.num_uniforms = policy.num_uniforms
 
     def initial_state(self, batch: int) -> tuple[Tensor, ...]:
-        """The memory of so many rows at the start of an episode."""
+        """The recurrent state of `batch` rows at the start of an episode."""
         return self._policy.initial_state(batch, device=self._device)
 
     def choose_rows(
@@ -94,22 +94,22 @@ class TorchRows:
         starts: np.ndarray,
         drawn: np.ndarray | None = None,
     ) -> tuple[np.ndarray, tuple[Any, ...]]:
-        """See `RowPolicy`; without `drawn`, the most likely actions."""
+        """See `RowPolicy`; without `drawn`, takes the most likely actions."""
         return choose(self._policy, rows, state, mask, starts, drawn, self._device)
 
 
 class Player:
-    """Plays a policy on all rows (agents of envs) of a vector.
+    """Plays a policy on all rows (agents of envs) of a vector env.
 
     Args:
-        policy: What acts; a torch policy on `device`.
-        vec: The envs, whose rows it plays.
-        deterministic: Take the mode of the distribution; else sample it.
-        seed: Of sampled actions: row n draws from its own stream, whatever the others do.
-        device: Where the policy is.
+        policy: The policy; a torch policy is on `device`.
+        vec: The vector env.
+        deterministic: Take the mode of the distribution instead of sampling.
+        seed: Seed of sampled actions; each row draws from its own stream.
+        device: The policy's device.
 
     Raises:
-        HurtleError: The policy is for envs with other spaces.
+        HurtleError: The policy has other spaces than the envs.
     """
 
     def __init__(self, policy: Policy | RowPolicy, vec: VecEnv, *, deterministic: bool, seed: int, device: str = "cpu"):
@@ -124,14 +124,14 @@ class Player:
         self._starts = np.ones(self._rows, np.bool_)
 
     def act(self, obs: Any, infos: dict[str, Any]) -> np.ndarray:
-        """Actions for what `vec.reset` or `vec.step` returned."""
+        """Actions for the observations and infos that `vec.reset` or `vec.step` returned."""
         shape = self.policy.observation_space.shape or ()
         lead = obs.shape[: obs.ndim - len(shape)]  # (envs,) or (envs, agents)
         rows = obs.reshape(self._rows, *shape)
         present = np.asarray(infos["agent_mask"]).reshape(-1) if "agent_mask" in infos else np.ones(self._rows, np.bool_)
         self._check_numbers(rows, present)
         starts = self._starts
-        self._starts = starts & ~present  # an absent agent's first step is yet to come
+        self._starts = starts & ~present  # an absent agent has not taken its first step yet
         mask = np.asarray(infos["action_mask"], np.bool_).reshape(self._rows, -1) if "action_mask" in infos else None
         drawn = None if self._deterministic else uniforms(self._streams, self._steps, self.policy.num_uniforms)
         self._steps += 1
@@ -139,12 +139,12 @@ class Player:
         return actions.reshape(*lead, *actions.shape[1:])
 
     def end(self, terminated: np.ndarray, truncated: np.ndarray, over: np.ndarray) -> None:
-        """Say whose episode ended: they begin the next one without memory.
+        """Mark the rows whose episode ended, so that their recurrent state is cleared.
 
         Args:
             terminated: bool [envs] or [envs, agents], as `vec.step` returned it.
             truncated: Likewise.
-            over: bool [envs]: which envs are over as a whole.
+            over: Envs that ended as a whole, bool [envs].
         """
         ended = (terminated | truncated).reshape(len(over), -1) | over[:, None]
         self._starts |= ended.reshape(-1)
@@ -156,39 +156,9 @@ class Player:
             env, agent = divmod(row, self._num_agents)
             who = f"Env {env}" if self._num_agents == 1 else f"Agent {agent} of env {env}"
             raise NonFiniteError(
-                f"{who} gave an observation with NaN after {self._steps[row]} steps of the evaluation; "
-                "a policy can make nothing of it. Look for a division by zero, a log or an overflow in the env."
+                f"{who} returned an observation with NaN after {self._steps[row]} steps of the evaluation. "
+                "Look for a division by zero, a log or an overflow in the env."
             )
-
-
-@torch.inference_mode()
-def choose(
-    policy: Policy,
-    rows: np.ndarray,
-    state: tuple[Tensor, ...],
-    mask: np.ndarray | None,
-    starts: np.ndarray | None,
-    drawn: np.ndarray | None,
-    device: torch.device,
-) -> tuple[np.ndarray, tuple[Tensor, ...]]:
-    """Actions as the env takes them, and the next memory.
-
-    Args:
-        policy: What acts.
-        rows: Observations [B, …] as the env gave them.
-        state: The memory of each row; () without recurrence.
-        mask: Legal actions, bool [B, n], or None.
-        starts: Rows that begin an episode and remember nothing, bool [B], or None.
-        drawn: Uniforms [B, policy.num_uniforms] to sample with; None takes the most likely action.
-        device: Where the policy is.
-    """
-
-    def tensor(array: np.ndarray | None) -> Tensor | None:
-        return None if array is None else torch.as_tensor(array, device=device)
-
-    distribution, _, state = policy(see(policy, rows, device), state, tensor(mask), tensor(starts))
-    raw = distribution.mode() if drawn is None else distribution.sample(tensor(drawn))
-    return policy.head.env_actions(raw.cpu().numpy()), state
 
 
 def _check_spaces(policy: Policy | RowPolicy, vec: VecEnv) -> None:
@@ -202,7 +172,7 @@ def _check_spaces(policy: Policy | RowPolicy, vec: VecEnv) -> None:
 
 
 def _kind(space: Any) -> tuple[Any, ...]:
-    """What must be the same of two spaces; the bounds of a Box may differ."""
+    """The properties that two spaces must share; the bounds of a Box may differ."""
     choices = getattr(space, "nvec", getattr(space, "n", None))
     return type(space), space.shape, space.dtype, None if choices is None else np.asarray(choices).tolist()
 
@@ -211,5 +181,5 @@ def _device_of(policy: Policy, device: str) -> torch.device:
     wanted = find_device(device)
     found = next((parameter.device for parameter in policy.parameters()), wanted)
     if found.type != wanted.type or (wanted.index is not None and found.index != wanted.index):
-        raise DeviceError(f"The policy is on {found} and device={device!r}: say where it is, or move it with policy.to().")
+        raise DeviceError(f"The policy is on {found} and device={device!r}: pass its device, or move it with policy.to().")
     return found

@@ -18,11 +18,11 @@ def preset_for(env: str, algorithm: str) -> dict[str, Any]:
         >>> preset_for("my_env.py:MyEnv", "ppo")
         {}
     """
-    words: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, table in preset_tables().items():
         if any(fnmatchcase(env, pattern) for pattern in table.get("envs", [name])):
-            words |= table.get(algorithm, {})
-    return words
+            settings |= table.get(algorithm, {})
+    return settings
 
 
 @cache

@@ -1,6 +1,7 @@
-"""`hurtle sanity`: does training work here? Trains on the five Ocean envs, each of which finds one kind of bug.
+"""`hurtle sanity`: check that training works, on the five Ocean envs, each of which exposes one kind of bug.
 
 env → train (one PPO configuration) → sampled evaluation → PASS from 0.9 of the best return, else what a failure means.
+Imports torch only when it trains.
 """
 
 from __future__ import annotations
@@ -17,20 +18,19 @@ from rich.table import Table
 
 from hurtle.envs.registry import native_class
 from hurtle.errors import UnknownNameError, did_you_mean
-from hurtle.runners.evaluate import evaluate_run
 from hurtle.vector.options import check_seed
 
 PASSING = 0.9
-"""Share of the best return that passes."""
+"""Fraction of the best return that passes."""
 EPISODES = 4096
-"""Of each evaluation; bandit's rewards are so noisy that fewer would not tell."""
+"""Episodes of each evaluation; bandit's rewards are too noisy for fewer."""
 
 
 class Check(NamedTuple):
     """One env of the suite."""
 
     total_steps: int
-    meaning: str  # of a failure
+    meaning: str  # what a failure points to
 
 
 SUITE = {
@@ -62,27 +62,25 @@ SUITE = {
 
 
 def run_sanity(envs: Sequence[str] = (), seed: int = 0, device: str = "cpu", console: Console | None = None) -> bool:
-    """Train on the Ocean suite and show who passed; one to two minutes on two cores.
+    """Train on the Ocean suite and show which envs passed; one to two minutes on two cores.
 
-    One PPO configuration, the preset of the suite, for all; only memory gets a recurrent policy. Scores are mean returns of
-    sampled episodes, as no deterministic policy can be good at stochastic.
+    All use one PPO configuration, the preset of the suite; only memory gets a recurrent policy. Scores are mean returns of
+    sampled episodes, since no deterministic policy can be good at stochastic.
 
     Args:
-        envs: Some of bandit, memory, password, squared and stochastic; () is all.
-        seed: Of training and evaluation.
-        device: Where the networks are.
+        envs: Any of bandit, memory, password, squared and stochastic; () means all.
+        seed: Seed of training and evaluation.
+        device: Device of the networks.
         console: Where the table goes; None: standard output.
 
     Returns:
         Whether all passed.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C or SIGTERM came while it trained.
+        KeyboardInterrupt: Ctrl-C or SIGTERM arrived during training.
     """
     check_seed(seed)
-    for name in envs:
-        if name not in SUITE:
-            raise UnknownNameError(f"No sanity env {name!r}. {did_you_mean(name, SUITE)}")
+    check_names(envs)
     console = console or Console()
     chosen = list(envs) or list(SUITE)
     rows: dict[str, tuple[str, ...]] = {name: (_needed(name), "", "", "") for name in chosen}
@@ -105,13 +103,21 @@ def run_sanity(envs: Sequence[str] = (), seed: int = 0, device: str = "cpu", con
     return not failed
 
 
+def check_names(envs: Sequence[str]) -> None:
+    """Raise for a name that is not in the suite."""
+    for name in envs:
+        if name not in SUITE:
+            raise UnknownNameError(f"No sanity env {name!r}. {did_you_mean(name, SUITE)}")
+
+
 def _score(name: str, seed: int, device: str, folder: str) -> float:
     """The mean return after training."""
+    from hurtle.runners.evaluate import evaluate_run
     from hurtle.runners.training import train
 
     quiet: dict[str, Any] = {"progress": "quiet", "trackers": (), "runs": folder}
     run = train(name, total_steps=SUITE[name].total_steps, device=device, seed=seed, eval_episodes=1, **quiet)
-    if run.stopped_by in ("Ctrl-C", "SIGTERM"):  # half trained is not failed
+    if run.stopped_by in ("Ctrl-C", "SIGTERM"):  # an unfinished training is not a failure
         raise KeyboardInterrupt
     return evaluate_run(run.path, EPISODES, sampled=True, seed=seed, num_envs=1024, device=device).mean
 
@@ -126,7 +132,7 @@ def _needed(name: str) -> str:
 
 @contextmanager
 def _shown(rows: dict[str, tuple[str, ...]], console: Console) -> Iterator[Callable[[str], None]]:
-    """Yields a function that shows the row of an env: in a table on a terminal, as a line in a log."""
+    """Yields a function that shows the row of an env: in a live table on a terminal, else as a line."""
     if console.is_terminal:
         with Live(_table(rows), console=console, auto_refresh=False) as live:
             yield lambda name: live.update(_table(rows), refresh=True)

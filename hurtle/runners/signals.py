@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request to stop: the first asks, so that the run can save; a second Ctrl-C interrupts at once."""
+"""Ctrl-C and SIGTERM as requests to stop: the first one lets the run save, a second Ctrl-C interrupts at once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Self
 
 
 class StopSignals:
-    """A context in which SIGINT and SIGTERM call `ask` instead of ending the process.
+    """A context in which SIGINT and SIGTERM call `ask` with their name instead of ending the process.
 
-    Outside the main thread, where Python delivers no signals, it does nothing.
+    It does nothing outside the main thread, where Python delivers no signals.
     """
 
     def __init__(self, ask: Callable[[str], None]):

@@ -1,6 +1,6 @@
-"""`Tally`: which episodes of a vector env count, so that short ones do not count more often than long ones.
+"""`Tally`: decides which episodes of a vector env count, so that short ones do not count more often than long ones.
 
-steps of all envs → each env's share of episodes → returns, lengths. Knows nothing of policies.
+steps of all envs → each env's quota of episodes → returns, lengths. Knows nothing of policies.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from hurtle.errors import HurtleError, NonFiniteError
 
 
 class Tally:
-    """Counts the episodes of a vector env until each env has played its share.
+    """Counts the episodes of a vector env until each env has played its quota.
 
     Args:
-        episodes: How many in all.
-        num_envs: Among how many envs they are divided.
-        max_steps: Most steps of one episode.
-        games: Episodes are lives of a game, of which the whole counts (`final_info["game"]`).
+        episodes: Number of episodes in total.
+        num_envs: Number of envs that share them.
+        max_steps: Longest episode.
+        games: Episodes are lives of a game, and whole games count (`final_info["game"]`).
     """
 
     def __init__(self, episodes: int, num_envs: int, max_steps: int, games: bool = False):
@@ -29,24 +29,24 @@ class Tally:
         self._max_steps, self._games = max_steps, games
         self._returns: list[np.ndarray] = []
         self._lengths: list[np.ndarray] = []
-        self._rounds: list[np.ndarray] = []  # how many episodes its env had played before
+        self._rounds: list[np.ndarray] = []  # for each episode, the number that its env had played before
 
     @property
     def complete(self) -> bool:
-        """Whether every env has played its share."""
+        """Whether every env has played its quota."""
         return bool((self._played >= self._quota).all())
 
     @property
     def count(self) -> int:
-        """Episodes that counted so far; with several agents each agent's."""
+        """Episodes counted so far; with several agents, each agent's."""
         return sum(map(len, self._returns))
 
     def add(self, infos: dict[str, Any], over: np.ndarray) -> int:
-        """Take in one step of all envs; returns how many of the episodes asked for ended with it.
+        """Add one step of all envs; returns the number of wanted episodes that ended with it.
 
         Args:
-            infos: What the step returned.
-            over: bool [num_envs]: which envs ended.
+            infos: The infos that the step returned.
+            over: Envs that ended, bool [num_envs].
         """
         if "_episode" in infos:
             return self.add_ended(*self._ended(infos, over))
@@ -59,13 +59,13 @@ class Tally:
         returns: np.ndarray | None = None,
         lengths: np.ndarray | None = None,
     ) -> int:
-        """Take in one step of all envs; returns how many of the episodes asked for ended with it.
+        """Add one step of all envs; returns the number of wanted episodes that ended with it.
 
         Args:
-            over: bool [num_envs]: which envs ended.
-            ended: bool [num_envs] or [num_envs, agents]: whose episodes ended; None: nobody's.
-            returns: Theirs, where `ended`.
-            lengths: Likewise.
+            over: Envs that ended, bool [num_envs].
+            ended: Rows whose episode ended, bool [num_envs] or [num_envs, agents]; None: none.
+            returns: Their returns, valid where `ended`.
+            lengths: Their lengths, likewise.
         """
         counting = self._played < self._quota
         self._steps += 1
@@ -82,10 +82,10 @@ class Tally:
         return int((over & counting).sum())
 
     def _ended(self, infos: dict[str, Any], over: np.ndarray) -> tuple[Any, Any, Any, Any]:
-        """Which envs ended as a whole, whose episodes ended, their returns and lengths."""
+        """The envs that ended as a whole, the rows whose episode ended, their returns and lengths."""
         ended = np.asarray(infos["_episode"])
         episode = infos["episode"]
-        if ended.ndim == 1:  # one agent: what the env itself says of its episode, in its last info, is the better
+        if ended.ndim == 1:  # one agent: prefer what the env itself reports in its last info
             final = infos.get("final_info", infos)
             if self._games:
                 ended = over = np.asarray(final.get("_game", np.zeros_like(over)))
@@ -101,19 +101,19 @@ class Tally:
         found, envs = np.asarray(returns, np.float64)[chosen], np.nonzero(chosen)[0]
         if np.isnan(found).any():
             env = envs[np.flatnonzero(np.isnan(found))[0]]
-            raise NonFiniteError(f"An episode of env {env} has the return NaN: one of its rewards was. Look for it in the env.")
+            raise NonFiniteError(f"An episode of env {env} has the return NaN: look for a reward of NaN in the env.")
         self._returns.append(found)
         self._lengths.append(np.asarray(lengths, np.int64)[chosen])
         self._rounds.append(self._played[envs])
 
     def episodes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns and lengths of all that counted.
+        """Returns and lengths of all episodes that count.
 
-        Before every env has played its share, only the rounds that all envs have finished count, since those still playing are
-        the long episodes; where no round is finished, all that ended.
+        Before every env has played its quota, only the rounds that all envs have finished count, since the episodes still
+        being played are the long ones; if no round is finished, all that ended count.
         """
         if not self._returns:
-            raise HurtleError("No agent ended an episode in any env: there is nothing to count.")
+            raise HurtleError("No agent ended an episode in any env: there is nothing to score.")
         returns, lengths, rounds = map(np.concatenate, (self._returns, self._lengths, self._rounds))
         if self.is_biased or self.complete:
             return returns, lengths
@@ -122,10 +122,10 @@ class Tally:
 
     @property
     def is_biased(self) -> bool:
-        """Whether short episodes are counted more often than long ones: no round was finished by all envs."""
+        """Whether short episodes count more often than long ones, because not all envs have finished a round."""
         return not self.complete and self._finished == 0
 
     @property
     def _finished(self) -> int:
-        """Episodes that every env has played; one with a smaller share may lack the last."""
+        """Rounds that every env has finished; envs with a smaller quota skip the last."""
         return int(np.where(self._played < self._quota, self._played, self._quota.max()).min())

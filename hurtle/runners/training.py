@@ -1,6 +1,6 @@
-"""`hurtle.train`: from a name and a few words to a finished run, or on with one that was stopped.
+"""`hurtle.train`: from a name and a few settings to a finished run, or on with one that was stopped.
 
-env, words → settings (config.py) → Trainer (trainer.py) → Run. Imports torch only after the display says so.
+env, settings → `Settings` (settings.py) → Trainer (trainer.py) → Run. Imports torch only after the display says so.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hurtle.algorithms.algorithm import algorithm_name, allow_algorithm, short_name
 from hurtle.errors import CheckpointError, HurtleError, UnknownNameError
 from hurtle.references import absolute_reference
-from hurtle.runners.config import Settings, check_settings_file, make_settings, settings_from_dict, settings_to_dict
+from hurtle.runners.settings import Settings, check_settings_file, make_settings, settings_from_dict
 from hurtle.tracking.dashboard import Display, make_display
 from hurtle.tracking.run_folder import RunFolder
 from hurtle.trust import SIGNATURE, check_code
@@ -22,13 +23,15 @@ if TYPE_CHECKING:
     import gymnasium
     from torch import nn
 
+    from hurtle.contracts import Learner
     from hurtle.envs.registry import EnvLike
-    from hurtle.runners.trainer import Callback, Run, Trainer
+    from hurtle.runners.run import Run
+    from hurtle.runners.trainer import Callback, Trainer
 
 
 def train(
     env: EnvLike | gymnasium.vector.VectorEnv | None = None,
-    algorithm: str | None = None,
+    algorithm: str | type[Learner] | None = None,
     total_steps: int | None = None,
     device: str | None = None,
     seed: int | None = None,
@@ -45,17 +48,17 @@ def train(
     Args:
         env: A native env's short name or class, a Gymnasium id, "my_env.py:MyEnv", a callable that makes an env, or a ready
             vector env.
-        algorithm: "ppo" (default) or "a2c".
+        algorithm: "ppo" (default), "a2c", "my_algo.py:Reinforce", or your own `Learner` class; see docs/algorithms.md.
         total_steps: Steps in all, summed over envs and agents.
-        device: Of the networks: "cpu" (default), "cuda", "cuda:1" or "auto".
+        device: Where the networks are: "cpu" (default), "cuda", "cuda:1" or "auto".
         seed: The same seed gives the same run.
         policy: "auto", "mlp", "grid_cnn", "nature_cnn", "structured", "my_policy.py:MyPolicy", or your own `torch.nn.Module`
             with `encode` and `decode`: a module, which is trained in place, or a class, which is called with the two spaces.
         callbacks: One or several, called with the `Trainer` after every update; one that returns False ends the run.
         config: A TOML file of settings.
-        resume: A run folder, "latest" or a checkpoint file: go on where it stopped. Overrides apply, such as more total_steps.
-        trust: Run code (`my_env.py:MyEnv`) that the checkpoint of `resume` or the file of `config` names, also if it is none of
-            your own runs; see `docs/training.md`. What you name yourself needs no trust.
+        resume: A run folder, "latest" or a checkpoint file: continue where it stopped. Overrides apply, such as total_steps.
+        trust: Run code (`my_env.py:MyEnv`) that the checkpoint of `resume` or the file of `config` names, even if it is not one
+            of your own runs; see `docs/training.md`. What you name yourself needs no trust.
         **overrides: Any setting, flat: `num_envs=16, clip_range=0.1, hidden_sizes=(64, 64)`; `hurtle train --help` lists them.
 
     Raises:
@@ -69,22 +72,23 @@ def train(
         (True, 'total_steps')
     """
     env, policy = absolute_reference(env), absolute_reference(policy)
+    algorithm = None if algorithm is None else algorithm_name(algorithm)
     given: dict[str, Any] = {"algorithm": algorithm, "total_steps": total_steps, "device": device, "seed": seed}
     callbacks = [callbacks] if callable(callbacks) else callbacks
     module = None if policy is None or isinstance(policy, str) else policy
     if policy is not None:
         given["policy"] = policy if module is None else "auto"  # never the name that a file has, which would be signed
-    words = {**{word: value for word, value in given.items() if value is not None}, **overrides}
+    values = {**{name: value for name, value in given.items() if value is not None}, **overrides}
     if resume is not None:
         if config is not None:
             raise HurtleError(
-                "resume goes on with the run's own settings; leave out config, and give what changes as overrides."
+                "resume continues with the run's own settings; leave out config, and pass what changes as overrides."
             )
-        words |= {} if env is None else {"env": _title_of(env)}
-        return _resume(resume, env, words, module, callbacks, trust)
+        values |= {} if env is None else {"env": _title_of(env)}
+        return _resume(resume, env, values, module, callbacks, trust)
     if config is not None:
-        check_settings_file(config, words if env is None else {*words, "env"}, trust, algorithm)
-    settings = make_settings(_title_of(env), words, config)
+        check_settings_file(config, values if env is None else {*values, "env"}, trust, algorithm)
+    settings = make_settings(_title_of(env), values, config)
     with _display(settings) as display:
         from hurtle.runners.trainer import Trainer
 
@@ -94,16 +98,16 @@ def train(
 
 
 def _display(settings: Settings) -> Display:
-    """The display of a run, which says already that torch is being imported, where it is not yet."""
+    """The display of a run; it already says that torch is being imported."""
     train = settings.train
-    display = make_display(train.progress, f"{train.env} · {train.algorithm}", train.total_steps)
+    display = make_display(train.progress, f"{train.env} · {short_name(train.algorithm)}", train.total_steps)
     if "torch" not in sys.modules:
         display.status("importing torch")
     return display
 
 
 def _with_name(settings: Settings, env: Any) -> Settings:
-    """The settings with a name by which another process finds a class or function, where it has one."""
+    """The settings with the name by which another process can find a class or function, if it has one."""
     if env is None or isinstance(env, str):
         return settings
     from hurtle.envs.registry import name_of
@@ -115,7 +119,7 @@ def _with_name(settings: Settings, env: Any) -> Settings:
 
 
 def _title_of(env: Any) -> str | None:
-    """What the settings call an env: by its name, a vector env by its id or its class."""
+    """The name of an env in the settings; for a vector env its id or class."""
     if env is None or isinstance(env, str):
         return env
     if isinstance(env, type) or not hasattr(env, "single_observation_space"):
@@ -124,28 +128,31 @@ def _title_of(env: Any) -> str | None:
 
 
 def _resume(
-    source: str | Path | Run, env: Any, words: dict[str, Any], policy: Any, callbacks: Sequence[Callback], trust: bool
+    source: str | Path | Run, env: Any, values: dict[str, Any], policy: Any, callbacks: Sequence[Callback], trust: bool
 ) -> Run:
     path = Path(source) if isinstance(source, str | Path) else source.path
     if path.is_file() and not (path.parent.parent / "config.toml").is_file():
         raise HurtleError(f"{path} is in no run folder: a run's checkpoints are RUN/checkpoints/step-….pt.")
     folder = RunFolder.open(path.parent.parent if path.is_file() else path)
-    with _display(settings_from_dict({**folder.read_config(), **words})) as display:
-        return _resumed(folder, path, env, words, policy, callbacks, trust, display).run()
+    config = folder.read_config()
+    if "algorithm" not in values:
+        allow_algorithm(folder.path / "config.toml", config, trust)
+    with _display(settings_from_dict({**config, **values})) as display:
+        return _resumed(folder, path, env, values, policy, callbacks, trust, display).run()
 
 
 def _resumed(
     folder: RunFolder,
     path: Path,
     env: Any,
-    words: dict[str, Any],
+    values: dict[str, Any],
     policy: Any,
     callbacks: Sequence[Callback],
     trust: bool,
     display: Display,
 ) -> Trainer:
     """The trainer as it was when it saved."""
-    from hurtle.runners.restore import saved_settings
+    from hurtle.deploy.restore import is_trusted
     from hurtle.runners.trainer import Trainer
     from hurtle.tracking.checkpoints import Checkpoints, load_checkpoint
 
@@ -153,13 +160,14 @@ def _resumed(
     if file is None:
         raise CheckpointError(f"{folder.path} has no checkpoint to resume from.")
     saved = load_checkpoint(file)
-    own, trusted = saved_settings(saved, trust)
-    named = {word: value for word, value in settings_to_dict(own).items() if word not in words}
-    check_code(file, named, trusted, saved["settings"].get(SIGNATURE))
-    settings = settings_from_dict({**saved["settings"], **words})
+    named = {name: value for name, value in saved["settings"].items() if name not in values}
+    check_code(file, named, is_trusted(saved, trust), saved["settings"].get(SIGNATURE))
+    if "algorithm" not in values:
+        allow_algorithm(file, saved["settings"], trust)
+    settings = settings_from_dict({**saved["settings"], **values})
     if saved["progress"]["steps"] >= settings.train.total_steps:
         done = saved["progress"]["steps"]
-        raise HurtleError(f"{folder.path} is done: it has trained for {done:,} steps. To go on, ask for more: --total-steps.")
+        raise HurtleError(f"{folder.path} is done after {done:,} steps. To continue, ask for more with --total-steps.")
     if env is None and not saved["named_env"]:
         raise HurtleError(
             f"{folder.path} was trained on {settings.train.env}, which has no name: pass it, train(env, resume=…)."

@@ -1,4 +1,4 @@
-"""Values of settings: one given in Python, TOML or on the command line → the type of its field, or why it does not fit.
+"""Values of settings: from Python, TOML or the command line to the type of the field, or an error.
 
 Knows types only, not which settings there are or which range they have.
 """
@@ -21,7 +21,7 @@ def fit(value: Any, kind: Any) -> Any:
     Text is parsed ("1e6" and "1_000_000" are whole numbers), lists become tuples, "none" is None where that is allowed.
 
     Raises:
-        ValueError: It does not fit; the message goes on after the name of the setting.
+        ValueError: It does not fit; the message continues after the name of the setting.
 
     Example:
         >>> fit("1e6", int), fit([64, 64], tuple[int, ...]), fit("none", float | None)

@@ -1,6 +1,6 @@
-"""`hurtle watch`: see a trained policy act, in the terminal or as a video.
+"""`hurtle watch`: show a trained policy acting, in the terminal or as a video.
 
-run → policy × one env that renders → pictures → half blocks in the terminal, or frames of a .mp4 or .gif.
+run → policy × one env that renders → frames → half blocks in the terminal, or a .mp4 or .gif.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from hurtle.deploy.restore import find_checkpoint, restore
 from hurtle.envs.registry import EnvLike, make, resolve
 from hurtle.errors import HurtleError
 from hurtle.native.env import Env, EnvSpec
 from hurtle.native.render import to_ansi
-from hurtle.native.single import NativeEnv
+from hurtle.native.single_env import NativeEnv
 from hurtle.runners.evaluate import env_to_play
 from hurtle.runners.playing import Player, eval_seed
-from hurtle.runners.restore import find_checkpoint, restore
 from hurtle.runners.signals import StopSignals
 from hurtle.vector.factory import make_vec
 from hurtle.vector.options import check_count, check_seed
@@ -30,7 +30,7 @@ from hurtle.vector.vec_env import VecEnv
 
 ENDINGS = (".mp4", ".gif")
 SMALLEST_VIDEO = 240
-"""Pixels across: smaller pictures are enlarged by a whole factor, so that the cells of a grid stay sharp."""
+"""Pixels across; smaller frames are enlarged by a whole factor, so that the cells of a grid stay sharp."""
 
 
 def watch_run(
@@ -46,23 +46,23 @@ def watch_run(
     env_parameters: dict[str, Any] | None = None,
     trust: bool = False,
 ) -> list[tuple[float, int]]:
-    """Show what a run has learned. Ctrl-C ends it, and leaves a video that can be played.
+    """Show the policy of a run acting. Ctrl-C stops; a video written so far stays playable.
 
     Args:
-        path: A run folder, "latest", or a checkpoint file. Of a run: its best checkpoint if it has one, else the newest.
-        episodes: How many.
+        path: A run folder, "latest", or a checkpoint file. A run's best checkpoint is taken if there is one, else its newest.
+        episodes: Number of episodes.
         video: Write a video to this file, .mp4 or .gif, instead of drawing in the terminal.
         fps: Steps per second.
-        seed: Of the env and of sampling.
+        seed: Seed of the env and of sampled actions.
         sampled: Sample actions instead of taking the most likely ones.
-        env: Another env than the run's; needed where that was an object of the caller's.
+        env: Another env than the run's; needed if the run was trained on an object.
         console: Where to draw; None: standard output.
-        device: Where the policy runs.
-        env_parameters: The env's own; those not named are the run's, if the env is.
-        trust: Run code that the checkpoint names, also if this user did not sign it.
+        device: Device of the policy.
+        env_parameters: Parameters of the env; on the run's own env, the others are the run's.
+        trust: Run code that the checkpoint names, even if this user did not sign it.
 
     Returns:
-        Return and length of each episode that ended; with several agents the sum of their rewards divided by their number.
+        Return and length of each episode that ended; with several agents, the mean of their returns.
     """
     check_count("episodes", episodes)
     check_count("fps", fps)
@@ -74,7 +74,7 @@ def watch_run(
     results: list[tuple[float, int]] = []
     with _make(played, parameters, screen, found.emulated) as vec:
         player = Player(found.policy, vec, deterministic=not sampled, seed=eval_seed(seed), device=device)
-        # Ctrl-C asks to stop, and is heard between two steps: in the midst of writing a frame it would spoil the video.
+        # Ctrl-C takes effect between two steps: while a frame is written it would corrupt the video.
         with screen, StopSignals(screen.ask_to_stop):
             for result in _play(vec, player, screen, eval_seed(seed), episodes):
                 results.append(result)
@@ -85,7 +85,7 @@ def watch_run(
 
 
 def _play(vec: VecEnv, player: Player, screen: _Screen, seed: int, episodes: int) -> Iterator[tuple[float, int]]:
-    """Play and show so many episodes, or until asked to stop; yields the return and length of each."""
+    """Play and show episodes until done or asked to stop; yields the return and length of each."""
     obs, infos = vec.reset(seed=seed)
     for episode in range(1, episodes + 1):
         total, steps, over = 0.0, 0, False
@@ -101,7 +101,7 @@ def _play(vec: VecEnv, player: Player, screen: _Screen, seed: int, episodes: int
             ended = np.any(infos.get("_final_obs", False)) if _several(vec) else terminated[0] | truncated[0]
             over = bool(ended)
             player.end(terminated, truncated, np.array([over]))
-            if not (over and _several(vec)):  # the next episode has begun already
+            if not (over and _several(vec)):  # the env shows the next episode already
                 screen.show(vec, episode, steps, total)
         yield total, steps
         if not _several(vec) and episode < episodes:
@@ -113,7 +113,7 @@ def _several(vec: VecEnv) -> bool:
 
 
 def _make(env: EnvLike, parameters: dict[str, Any], screen: _Screen, emulate: bool) -> VecEnv:
-    """One env that renders as the screen needs it."""
+    """A vector of one env, rendering as the screen needs it."""
     found = resolve(env, parameters)
     if isinstance(found, Env):
         several, mode = EnvSpec.of(found).num_agents > 1, _native_mode(found, screen)
@@ -125,7 +125,7 @@ def _make(env: EnvLike, parameters: dict[str, Any], screen: _Screen, emulate: bo
         env,
         1,
         backend="native" if isinstance(found, Env) else "serial",
-        # The last picture of an episode is worth seeing; that an env of several agents is over is told in the same step only.
+        # NextStep shows the last frame of an episode; with several agents, only SameStep reports that the whole env ended.
         autoreset_mode="SameStep" if several else "NextStep",
         render_mode=mode,
         emulate=emulate,
@@ -136,11 +136,11 @@ def _make(env: EnvLike, parameters: dict[str, Any], screen: _Screen, emulate: bo
 def _native_mode(env: Env, screen: _Screen) -> str | None:
     if not screen.draws:
         return None
-    tried = NativeEnv(env, "rgb_array", debug=True)  # one picture is not worth compiling for
+    tried = NativeEnv(env, "rgb_array", debug=True)  # not worth compiling for one frame
     tried.reset(seed=0)
     try:
         tried.render()
-    except HurtleError:  # it renders text, or nothing
+    except HurtleError:  # it renders text, or not at all
         if screen.needs_pixels or EnvSpec.of(env).method("render") is None:
             raise
         return "ansi"
@@ -159,19 +159,19 @@ def _python_mode(env: EnvLike, made: Any, screen: _Screen) -> str | None:
 
 
 class _Screen:
-    """Where pictures go.
+    """Where frames go.
 
     Attributes:
-        draws: Whether pictures are wanted at all.
-        needs_pixels: Whether text is no picture.
-        asked_to_stop: Whether the user has seen enough.
+        draws: Whether frames are needed at all.
+        needs_pixels: Whether frames must be images; otherwise text will do.
+        asked_to_stop: Whether the user asked to stop.
     """
 
     draws, needs_pixels, asked_to_stop = True, False, False
 
     def __init__(self, fps: int, console: Console):
         self._fps, self._console = fps, console
-        self._live = Live(console=console, auto_refresh=False, transient=self.needs_pixels)  # the last picture stays
+        self._live = Live(console=console, auto_refresh=False, transient=self.needs_pixels)  # the last frame stays
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -182,11 +182,11 @@ class _Screen:
         self._live.stop()
 
     def ask_to_stop(self, why: str) -> None:
-        """A signal came."""
+        """Stop before the next step; called by a signal."""
         self.asked_to_stop = True
 
     def show(self, vec: VecEnv, episode: int, steps: int, total: float) -> None:
-        """Show the env as it is."""
+        """Show the current state of the env."""
         raise NotImplementedError
 
     def _status(self, episode: int, steps: int, total: float) -> Text:
@@ -194,7 +194,7 @@ class _Screen:
 
 
 class _Terminal(_Screen):
-    """Draws with half blocks, as large as the terminal allows; if there is none, only the results are printed."""
+    """Draws with half blocks, as large as the terminal allows; without a terminal, prints results only."""
 
     def __init__(self, fps: int, console: Console):
         super().__init__(fps, console)
@@ -202,7 +202,7 @@ class _Terminal(_Screen):
         self._next = 0.0
 
     def show(self, vec: VecEnv, episode: int, steps: int, total: float) -> None:
-        """Draw, at most `fps` times a second."""
+        """Draw, at most `fps` times per second."""
         if not self.draws:
             return
         pictures = vec.render()
@@ -216,7 +216,7 @@ class _Terminal(_Screen):
 
 
 class _Video(_Screen):
-    """Writes frames into a file, and how far it is to the terminal."""
+    """Writes frames into a file, and shows progress in the terminal."""
 
     needs_pixels = True
 
@@ -228,11 +228,11 @@ class _Video(_Screen):
             raise HurtleError(f"video: there is no folder {str(file.parent)!r} to write {file.name} into.")
         try:
             import imageio.v2 as imageio
-            import imageio_ffmpeg  # noqa: F401 (what imageio writes .mp4 with)
+            import imageio_ffmpeg  # noqa: F401 (imageio writes .mp4 with it)
         except ImportError:
             raise HurtleError('Videos need imageio: pip install "hurtle[video]".') from None
         self._file = file
-        # Frames are even already, so that ffmpeg need not resize them; a GIF counts in milliseconds.
+        # Frames have even sizes already, so that ffmpeg need not resize them; a GIF takes milliseconds per frame.
         gif = file.suffix == ".gif"
         options: dict[str, Any] = {"duration": 1000 / fps, "loop": 0} if gif else {"fps": fps, "macro_block_size": 1}
         self._open = lambda: imageio.get_writer(file, **options)
@@ -256,7 +256,7 @@ class _Video(_Screen):
 
 
 def _rgb(picture: Any) -> np.ndarray:
-    """A picture as uint8 [height, width, 3]."""
+    """A frame as uint8 [height, width, 3]."""
     image = np.asarray(picture)
     if image.ndim == 2:
         image = image[..., None].repeat(3, axis=2)
@@ -266,7 +266,7 @@ def _rgb(picture: Any) -> np.ndarray:
 
 
 def _video_frame(image: np.ndarray) -> np.ndarray:
-    """Large enough to see, and of even height and width, which video codecs want."""
+    """Enlarge a small frame, and pad it to even height and width, as video codecs require."""
     factor = max(1, -(-SMALLEST_VIDEO // max(image.shape[:2])))
     image = image.repeat(factor, axis=0).repeat(factor, axis=1)
     height, width = image.shape[:2]

@@ -1,1 +1,1 @@
-"""The inference server: transport (gRPC, REST) → shell → executor (inline, worker, batch) → backend. Knows no training."""
+"""The inference server: transport (gRPC, REST) → `InferenceService` → executor (inline, worker, batch) → backend."""

@@ -1,7 +1,7 @@
-"""`Acceptor`: lets clients in, up to a limit; refuses the others so that they know why. Knows nothing of what they say.
+"""`Acceptor`: accepts clients up to a limit, and refuses the others with a reason. Knows nothing of protocols.
 
-listening socket → accept → TLS → connection. Event loops could accept by themselves, but uvloop's closes connections without
-a word when the process has no file descriptors left.
+listening socket → accept → TLS → connection. Event loops can accept on their own, but uvloop closes connections silently when
+the process runs out of file descriptors.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from typing import Any
 
 from hurtle.errors import ServingError
 from hurtle.serving.address import peer_name
-from hurtle.serving.shell import Connection, Shell
+from hurtle.serving.service import Connection, InferenceService
 
 log = logging.getLogger("hurtle.serving")
 BACKLOG = 1024
 BURST = 64
-"""Connections that are accepted before others on the event loop have their turn."""
+"""Connections that are accepted before other work on the event loop gets its turn."""
 MOST_REFUSALS = 64
-"""Connections over the limit that are told so at a time; more are closed at once."""
+"""Connections over the limit that may wait for their refusal; further ones are closed at once."""
 RESERVED = 64
-"""File descriptors for all but connections: models, logs, other processes."""
+"""File descriptors kept for everything else: models, logs, other processes."""
 HANDSHAKE_SECONDS = 5.0
-"""For a TLS handshake."""
+"""Seconds for a TLS handshake."""
 PAUSE_SECONDS = 1.0
-"""Until the next attempt to accept, where the system could not."""
+"""Seconds until the next attempt after accepting failed."""
 CLOSE_SECONDS = 0.2
-"""For clients that were being let in when the server began to stop."""
+"""Seconds for clients that were being accepted when the server began to stop."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def default_limit() -> int:
-    """The number of connections for which one process has file descriptors."""
+    """The number of connections that one process has file descriptors for."""
     try:
         import resource
     except ImportError:  # Windows
@@ -52,45 +52,45 @@ def default_limit() -> int:
 
 @dataclass
 class Listener:
-    """A port."""
+    """A port that is listened on."""
 
     socket: socket.socket
-    make: Callable[[Shell], Any]
-    """Makes a connection, an asyncio protocol with the attribute `refusal`."""
+    make: Callable[[InferenceService], Any]
+    """Makes a connection: an asyncio protocol with the attribute `refusal`."""
     tls: ssl.SSLContext | None
     goodbye: bytes
-    """What a client hears that is closed at once."""
+    """Sent to clients that are closed at once."""
 
 
 class Acceptor:
-    """Lets the clients of one process in.
+    """Accepts the clients of one process.
 
     Args:
-        shell: What answers them.
-        limit: Connections at a time, over all ports.
+        service: What answers them.
+        limit: The most connections at a time, over all ports.
     """
 
-    def __init__(self, shell: Shell, limit: int):
-        self._shell, self._limit = shell, limit
+    def __init__(self, service: InferenceService, limit: int):
+        self._service, self._limit = service, limit
         self._loop = asyncio.get_running_loop()
         self._listeners: list[Listener] = []
         self._arriving: dict[asyncio.Task[None], bool] = {}
         """Clients in their handshake, and whether they will be refused."""
         self._refused: list[Connection] = []
-        """Those that are connected, the oldest first."""
+        """Refused connections that are open, oldest first."""
         self._spare: int | None = _open_spare()
-        """A file descriptor to give up when there is no other, so that a client can be accepted and told."""
+        """A file descriptor to give up when none is left, so that a client can be accepted and refused with a reason."""
         self._is_closed = False
 
     def listen(self, listener: Listener) -> None:
-        """Let clients in at a port."""
+        """Accept clients on a port."""
         listener.socket.listen(BACKLOG)
         listener.socket.setblocking(False)
         self._listeners.append(listener)
         self._loop.add_reader(listener.socket, self._accept, listener)
 
     async def close(self) -> None:
-        """Let in who has connected already, as the kernel would reset them; nobody else."""
+        """Accept clients that have connected already, which the kernel would reset; nobody else."""
         self._is_closed = True
         for listener in self._listeners:
             self._loop.remove_reader(listener.socket)
@@ -108,16 +108,16 @@ class Acceptor:
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionError:
-                continue  # the client has gone meanwhile
+                continue  # the client is gone
             except OSError as error:
                 if error.errno not in _EXHAUSTED:
                     log.error("accepting a connection failed: %s", error)
                 try:
                     is_dismissed = error.errno in (errno.EMFILE, errno.ENFILE) and self._dismiss_by_spare(listener)
                 except BlockingIOError:
-                    return  # the client has gone meanwhile
+                    return  # the client is gone
                 if not is_dismissed:
-                    self._shell.notices.count(f"pauses of {PAUSE_SECONDS:g} s in accepting connections", f"{error}")
+                    self._service.notices.count(f"pauses of {PAUSE_SECONDS:g} s in accepting connections", f"{error}")
                     self._pause(listener)
                     return
                 continue
@@ -126,13 +126,13 @@ class Acceptor:
     def _let_in(self, listener: Listener, client: socket.socket, peer: str) -> None:
         client.setblocking(False)
         refused = 0
-        is_refused = len(self._shell.connections) + len(self._arriving) >= self._limit
-        if is_refused:  # perhaps: those that are refused do not count
-            refused = sum(connection.refusal is not None for connection in self._shell.connections)
+        is_refused = len(self._service.connections) + len(self._arriving) >= self._limit
+        if is_refused:  # perhaps: refused connections do not count
+            refused = sum(connection.refusal is not None for connection in self._service.connections)
             refused += sum(self._arriving.values())
-            is_refused = len(self._shell.connections) + len(self._arriving) - refused >= self._limit
+            is_refused = len(self._service.connections) + len(self._arriving) - refused >= self._limit
         if is_refused:
-            self._shell.notices.count(
+            self._service.notices.count(
                 f"connections refused: limit of {self._limit} reached (--max-connections)", f"from {peer}"
             )
             if refused >= MOST_REFUSALS and not self._hang_up_oldest():
@@ -143,8 +143,8 @@ class Acceptor:
         task.add_done_callback(lambda task: self._arriving.pop(task, None))
 
     def _hang_up_oldest(self) -> bool:
-        """Close the refused connection that has been idle for longest, for the next may be a health check; if there is one."""
-        self._refused = [connection for connection in self._refused if connection in self._shell.connections]
+        """Close the oldest idle refused connection, as the new one may be a health check; returns whether there was one."""
+        self._refused = [connection for connection in self._refused if connection in self._service.connections]
         for at, connection in enumerate(self._refused):
             if connection.is_idle():
                 del self._refused[at]
@@ -156,7 +156,7 @@ class Acceptor:
         task = asyncio.current_task()
 
         def make() -> Any:
-            connection = listener.make(self._shell)
+            connection = listener.make(self._service)
             connection.on_made = on_made
             if is_refused:
                 text = f"The server has too many connections (its limit is {self._limit}); retry later or use another server."
@@ -164,11 +164,11 @@ class Acceptor:
             return connection
 
         def on_made(connection: Connection) -> None:
-            """It is among the shell's connections, and must not count twice."""
+            """Count it as one of the service's connections only."""
             connection.on_made = None
             self._arriving.pop(task, None)  # type: ignore[arg-type]
             if is_refused:
-                self._refused = [other for other in self._refused if other in self._shell.connections]
+                self._refused = [other for other in self._refused if other in self._service.connections]
                 self._refused.append(connection)
 
         timeout = {} if listener.tls is None else {"ssl_handshake_timeout": HANDSHAKE_SECONDS}
@@ -176,15 +176,15 @@ class Acceptor:
             await self._loop.connect_accepted_socket(make, client, ssl=listener.tls, **timeout)
         except (OSError, TimeoutError) as error:
             if listener.tls is not None:
-                self._shell.notices.count("TLS handshakes failed", f"{str(error) or type(error).__name__}, from {peer}")
+                self._service.notices.count("TLS handshakes failed", f"{str(error) or type(error).__name__}, from {peer}")
         except Exception:
-            log.exception("letting %s in failed", peer)
+            log.exception("accepting %s failed", peer)
 
     def _dismiss_by_spare(self, listener: Listener) -> bool:
-        """Accept one client by the spare file descriptor, and close it; returns whether that was possible.
+        """Accept one client with the spare file descriptor, and close it; returns whether that worked.
 
         Raises:
-            BlockingIOError: No client waits any more.
+            BlockingIOError: No client is waiting any more.
         """
         if self._spare is None:
             self._spare = _open_spare()
@@ -193,7 +193,7 @@ class Acceptor:
         try:
             client, _ = listener.socket.accept()
             _dismiss(client, listener)
-            self._shell.notices.count("connections closed: the process has no file descriptors left (ulimit -n)")
+            self._service.notices.count("connections closed: the process has no file descriptors left (ulimit -n)")
         except BlockingIOError:
             raise
         except OSError:
@@ -203,7 +203,7 @@ class Acceptor:
         return True
 
     def _pause(self, listener: Listener) -> None:
-        """Accept nobody for a moment: the socket stays readable, and would else be looked at again and again."""
+        """Accept nobody for a moment: the socket stays readable, so the event loop would spin."""
         if not self._is_closed:
             self._loop.remove_reader(listener.socket)
             self._loop.call_later(PAUSE_SECONDS, self._resume, listener)
@@ -221,7 +221,7 @@ def _open_spare() -> int | None:
 
 
 def _dismiss(client: socket.socket, listener: Listener) -> None:
-    """Say why, if that needs no handshake, and close. What has come is read, as closing would else reset the connection."""
+    """Send the reason, unless that needs a TLS handshake, then close; unread data is read first, or it would cause a reset."""
     with client, suppress(OSError):
         client.setblocking(False)
         if listener.tls is None:

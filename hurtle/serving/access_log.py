@@ -1,6 +1,6 @@
-"""`AccessLog`: a line of JSON for each request, in a file that is rotated by size. Several processes may share the file.
+"""`AccessLog`: one JSON line per request, in a file that is rotated by size. Several processes may share the file.
 
-request → line → buffer → file. Buffered; a thread of its own would cost more than it saves.
+request → line → buffer → file. No thread: handing lines over would cost more than it saves.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from hurtle.errors import HurtleError
 
 try:
     import fcntl
-except ImportError:  # Windows, where one process serves
+except ImportError:  # Windows, where a single process serves
     fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger("hurtle.serving")
 CLOSE_SECONDS = 1.0
-"""That `close` waits for a lock that another program holds."""
+"""Seconds that `close` waits for a lock of another program."""
 BUFFER = 1 << 16
-"""Bytes that are written at once."""
+"""Bytes that are collected before a write."""
 MOST_WAITING = 16 << 20
-"""Bytes of lines that wait while another program holds a lock on the file; beyond them lines are lost."""
+"""Bytes of lines that are kept while another program locks the file; further lines are lost."""
 
 
 class AccessLog:
-    """Where requests are written down.
+    """Writes one line per request.
 
     Args:
-        path: A file, to be appended to; - is standard output.
-        max_bytes: Size beyond which the file becomes `path.1`, that `path.2`, and so on. What is no regular file only grows.
-        files: How many of those are kept.
+        path: File to append to; - is standard output.
+        max_bytes: Size at which the file becomes `path.1`, that one `path.2`, and so on. Only regular files are rotated.
+        files: Number of rotated files that are kept.
     """
 
     def __init__(self, path: str, max_bytes: int = 1 << 26, files: int = 4):
         self._path = None if path == "-" else Path(path)
         if self._path is not None and self._path.is_file():
-            self._path = self._path.resolve()  # what is rotated is the file, not a link to it
+            self._path = self._path.resolve()  # rotate the file, not a link to it
         self._max_bytes, self._files = max_bytes, files
         self._lines: list[bytes] = []
         self._size = self._unflushed = 0
-        """Bytes of the lines, and of those since the last attempt to write them."""
+        """Bytes of all lines, and of those added since the last attempt to write."""
         self._has_failed = False
         try:
             self._file = -1 if self._path is None else _open(self._path)
@@ -69,9 +69,9 @@ class AccessLog:
             self.flush()
 
     def flush(self) -> None:
-        """Let others read what was written; rotate the file first if it would become too large.
+        """Write the collected lines; rotate the file first if it would become too large.
 
-        While another program holds a lock on the file, the lines wait for the next time.
+        While another program locks the file, the lines wait for the next flush.
         """
         self._unflushed = 0
         if not self._lines:
@@ -92,7 +92,7 @@ class AccessLog:
         self._size = 0
 
     def close(self) -> None:
-        """Write what is left, if the file is not locked for longer than `CLOSE_SECONDS`."""
+        """Write the remaining lines, unless the file stays locked for `CLOSE_SECONDS`."""
         end = monotonic() + CLOSE_SECONDS
         self.flush()
         while self._lines and monotonic() < end:
@@ -105,13 +105,13 @@ class AccessLog:
                 os.close(self._file)
 
     def _append(self, path: Path, data: bytes) -> None:
-        """Under a lock on the file: other processes append to it, and may rotate it, too."""
+        """Append under a lock: other processes append to the file, and may rotate it."""
         while True:
             _lock(self._file)
             try:
                 found = os.fstat(self._file)
                 if stat.S_ISREG(found.st_mode):
-                    if not _is_at(path, found):  # it was rotated, by another process or by another program
+                    if not _is_at(path, found):  # another process or program has rotated it
                         self._reopen(path)
                         continue
                     if found.st_size and found.st_size + len(data) > self._max_bytes:
@@ -130,12 +130,12 @@ class AccessLog:
         path.replace(path.with_name(f"{path.name}.1"))
 
     def _reopen(self, path: Path) -> None:
-        """Open the file that is at the path now; closing the old one gives up its lock."""
+        """Open the file now at the path; closing the old one releases its lock."""
         old, self._file = self._file, _open(path)
         os.close(old)
 
     def _note(self, error: Exception) -> None:
-        """A full disk costs lines of the log, and no answers; say so once."""
+        """Log the first error: a full disk costs log lines, never answers."""
         if not self._has_failed:
             log.error("the access log cannot be written: %s", error)
         self._has_failed = True
@@ -160,14 +160,14 @@ def _is_at(path: Path, found: os.stat_result) -> bool:
 
 
 def _lock(file: int) -> None:
-    """Raises BlockingIOError where another has the lock: waiting for it would hold up every request."""
+    """Raises BlockingIOError if the file is locked: waiting would hold up every request."""
     if fcntl is not None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise
         except OSError:
-            pass  # what is no regular file may not know locks
+            pass  # not every kind of file supports locks
 
 
 def _unlock(file: int) -> None:

@@ -1,4 +1,4 @@
-"""Hosts and ports as text, such as 127.0.0.1:8000 and [::1]:8000."""
+"""Addresses as text, such as 127.0.0.1:8000 and [::1]:8000."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def joined(host: str, port: int | None) -> str:
-    """Host and port, as URLs have them.
+    """Host and port, as written in URLs.
 
     Example:
         >>> joined("::1", 8000)
@@ -16,5 +16,5 @@ def joined(host: str, port: int | None) -> str:
 
 
 def peer_name(address: Any) -> str:
-    """What a socket says its peer is, for the log."""
+    """A socket's peer address, for the log."""
     return joined(address[0], address[1]) if isinstance(address, tuple) else str(address or "")

@@ -1,6 +1,6 @@
-"""Compression of answers, for both protocols: which coding a client takes, when it pays, and where it runs.
+"""Compression of answers for both transports: which coding a client accepts, when it pays, and where it runs.
 
-message → `pays` → `deflate`, on the event loop where it is short, else by `Packer` on a thread. Knows no transport.
+message → `pays` → `deflate`, on the event loop if short, else in a thread of `Packer`. Knows no transport.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 MIN_COMPRESSED = 4 << 10
-"""Answers shorter than this are not worth compressing: it takes about 20 µs a KiB, and many clients ask for it always."""
+"""Bytes up to which answers are not compressed: it takes about 20 µs per KiB, and many clients always ask for it."""
 COMPRESSED_ASIDE = 32 << 10
-"""Answers longer than this are compressed in a thread."""
+"""Bytes above which answers are compressed in a thread."""
 SAMPLE = 512
-"""Bytes from the middle of a message that tell whether the rest will shrink; of noise they take about 30 µs."""
+"""Bytes from the middle of a message that predict whether it will shrink; noise takes about 30 µs."""
 _LEVEL = 1
 _WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
 Done = Callable[[bytes, bool], None]
-"""Gets the message as it goes out, and whether it is compressed."""
+"""Takes the message to send, and whether it is compressed."""
 
 
 def accepted_coding(accepted: bytes | None) -> bytes | None:
-    """How a client wants answers compressed, by its header Accept-Encoding or grpc-accept-encoding; None: not.
+    """The coding that a client accepts, from its header Accept-Encoding or grpc-accept-encoding, or None.
 
     Example:
         >>> accepted_coding(b"identity, deflate, gzip"), accepted_coding(b"gzip;q=0")
@@ -40,13 +40,13 @@ def accepted_coding(accepted: bytes | None) -> bytes | None:
 
 
 def deflate(parts: Sequence[bytes], coding: bytes) -> bytes:
-    """The parts of a message as one, compressed."""
+    """Join and compress the parts of a message."""
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW_BITS[coding])
     return b"".join([*map(packer.compress, parts), packer.flush()])
 
 
 def pays(message: bytes) -> bool:
-    """Whether a message is long enough, and a sample of it shrinks by a quarter; noise, which floats mostly are, does not."""
+    """Whether a message is long enough, and a sample shrinks by a quarter; noise, like most floats, does not."""
     if len(message) <= MIN_COMPRESSED:
         return False
     middle = len(message) // 2
@@ -56,7 +56,7 @@ def pays(message: bytes) -> bool:
 class Packer:
     """Compresses messages, large ones on as many threads as there are cores.
 
-    When every thread has a message and as many wait, further ones go out as they are: waiting would not pay.
+    When every thread is busy and as many messages wait, further ones are sent uncompressed, as waiting would not pay.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Packer:
             def hand_over(future: Future[bytes]) -> None:
                 try:
                     loop.call_soon_threadsafe(settle, future)
-                except RuntimeError:  # the loop is closed: nobody waits for the answer
+                except RuntimeError:  # the event loop is closed: nobody waits for the answer
                     self._waiting -= 1
 
             self._pool.submit(deflate, [message], coding).add_done_callback(hand_over)
@@ -95,4 +95,4 @@ def _finish(message: bytes, packed: bytes, done: Done) -> None:
 
 
 PACKER = Packer()
-"""Of this process."""
+"""The packer of this process."""

@@ -1,4 +1,4 @@
-"""`ServeConfig`: everything the server can be told, from flags, HURTLE_SERVE_… variables or a TOML file, in this order."""
+"""`ServeConfig`: the server's settings, from flags, HURTLE_SERVE_… variables or a TOML file, in this order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hurtle.errors import HurtleError, TrustError, UnknownNameError, did_you_mea
 
 PREFIX = "HURTLE_SERVE_"
 _TRUTHS = {"true": True, "1": True, "on": True, "yes": True, "false": False, "0": False, "off": False, "no": False}
-"""In environment variables."""
+"""Booleans in environment variables."""
 ExecutorName = Literal["inline", "worker", "batch"]
 MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT")]
 MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
@@ -26,26 +26,26 @@ MaybePort = Annotated[int | None, tyro.conf.arg(metavar="INT|None")]
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """How a model is run; a TOML file may say it for each model under [model.NAME]."""
+    """How a model runs; a TOML file may set it per model under [model.NAME]."""
 
     executor: ExecutorName = "batch"
-    """Who runs a request: inline (at once, on the event loop), worker (a lane each), batch (fused with others that wait)."""
+    """Where requests run: inline (at once, on the event loop), worker (each on a lane), batch (fused with others that wait)."""
     lanes: MaybeInt = None
-    """Threads that each own a copy of the model; 0: the event loop. By default worker has one per core; batch uses the event
-    loop for models that answer a full batch within two milliseconds, else one thread."""
+    """Threads that each own a copy of the model; 0: the event loop. By default worker has one per core, and batch uses the
+    event loop for models that answer a full batch within two milliseconds, else one thread."""
     batch_size: int = 64
-    """Rows that batch fuses at most; a larger request runs alone, and never on the event loop."""
+    """Most rows that batch fuses; a larger request runs alone, and never on the event loop."""
     batch_timeout_ms: float = 0.0
-    """How long a batch that is not full may wait for more after a call has come back. A lane that is idle never waits."""
+    """Milliseconds that a partial batch may wait for more after a call has returned. An idle lane never waits."""
     max_queue: int = 1024
-    """Requests that may wait for a model; more are refused (RESOURCE_EXHAUSTED, 429)."""
+    """Requests that may wait for a model; further ones are refused (RESOURCE_EXHAUSTED, 429)."""
     max_rows: MaybeInt = None
-    """Rows of one request at most."""
+    """Most rows in one request."""
     backend: MaybeText = None
-    """What runs the model: onnx, torch_export, torchscript, native_mlp, affine, dlrm, or your own package.module:Class. By
-    default what the file's ending says."""
+    """The runtime: onnx, torch_export, torchscript, native_mlp, affine, dlrm, or your own package.module:Class. By default the
+    file's suffix decides."""
     parameters: dict[str, str] = field(default_factory=dict)
-    """For the backend, such as device=cuda."""
+    """Parameters of the backend, such as device=cuda."""
     load_library: tuple[str, ...] = ()
     """Shared libraries with custom operators for TorchScript models."""
 
@@ -59,41 +59,39 @@ class ModelOptions:
         if self.executor == "inline" and self.lanes:
             raise HurtleError(f"The inline executor runs on the event loop: it has no lanes, got lanes={self.lanes}.")
         if self.executor == "worker" and self.lanes == 0:
-            raise HurtleError("The worker executor needs at least one lane; inline is the one without.")
+            raise HurtleError("The worker executor needs at least one lane; use inline to run without lanes.")
 
 
 @dataclass(frozen=True)
 class ServeConfig(ModelOptions):
-    """What `hurtle serve` can be told."""
+    """The settings of `hurtle serve`."""
 
     models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL ...]")] = ()
-    """Policies and other models (policy.onnx: its name is the file's without the ending), or folders of them:
-    name/version/model.onnx."""
+    """Policies and other models (policy.onnx is named policy), or folders of them: name/version/model.onnx."""
     host: str = "127.0.0.1"
-    """Address to listen at; 0.0.0.0 is all of them."""
+    """Address to listen on; 0.0.0.0 for all."""
     http_port: MaybePort = 8000
-    """Port for REST, the page and the metrics; 0 takes a free one, None turns it off."""
+    """Port for REST, the web page and metrics; 0 picks a free one, None turns it off."""
     grpc_port: MaybePort = 8001
-    """Port for gRPC; 0 takes a free one, None turns it off."""
+    """Port for gRPC; 0 picks a free one, None turns it off."""
     processes: int = 1
-    """Processes that share the ports, for more cores than one event loop can use."""
+    """Processes that share the ports, to use more cores than one event loop can."""
     watch: float = 0.0
-    """Seconds between looks for new, changed and removed versions in the folders; 0: only when a client asks."""
+    """Seconds between scans of the folders for new, changed and removed versions; 0: only when a client asks."""
     max_message_mib: float = 64.0
     """The largest request."""
     max_buffered_mib: MaybeFloat = None
-    """Memory of one process that incomplete or unanswered requests, and answers which clients do not take, may use together;
-    beyond it new requests are refused (RESOURCE_EXHAUSTED, 503). By default 1024, or four of the largest requests; at least two
-    of them."""
+    """Memory of one process for unfinished requests and unread answers; beyond it new requests are refused (RESOURCE_EXHAUSTED,
+    503). By default 1024, or four times max_message_mib if that is more; at least twice max_message_mib."""
     max_connections: MaybeInt = None
-    """Connections of one process at a time, over both ports; more are refused (UNAVAILABLE, 503). By default as many as it has
+    """Connections of one process, over both ports; further ones are refused (UNAVAILABLE, 503). By default as many as there are
     file descriptors for (ulimit -n)."""
     max_sequences: int = 4096
-    """Sequences whose state the server keeps at a time, per model."""
+    """Sequences per model whose state the server keeps."""
     max_sequence_mib: float = 256.0
-    """Memory that the states of all sequences may take together; beyond it new ones are refused (RESOURCE_EXHAUSTED, 429)."""
+    """Memory for the states of all sequences; beyond it new sequences are refused (RESOURCE_EXHAUSTED, 429)."""
     sequence_idle: float = 60.0
-    """Seconds after which a sequence that nobody continued is forgotten."""
+    """Seconds after which an idle sequence is dropped."""
     tls_cert: MaybeFile = None
     """PEM file with the server's certificate chain: serve over TLS."""
     tls_key: MaybeFile = None
@@ -101,7 +99,7 @@ class ServeConfig(ModelOptions):
     tls_client_ca: MaybeFile = None
     """PEM file with the authorities of client certificates: only clients with one may connect (mTLS)."""
     auth_token_file: MaybeFile = None
-    """File with a token; every request but health checks must then carry `authorization: Bearer TOKEN`."""
+    """File with a token; every request except health checks must then carry `authorization: Bearer TOKEN`."""
     access_log: MaybeFile = None
     """File for one line of JSON per request; - is standard output."""
     access_log_mib: float = 64.0
@@ -109,11 +107,11 @@ class ServeConfig(ModelOptions):
     access_log_files: int = 4
     """Rotated access logs that are kept; older ones are deleted."""
     triton_metrics: bool = False
-    """Report metrics under Triton's names too (nv_inference_…), for dashboards that know these."""
+    """Report metrics under Triton's names too (nv_inference_…), for existing dashboards."""
     allow_file_overrides: bool = False
-    """Let clients who load a model send its .onnx file along. Whoever may load models then decides what the server runs."""
+    """Let clients send an .onnx file when they load a model. Anybody who may load models then decides what the server runs."""
     drain: float = 30.0
-    """Seconds for all that clients have sent to be answered after SIGTERM or Ctrl-C."""
+    """Seconds to answer what clients have sent, after SIGTERM or Ctrl-C."""
     otlp_endpoint: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None
     """Where to send OpenTelemetry traces, such as http://collector:4318/v1/traces; needs hurtle[telemetry]."""
     overrides: Annotated[dict[str, dict[str, Any]], tyro.conf.Suppress] = field(default_factory=dict)
@@ -122,7 +120,7 @@ class ServeConfig(ModelOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, least in (("processes", 1), ("watch", 0), ("drain", 0), ("max_sequences", 0), ("sequence_idle", 0)):
-            if not getattr(self, name) >= least:  # NaN is not either
+            if not getattr(self, name) >= least:  # also refuses NaN
                 raise HurtleError(f"{name} must be at least {least}, got {getattr(self, name)}.")
         for name in ("max_connections", "access_log_files"):
             if getattr(self, name) is not None and not getattr(self, name) >= 1:
@@ -140,32 +138,32 @@ class ServeConfig(ModelOptions):
             if port is not None and not 0 <= port < 65536:
                 raise HurtleError(f"{name} must be 0 to 65535, got {port}.")
         if self.http_port is None and self.grpc_port is None:
-            raise HurtleError("Both ports are off: say --http-port or --grpc-port.")
+            raise HurtleError("Both ports are off: set --http-port or --grpc-port.")
         if bool(self.tls_cert) != bool(self.tls_key) or (self.tls_client_ca and not self.tls_cert):
-            raise HurtleError("TLS needs both --tls-cert and --tls-key; --tls-client-ca comes on top.")
+            raise HurtleError("TLS needs both --tls-cert and --tls-key, and --tls-client-ca needs TLS.")
         for name in self.overrides:
             self.for_model(name)
 
     @property
     def max_message_bytes(self) -> int:
-        """The largest request."""
+        """Size of the largest request."""
         return int(self.max_message_mib * 2**20)
 
     @property
     def max_buffered_bytes(self) -> int:
-        """Of unfinished requests and answers."""
+        """Memory for unfinished requests and unread answers."""
         if self.max_buffered_mib is None:
             return max(2**30, 4 * self.max_message_bytes)
         return int(self.max_buffered_mib * 2**20)
 
     @property
     def max_sequence_bytes(self) -> int:
-        """Of all sequences' states."""
+        """Memory for the states of all sequences."""
         return int(self.max_sequence_mib * 2**20)
 
     @property
     def auth_token(self) -> str | None:
-        """What clients must know.
+        """The token that clients must send, if any.
 
         Raises:
             HurtleError: The file cannot be read, or is empty.
@@ -199,16 +197,16 @@ def check_names(given: Mapping[str, Any], known: Sequence[Field[Any]], where: st
 
 
 def defaults_from(path: str | Path | None, environ: Mapping[str, str] = os.environ, trust: bool = False) -> ServeConfig:
-    """The config that a TOML file and HURTLE_SERVE_… variables make, for flags to change.
+    """The config of a TOML file and HURTLE_SERVE_… variables, as the defaults of the flags.
 
     Args:
         path: The TOML file, if there is one.
-        environ: The variables.
-        trust: The file may name code; HURTLE_SERVE_TRUST=1 says so too.
+        environ: The environment variables.
+        trust: Whether the file may name code; HURTLE_SERVE_TRUST=1 allows it too.
 
     Raises:
-        TrustError: The file names code, and nobody said that it may.
-        HurtleError: Something in them cannot be; says where.
+        TrustError: The file names code without being trusted.
+        HurtleError: A value is wrong; the message says where.
     """
     known = [option for option in fields(ServeConfig) if option.name != "overrides"]
     given: dict[str, Any] = {}
@@ -216,7 +214,7 @@ def defaults_from(path: str | Path | None, environ: Mapping[str, str] = os.envir
         table = _read_toml(Path(path))
         own = table.pop("model", {})
         if not isinstance(own, dict) or not all(isinstance(options, dict) for options in own.values()):
-            raise HurtleError(f"{path}: options of a model are written as a table, [model.NAME].")
+            raise HurtleError(f"{path}: expected the options of a model as a table, [model.NAME].")
         if not trust and not _truth("TRUST", environ.get(PREFIX + "TRUST") or "false"):
             _refuse_code(path, {"": table, **{f"[model.{name}] ": options for name, options in own.items()}})
         given["overrides"] = own
@@ -231,7 +229,7 @@ def defaults_from(path: str | Path | None, environ: Mapping[str, str] = os.envir
 
 
 def _refuse_code(path: str | Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse a TOML file that names code: a backend that is not Hurtle's, libraries, files that torch may run."""
+    """Refuse a TOML file that names code: a foreign backend, libraries, files that torch may execute."""
     named = []
     for where, options in tables.items():
         if ":" in str(options.get("backend", "")):
@@ -243,8 +241,8 @@ def _refuse_code(path: str | Path, tables: Mapping[str, Mapping[str, Any]]) -> N
             named += [f"{where}parameters.{name}" for name in ("backend", "load_library", "trusted") if name in parameters]
     if named:
         raise TrustError(
-            f"{path} names code: {', '.join(named)}. A file can come from anybody: name it on the command line (--backend, "
-            f"--load-library, --parameters), or, if you trust whoever wrote the file, say --trust ({PREFIX}TRUST=1)."
+            f"{path} names code: {', '.join(named)}. A file may come from anybody: give it on the command line (--backend, "
+            f"--load-library, --parameters), or pass --trust ({PREFIX}TRUST=1) if you trust the file's author."
         )
 
 
@@ -256,7 +254,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _fitted(owner: type, key: str, value: Any) -> Any:
-    """A value of a TOML file as the field's type, or an error that says what was expected."""
+    """Convert a TOML value to the field's type; the error says what was expected."""
     kind = get_type_hints(owner)[key]
     if kind == tuple[str, ...]:
         if isinstance(value, list) and all(isinstance(part, str) for part in value):
@@ -278,7 +276,7 @@ def _fitted(owner: type, key: str, value: Any) -> Any:
 
 
 def _from_text(key: str, text: str) -> Any:
-    """A value of an environment variable."""
+    """Convert the value of an environment variable."""
     kind = get_type_hints(ServeConfig)[key]
     if kind == tuple[str, ...]:
         return tuple(part for part in text.split(os.pathsep) if part)
@@ -316,7 +314,7 @@ def parse_pairs(texts: Sequence[str]) -> dict[str, str]:
 
 
 def describe(config: ServeConfig) -> str:
-    """The options that are not as they come, for the log."""
+    """The options that differ from the defaults, for the log."""
     changed = []
     for option in fields(config):
         default = option.default_factory() if option.default_factory is not MISSING else option.default
@@ -324,4 +322,4 @@ def describe(config: ServeConfig) -> str:
         if value != default and option.name not in ("models", "overrides"):
             changed.append(f"{option.name}={value}")
     changed += [f"{name}: {' '.join(f'{key}={value}' for key, value in own.items())}" for name, own in config.overrides.items()]
-    return ", ".join(changed) or "all options as they come"
+    return ", ".join(changed) or "default options"

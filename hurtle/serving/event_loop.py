@@ -1,4 +1,4 @@
-"""The event loop that the server, and clients that load it, run on."""
+"""The event loop of the server and of its load generator."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """The one of uvloop where it is installed; it does not exist for Windows."""
+    """Uvloop's event loop if it is installed (it does not exist for Windows), else asyncio's."""
     try:
         import uvloop
     except ImportError:

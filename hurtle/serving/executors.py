@@ -1,4 +1,4 @@
-"""Who runs a model, and when: `Inline` at once, `Queued` on lanes (`worker`: one request each; `batch`: requests fused).
+"""Executors run models: `Inline` at once, `Queued` on lanes (`worker`: one request per call; `batch`: requests fused).
 
 job → queue → lane (the event loop itself, or a thread that owns a backend) → `Job.done` on the event loop. Knows no transport.
 """
@@ -27,17 +27,17 @@ from hurtle.serving.lanes import (
 )
 
 LONE_PASSES = 8
-"""After so many passes of the event loop in turn with one request each, only every ninth is followed by a look at whether it
-came alone: looking takes a pass of its own, which one client alone would notice."""
+"""After this many passes of the event loop with a single request each, only every ninth request is followed by a check whether
+it came alone: the check takes a pass of its own, which slows down a lone client."""
 
 
 class Executor:
-    """What the shell asks of either kind."""
+    """Runs the jobs of one model."""
 
     backend: Backend
-    """One to ask for metadata and rows; lanes may have their own."""
+    """A backend to ask for metadata and rows; lanes may have their own."""
     lanes: int
-    """Threads; 0: the event loop itself."""
+    """Number of threads; 0: the event loop itself."""
 
     def submit(self, job: Job) -> None:
         """Run a job, now or later.
@@ -48,21 +48,21 @@ class Executor:
         raise NotImplementedError
 
     def cancel(self, job: Job) -> None:
-        """Nobody waits for it any more: `done` will not be called, and if it has not begun it will not be run."""
+        """Give up a job: `done` is not called, and a job that has not begun does not run."""
         raise NotImplementedError
 
     @property
     def queued(self) -> int:
-        """Jobs that wait."""
+        """Number of jobs that wait."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Stop the lanes; call it when nothing is queued or running."""
+        """Stop the lanes; nothing may be queued or running."""
         raise NotImplementedError
 
 
 class Inline(Executor):
-    """Runs each request at once, on the event loop: nothing is faster for one client and a small model."""
+    """Runs each request at once, on the event loop: fastest for one client and a small model."""
 
     lanes = 0
 
@@ -70,38 +70,38 @@ class Inline(Executor):
         self.backend = make()
 
     def submit(self, job: Job) -> None:
-        """Run it."""
+        """Run a job."""
         job.state = RUNNING
         run_jobs(self.backend, (job,))
         job.state = DONE
         job.done(job)
 
     def cancel(self, job: Job) -> None:
-        """Too late: it has run."""
+        """Do nothing: the job has run."""
 
     @property
     def queued(self) -> int:
-        """Never any."""
+        """Always 0."""
         return 0
 
     def close(self) -> None:
-        """Give the backend's memory back."""
+        """Close the backend."""
         self.backend.close()
 
 
 class Queued(Executor):
     """A queue in front of lanes.
 
-    A lane that is idle takes a request at once if it came alone the last time, else all that the event loop reads in one pass.
-    A lane that comes back from a call and finds fewer rows than `batch_size` waits for more, until the oldest request is
+    An idle lane takes a request at once if the last one came alone, else everything that the event loop reads in one pass. A
+    lane that returns from a call and finds fewer than `batch_size` rows waits for more, until the oldest request is
     `batch_timeout` old.
 
     Args:
         make: Makes a backend; called once per lane, in its thread.
-        lanes: Threads; 0 runs on the event loop.
-        batch_size: Rows of one call at most; a larger request is run alone. None: one request a call (`worker`).
-        batch_timeout: Seconds.
-        max_queue: Requests that may wait; more are refused.
+        lanes: Number of threads; 0 runs on the event loop.
+        batch_size: Most rows in one call; a larger request runs alone. None: one request per call (`worker`).
+        batch_timeout: Seconds that a batch may wait to fill up.
+        max_queue: Requests that may wait; further ones are refused.
         large: Rows above which a request does not run on the event loop.
     """
 
@@ -117,15 +117,15 @@ class Queued(Executor):
         self.lanes, self.batch_size, self.batch_timeout, self.max_queue = lanes, batch_size, batch_timeout, max_queue
         self._jobs: deque[Job] = deque()
         self._queued = self._rows = 0
-        """Jobs and rows that wait; `_jobs` may also hold some that nobody waits for any more."""
+        """Jobs and rows that wait; `_jobs` may also hold cancelled ones."""
         self._planned = False
-        """Whether `_dispatch` will be called soon."""
+        """Whether `_dispatch` is scheduled."""
         self._is_crowded = False
-        """Whether the last pass of the event loop brought more than one job: then the next is worth waiting for."""
+        """Whether the last pass of the event loop brought several jobs, so that waiting for the next pays."""
         self._taken_at_once = False
-        """Whether this pass has given a lane its first job already."""
+        """Whether a lane has taken a job in this pass already."""
         self._lone_passes = self._not_looked_at = 0
-        """How many passes in turn had one request; and how many requests since were taken without looking for others."""
+        """Consecutive passes with one request; requests taken since then without checking for others."""
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lanes: list[Lane] = [ThreadLane(make) for _ in range(lanes)] or [LoopLane(make, large)]
@@ -139,10 +139,11 @@ class Queued(Executor):
         self.backend = self._lanes[0].backend
 
     def submit(self, job: Job) -> None:
-        """Queue it; the lanes are looked after when the loop has read what else is there."""
-        if self._queued >= self.max_queue + len(self._idle):  # idle lanes take theirs in a moment
+        """Queue a job; it is dispatched once the event loop has read what else has arrived."""
+        if self._queued >= self.max_queue + len(self._idle):  # idle lanes will take theirs in a moment
             raise ServingError(
-                "resource_exhausted", f"Model {job.request.model!r} is busy: {self.max_queue} requests wait already; try later."
+                "resource_exhausted",
+                f"Model {job.request.model!r} is busy: {self.max_queue} requests are waiting already; retry later.",
             )
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
@@ -159,12 +160,12 @@ class Queued(Executor):
             job.timer = self._loop.call_later(job.request.deadline - monotonic(), self._expire, job)
 
     def cancel(self, job: Job) -> None:
-        """Forget it."""
+        """Give up a job."""
         self._drop(job)
 
     @property
     def queued(self) -> int:
-        """Jobs that wait."""
+        """Number of jobs that wait."""
         return self._queued
 
     def close(self) -> None:
@@ -190,7 +191,7 @@ class Queued(Executor):
             self._fail_late(job)
 
     def _drop(self, job: Job) -> None:
-        """End a job that nobody waits for. What is dead in the queue must not outgrow what lives there."""
+        """End a job that nobody waits for, and purge the queue once most of it is dead."""
         was_queued = job.state == QUEUED
         self._leave_queue(job)
         self._end(job)
@@ -209,7 +210,7 @@ class Queued(Executor):
         job.done(job)
 
     def _can_take_at_once(self, job: Job) -> bool:
-        """Whether an idle lane should not wait for what else this pass of the event loop brings."""
+        """Whether an idle lane should take the job without waiting for what else this pass brings."""
         if job.request.deadline is not None and job.request.deadline <= monotonic():
             return False
         if self.batch_size is None:
@@ -221,7 +222,7 @@ class Queued(Executor):
             return True
         self._not_looked_at = 0
         self._taken_at_once = True
-        self._plan()  # after this pass, to see whether it came alone
+        self._plan()  # to see after this pass whether it came alone
         return True
 
     def _plan(self) -> None:
@@ -229,7 +230,7 @@ class Queued(Executor):
         self._loop.call_soon(self._dispatch)  # type: ignore[union-attr]
 
     def _dispatch(self) -> None:
-        """Give each idle lane a call; then the event loop reads what has come meanwhile."""
+        """Give each idle lane a call."""
         self._planned = False
         if self._timer is not None:
             self._timer.cancel()
@@ -244,7 +245,7 @@ class Queued(Executor):
             self._idle.pop().run(jobs, self._finish)
 
     def _take(self) -> list[Job]:
-        """The oldest jobs that fit in one call, without those that nobody waits for any more."""
+        """The oldest live jobs that fit into one call."""
         jobs: list[Job] = []
         rows, now = 0, 0.0
         while self._jobs:
@@ -268,7 +269,7 @@ class Queued(Executor):
         return jobs
 
     def _finish(self, lane: Lane, jobs: Sequence[Job]) -> None:
-        """On the event loop: a lane is back."""
+        """A lane has returned from a call; runs on the event loop."""
         self._idle.append(lane)
         for job in jobs:
             if job.state == RUNNING:
@@ -281,7 +282,7 @@ class Queued(Executor):
         return self.batch_size is None or self._rows >= self.batch_size
 
     def _waits_for_more(self) -> bool:
-        """Whether what waits is little and young enough for a lane that just came back to wait for more."""
+        """Whether the waiting jobs are few and young enough to wait for more; starts the timer if so."""
         if not self.batch_timeout or self._is_full():
             return False
         oldest = next(job for job in self._jobs if job.state == QUEUED)

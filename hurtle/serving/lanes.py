@@ -1,4 +1,4 @@
-"""`Job` and the lanes that run it: `LoopLane` is the event loop itself, `ThreadLane` a thread that owns a backend.
+"""`Job`, and the lanes that run jobs: `LoopLane` is the event loop itself, `ThreadLane` a thread that owns a backend.
 
 jobs of one call → lane → backend → results → `finish` on the event loop. Knows nothing of queues.
 """
@@ -22,16 +22,16 @@ log = logging.getLogger("hurtle.serving")
 MakeBackend = Callable[[], Backend]
 QUEUED, RUNNING, DONE = range(3)
 CLOSE_SECONDS = 30.0
-"""That closing a lane waits for its thread; a call that takes longer closes the backend when it ends."""
+"""Seconds that closing a lane waits for its thread; after a longer call the thread closes the backend itself."""
 
 
 class Job:
     """A request on its way through an executor.
 
     Args:
-        request: What to run.
-        done: Called once, on the event loop, with this job when `result` is there; never after `Executor.cancel`.
-        rows: What it adds to a batch.
+        request: The request to run.
+        done: Called once with this job, on the event loop, when `result` is set; never after `Executor.cancel`.
+        rows: Rows that it adds to a batch.
     """
 
     __slots__ = (
@@ -55,22 +55,22 @@ class Job:
         self.arrived = perf_counter_ns()
         self.started = self.finished = self.arrived
         self.batch = rows
-        """Rows of the call that it ran in."""
+        """Rows of the backend call that it ran in."""
         self.state = QUEUED
         self.timer: asyncio.TimerHandle | None = None
         self.result: Outputs | ServingError | None = None
         self.leads = False
-        """Whether it is the first of its call, the one to count it by."""
+        """Whether it is the first job of its call, which counts the call."""
         self.phases: tuple[int, int] | None = None
-        """Nanoseconds that its call prepared inputs and extracted outputs, where the backend measures it."""
+        """Nanoseconds of its call for preparing inputs and extracting outputs, if the backend measures them."""
         self.reply: Any = None
-        """Whoever made the job may keep here what `done` needs."""
+        """Free for the maker of the job, for what `done` needs."""
 
 
 def run_jobs(backend: Backend, jobs: Sequence[Job]) -> None:
-    """Run jobs in one call and give each its result. When the call fails, each runs alone: one bad request fails by itself."""
+    """Run jobs in one call and set their results. If the call fails, each runs alone, so that only the bad request fails."""
     if backend.phases is not None:
-        backend.phases.take()  # of what was run before, such as a warm-up
+        backend.phases.take()  # discard the phases of earlier calls, such as the warm-up
     started = perf_counter_ns()
     results: Sequence[Outputs | ServingError]
     if len(jobs) == 1:
@@ -94,13 +94,13 @@ def _run_alone(backend: Backend, request: InferRequest) -> Outputs | ServingErro
         return backend.infer(request)
     except ServingError as error:
         return error
-    except BaseException as error:  # panics of extensions and sys.exit of a backend are no reason to stop serving
+    except BaseException as error:  # an extension's panic or a backend's sys.exit must not stop the server
         log.exception("model %r failed on request %r", request.model, request.id)
         return ServingError("internal", f"Model {request.model!r} failed: {type(error).__name__}: {str(error)[:500]}")
 
 
 def finish_job(job: Job) -> None:
-    """Hand over a result. What goes wrong there is this client's loss alone: others of the call wait for theirs."""
+    """Hand over a result. An error affects this client only: the other jobs of the call still need theirs."""
     try:
         job.done(job)
     except Exception:
@@ -108,30 +108,30 @@ def finish_job(job: Job) -> None:
 
 
 class Lane:
-    """Runs calls one after the other with a backend of its own."""
+    """Runs calls one after another, with a backend of its own."""
 
     backend: Backend
 
     def wait_until_made(self) -> None:
-        """Until the backend is there; raises what its making raised."""
+        """Wait for the backend; raises the error of making it."""
 
     def run(self, jobs: list[Job], finish: Callable[[Lane, Sequence[Job]], None]) -> None:
-        """Run jobs, then call `finish` on the event loop."""
+        """Run jobs in one call, then call `finish` on the event loop."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Stop, and close the backend; call it off the event loop, for it waits for what runs."""
+        """Stop, and close the backend. Blocks until the running call ends, so call it off the event loop."""
         raise NotImplementedError
 
 
 def run_calls(lane: Lane, calls: queue.SimpleQueue[Any]) -> None:
-    """What a lane's thread does: run the calls it is given until one is None, then close the backend."""
+    """The loop of a lane's thread: run calls until one is None, then close the backend."""
     while (call := calls.get()) is not None:
         jobs, finish, loop = call
         run_jobs(lane.backend, jobs)
         try:
             loop.call_soon_threadsafe(finish, lane, jobs)
-        except RuntimeError:  # the loop is closed: the server was stopped without waiting
+        except RuntimeError:  # the event loop is closed: the server stopped without waiting
             break
     lane.backend.close()
 
@@ -141,17 +141,17 @@ class LoopLane(Lane):
 
     Args:
         make: Makes the backend.
-        large: Rows above which a call runs on a thread after all, for others should not wait that long.
+        large: Rows above which a call runs on a thread after all, so that others need not wait for it.
     """
 
     def __init__(self, make: MakeBackend, large: int = sys.maxsize):
         self.backend, self._large = make(), large
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        """Made for the first large call. Its own, and a daemon: nobody's exit and no other work waits for such a call."""
+        """Started by the first large call. A daemon thread of its own: neither exit nor other work waits for such a call."""
 
     def run(self, jobs: list[Job], finish: Callable[[Lane, Sequence[Job]], None]) -> None:
-        """Run them, now if they are not large."""
+        """Run jobs now, or on the thread if they are large."""
         if len(jobs) == 1 and jobs[0].rows > self._large:
             if self._thread is None:
                 self._thread = threading.Thread(target=run_calls, args=(self, self._calls), name="hurtle-large", daemon=True)
@@ -162,7 +162,7 @@ class LoopLane(Lane):
             finish(self, jobs)
 
     def close(self) -> None:
-        """Close the backend, not before a large call that still runs has ended, though nobody may wait for its answer."""
+        """Close the backend once no large call runs."""
         if self._thread is None:
             self.backend.close()
         else:
@@ -171,7 +171,7 @@ class LoopLane(Lane):
 
 
 class ThreadLane(Lane):
-    """A thread with a backend."""
+    """A thread that owns a backend."""
 
     def __init__(self, make: MakeBackend):
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -181,17 +181,17 @@ class ThreadLane(Lane):
         self._thread.start()
 
     def wait_until_made(self) -> None:
-        """Until the backend is there; raises what its making raised."""
+        """Wait for the backend; raises the error of making it."""
         self._made.wait()
         if self._error is not None:
             raise self._error
 
     def run(self, jobs: list[Job], finish: Callable[[Lane, Sequence[Job]], None]) -> None:
-        """Hand them over."""
+        """Hand jobs to the thread."""
         self._calls.put((jobs, finish, asyncio.get_running_loop()))
 
     def close(self) -> None:
-        """Stop the thread when it has done what it was given."""
+        """Stop the thread after its queued calls."""
         self._calls.put(None)
         self._thread.join(timeout=CLOSE_SECONDS)
 

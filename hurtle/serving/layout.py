@@ -1,6 +1,6 @@
-"""How models lie in folders: name/version/model.*. Which versions a folder has, and what is wrong with one that has none.
+"""The layout of model folders, name/version/model.*: finds the versions of a model, and explains what is wrong with a folder.
 
-folder → versions, each with a `Source`. Loads nothing, and knows nothing of what is loaded.
+folder → versions, each with a `Source`. Loads nothing, and does not know what is loaded.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ Fingerprint = tuple[tuple[str, int, int], ...]
 
 @dataclass(frozen=True)
 class Source:
-    """Where a version of a model lies."""
+    """The files of one version of a model."""
 
     path: Path
-    """The file to give the backend."""
+    """The file for the backend."""
     fingerprint: Fingerprint
-    """Changes when a file of the version does."""
+    """Changes when one of the version's files changes."""
     refusal: str = ""
-    """Why the file must not be loaded, whatever is in it."""
+    """The reason not to load the file, or an empty string."""
 
 
 def source_of(path: Path, files: list[Path]) -> Source:
-    """A model's file, and all files that it is made of."""
+    """The source of a model's file and the files that belong to it."""
     found = []
     for file in files:
         with suppress(FileNotFoundError):  # removed since the folder was read
@@ -40,7 +40,7 @@ def source_of(path: Path, files: list[Path]) -> Source:
 
 
 def children_of(folder: Path) -> list[Path]:
-    """In order; none of a folder that is not there, or not there any more."""
+    """The sorted contents of a folder; empty if the folder does not exist."""
     try:
         return sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -48,12 +48,12 @@ def children_of(folder: Path) -> list[Path]:
 
 
 def is_model_folder(path: Path) -> bool:
-    """Whether a folder is one model's, with versions in it."""
+    """Whether a folder holds versions of one model."""
     return any(child.is_dir() and _VERSION.fullmatch(child.name) for child in path.iterdir())
 
 
 def versions_in(folder: Path, root: Path) -> dict[str, Source]:
-    """name/version/model.*; no folder outside the root, wherever links may lead, and a file outside it only to be refused."""
+    """The versions in a model's folder. Links to folders outside the root are ignored, links to such files are refused."""
     found = {}
     for child in children_of(folder) if folder.resolve().is_relative_to(root) else ():
         if not (_VERSION.fullmatch(child.name) and child.is_dir() and child.resolve().is_relative_to(root)):
@@ -70,18 +70,18 @@ def versions_in(folder: Path, root: Path) -> dict[str, Source]:
 
 
 def model_folders(root: Path) -> list[Path]:
-    """The folders of a repository that should each be a model's; hidden ones are somebody else's."""
+    """The folders of a repository that should each hold a model; hidden ones are ignored."""
     return [child for child in children_of(root) if child.is_dir() and not child.name.startswith(".")]
 
 
 def problem_of_root(root: Path) -> str:
-    """What is wrong with a repository besides its models' folders; empty: nothing."""
+    """The problem of a repository's own files, or an empty string."""
     loose = [child.name for child in children_of(root) if child.is_file() and can_serve(child)]
     return f"{root}: {_listed(loose)} in no model's folder; expected NAME/VERSION/model.onnx." if loose else ""
 
 
 def problem_of(folder: Path, root: Path) -> str:
-    """What is wrong with a model's folder, and what was expected; empty: nothing."""
+    """The problem of a model's folder and what was expected, or an empty string."""
     try:
         wrong = _wrong(folder, root)
     except OSError as error:
@@ -91,7 +91,7 @@ def problem_of(folder: Path, root: Path) -> str:
 
 def _wrong(folder: Path, root: Path) -> str:
     if not NAME.fullmatch(folder.name):
-        return "that cannot be a model's name (letters, digits, _ . - only)"
+        return "this cannot be a model's name (letters, digits, _ . - only)"
     if not folder.resolve().is_relative_to(root):
         return "it is a link that leads out of the repository"
     found, children = versions_in(folder, root), children_of(folder)
@@ -105,14 +105,14 @@ def _wrong(folder: Path, root: Path) -> str:
 
 
 def _wrong_version(child: Path, root: Path, has_others: bool) -> str:
-    """Of a folder that is no version, though it may be meant as one."""
+    """The problem of a folder that is no version but may be meant as one, or an empty string."""
     if not child.resolve().is_relative_to(root):
         return f"{child.name} is a link that leads out of the repository"
     names = [path.name for path in children_of(child)]
     if _VERSION.fullmatch(child.name):
         return f"{child.name} has no file model.*, but {_listed(names)}" if names else f"{child.name} is empty"
     is_meant = not has_others or any(name.startswith("model.") for name in names)
-    return f"{child.name!r} is no version's number" if is_meant and not child.name.startswith(".") else ""
+    return f"{child.name!r} is not a version number" if is_meant and not child.name.startswith(".") else ""
 
 
 def _listed(names: list[str]) -> str:

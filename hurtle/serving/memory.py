@@ -1,21 +1,21 @@
-"""`Memory`: what clients make one process hold, and its bound: incomplete or unanswered requests, answers not taken.
+"""`Memory`: counts and bounds the bytes that clients make one process hold: unfinished requests, unread answers.
 
-Transports count what they keep, over all connections. What comes and goes in one piece, as most requests do, is not counted.
+Transports count what they hold, over all connections. Requests that come and go in one piece, as most do, are not counted.
 """
 
 from __future__ import annotations
 
-FULL = "The server holds as much of unfinished requests and answers as it may; try later."
+FULL = "The server's buffers for unfinished requests and answers are full; retry later."
 
 
 class Memory:
     """Counts bytes; used on the event loop's thread only.
 
     Args:
-        limit: Beyond it new requests are refused.
+        limit: Bytes beyond which new requests are refused.
 
     Attributes:
-        used: Bytes that are held now.
+        used: Bytes held now.
 
     Example:
         >>> memory = Memory(10)
@@ -29,10 +29,10 @@ class Memory:
         self.limit, self.used = limit, 0
 
     def hold(self, size: int) -> bool:
-        """Count bytes, until `release`; whether all together are few enough."""
+        """Count bytes until `release`; returns whether the total is within the limit."""
         self.used += size
         return self.used <= self.limit
 
     def release(self, size: int) -> None:
-        """Such bytes are gone."""
+        """Stop counting bytes."""
         self.used -= size

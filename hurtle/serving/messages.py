@@ -1,4 +1,4 @@
-"""One inference as the shell knows it, whatever the transport: `InferRequest` in, `InferResponse` or a `ServingError` out."""
+"""One inference, independent of the transport: `InferRequest` in, `InferResponse` or `ServingError` out."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ Outputs = dict[str, np.ndarray]
 
 @dataclass(slots=True)
 class InferRequest:
-    """What a client asks."""
+    """A client's request."""
 
     model: str
     inputs: dict[str, np.ndarray]
-    """By name, in the client's order."""
+    """Tensors by name, in the client's order."""
     version: str = ""
-    """The newest that is ready when empty."""
+    """If empty, the newest loaded version."""
     id: str = ""
-    """Echoed."""
+    """Returned with the answer."""
     outputs: tuple[str, ...] = ()
-    """What the client wants back; everything when empty."""
+    """Outputs that the client wants; all if empty."""
     parameters: dict[str, Parameter] = field(default_factory=dict)
     deadline: float | None = None
-    """On `time.monotonic`'s clock; after it nobody waits for the answer."""
+    """On the clock of `time.monotonic`; nobody waits for the answer after it."""
     trace_parent: str = ""
     """The header `traceparent`, for tracing."""
 
 
 @dataclass(slots=True)
 class InferResponse:
-    """What the model said."""
+    """A model's answer."""
 
     model: str
     version: str
@@ -45,4 +45,4 @@ class InferResponse:
 
 
 Reply = Callable[[InferResponse | ServingError], None]
-"""How an answer gets back to its transport: called once, on the event loop's thread, unless the request was cancelled."""
+"""Takes the answer to the transport: called once, on the event loop's thread, unless the request was cancelled."""

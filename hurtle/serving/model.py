@@ -1,4 +1,4 @@
-"""`Model`: one loaded version of a model: its backend behind an executor, the check of what clients send, and what it has done.
+"""`Model`: one loaded version of a model: a backend behind an executor, input validation, and statistics.
 
 InferRequest → check → Job → executor → InferResponse. Knows nothing of files, other versions and transports.
 """
@@ -24,11 +24,11 @@ from hurtle.serving.status import invalid
 from hurtle.serving.tensors import datatype_of
 
 QUICK = 2e-3
-"""Seconds: a model that answers a full batch sooner runs on the event loop, where others wait for it that long."""
+"""Seconds: a model that answers a full batch sooner runs on the event loop, where other requests wait for it."""
 
 
 class Ticket:
-    """A request that runs; `cancel` it when nobody waits for the answer any more."""
+    """A running request; `cancel` it when nobody waits for the answer any more."""
 
     __slots__ = ("_job", "_model")
 
@@ -36,24 +36,24 @@ class Ticket:
         self._model, self._job = model, job
 
     def cancel(self) -> None:
-        """Its reply will not be called, and if it has not begun it will not be run."""
+        """Give it up: its reply is not called, and if it has not begun it does not run."""
         if self._job.state != DONE:
             self._model.forget(self._job)
 
 
 class Model:
-    """One version of a model, ready to answer.
+    """One version of a model, ready to serve.
 
     Args:
-        name: The model's.
+        name: Name of the model.
         version: A number, as text.
-        make: Makes its backend; once per lane.
+        make: Makes its backend; called once per lane.
         options: How to run it.
 
     Attributes:
-        statistics: What it has done.
-        active: Requests that it has not answered yet.
-        on_idle: Called whenever `active` comes down to zero.
+        statistics: Its counts and times.
+        active: Requests that are not answered yet.
+        on_idle: Called whenever `active` drops to zero.
     """
 
     def __init__(self, name: str, version: str, make: MakeBackend, options: ModelOptions):
@@ -72,7 +72,7 @@ class Model:
         """Answer a request.
 
         Raises:
-            ServingError: It is wrong, or the queue is full. Then `reply` is not called.
+            ServingError: The request is bad, or the queue is full. Then `reply` is not called.
         """
         try:
             job = Job(request, self._done, self._check(request))
@@ -90,18 +90,18 @@ class Model:
         return None if job.state == DONE else Ticket(self, job)
 
     def forget(self, job: Job) -> None:
-        """Of a request whose client went away."""
+        """Give up a request whose client is gone."""
         self.executor.cancel(job)
         self.statistics.cancelled += 1
         self._leave()
 
     def count_failure(self, error: ServingError, spent_ns: int = 0) -> None:
-        """Count a request whose answer is this error, so that nobody else does."""
+        """Count a request that fails with this error, and mark the error as counted."""
         self.statistics.fail(error.reason, spent_ns)
         error.is_counted = True
 
     def close(self) -> None:
-        """Stop its lanes; it must be idle."""
+        """Stop the lanes; the model must be idle."""
         self.executor.close()
 
     def _leave(self) -> None:
@@ -131,15 +131,15 @@ class Model:
     def _lacking(self, result: Any, request: InferRequest) -> ServingError:
         given = list(result) if isinstance(result, dict) else [type(result).__name__]
         missing = sorted(set(request.outputs or self._outputs) - set(given))
-        return ServingError("internal", f"Model {self.name!r} gave {given}, and not {missing}, which its metadata names.")
+        return ServingError("internal", f"Model {self.name!r} returned {given} without {missing}, which its metadata lists.")
 
-    # What clients send.
+    # Validation.
 
     def check_inputs(self, inputs: dict[str, np.ndarray]) -> int:
-        """Refuse inputs that are not the model's; the size of the batch, −1 where it has none.
+        """Refuse inputs that do not fit the model; returns the batch size, or −1 if it has none.
 
         Raises:
-            ServingError: One is unknown, or has another datatype, shape or batch.
+            ServingError: An input is unknown, or has the wrong datatype, shape or batch size.
         """
         batch = -1
         for name, array in inputs.items():
@@ -155,14 +155,14 @@ class Model:
             if self.metadata.batched:
                 if batch >= 0 and array.shape[0] != batch:
                     raise invalid(
-                        f"Input {name!r} of model {self.name!r}: expected a batch of {batch} as the inputs before it, got "
+                        f"Input {name!r} of model {self.name!r}: expected a batch of {batch} like the inputs before it, got "
                         f"{array.shape[0]}."
                     )
                 batch = array.shape[0]
         return batch
 
     def _check(self, request: InferRequest) -> int:
-        """Refuse inputs and outputs that are not the model's; how many rows the request has."""
+        """Refuse inputs and outputs that do not fit the model; returns the number of rows."""
         inputs = request.inputs
         batch = self.check_inputs(inputs)
         for name in self._required:
@@ -182,8 +182,8 @@ class Model:
         if name not in states:
             return text
         return (
-            f"{text} It is the model's state: send zeros first, then what {states[name]!r} gave; or name a sequence_id, with "
-            "sequence_start in its first request, and the server keeps it."
+            f"{text} It is the model's state: send zeros first, then the last {states[name]!r}; or set a sequence_id, with "
+            "sequence_start in the first request, and the server keeps it."
         )
 
     def _check_shape(self, spec: TensorSpec, shape: tuple[int, ...]) -> None:
@@ -195,7 +195,7 @@ class Model:
 
 
 def _executor(make: MakeBackend, options: ModelOptions) -> Executor:
-    """An executor whose lanes have run once."""
+    """An executor whose lanes are warmed up."""
 
     def make_warm() -> Backend:
         backend = make()
@@ -218,18 +218,18 @@ def _executor(make: MakeBackend, options: ModelOptions) -> Executor:
 
 
 def _handing_out(backend: Backend, make: MakeBackend) -> MakeBackend:
-    """Gives a backend that is there already, then new ones."""
+    """Return an existing backend first, then new ones."""
     first = [backend]
     return lambda: first.pop() if first else make()
 
 
 def _large(backend: Backend, options: ModelOptions) -> int:
-    """Rows above which a request is not one for the event loop: a full batch, or what the model takes at least."""
+    """Rows above which a request does not run on the event loop: a full batch, or the model's fixed size."""
     return max(options.batch_size, backend.rows(backend.warm_up_request()))
 
 
 def _time_of_a_batch(backend: Backend, rows: int) -> float:
-    """Seconds that a full batch takes, reckoned from one row and from 64."""
+    """Seconds that a full batch takes, extrapolated from 1 and 64 rows."""
 
     def spent(count: int) -> float:
         request = backend.warm_up_request(count)
@@ -245,7 +245,7 @@ def _time_of_a_batch(backend: Backend, rows: int) -> float:
         return one
     try:
         return one + (spent(64) - one) / 63 * (rows - 1)
-    except Exception:  # it takes fewer; then one row must do
+    except Exception:  # it takes fewer rows; extrapolate from one
         return one * rows
 
 
@@ -261,4 +261,4 @@ def _warm_up(backend: Backend) -> None:
         raise HurtleError(f"It cannot be run: {type(error).__name__}: {str(error)[:500]}") from error
     missing = {spec.name for spec in backend.metadata().outputs} - found.keys()
     if missing:
-        raise HurtleError(f"It gave {sorted(found)} and not {sorted(missing)}, which its metadata names.")
+        raise HurtleError(f"It returned {sorted(found)} without {sorted(missing)}, which its metadata lists.")

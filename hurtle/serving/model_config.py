@@ -1,6 +1,6 @@
-"""Triton's ModelConfig: `config_of` a model says how it is run; `read_config` reads what a client changes when it loads one.
+"""Triton's ModelConfig: `config_of` describes how a model runs; `read_config` reads a client's changes when it loads one.
 
-Model → config; JSON text → `ModelOptions` fields, and a description to hold the model to. Loads nothing.
+Model → config; JSON text → `ModelOptions` fields, and a description that the model must match. Loads nothing.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ MAX_DELAY_US = 10_000_000
 _ModelConfig = message_class("inference.ModelConfig")
 _CPU_KINDS = ("KIND_AUTO", "KIND_CPU", "KIND_MODEL")
 _DESCRIBING = ("name", "platform", "backend", "input", "output")
-"""Fields that say what a model is: they cannot be changed, and must be the model's own."""
+"""Fields that describe a model: they cannot be changed, and must match the model."""
 
 
 def config_of(model: Model) -> dict[str, Any]:
-    """How a model is run, in the words of Triton's ModelConfig."""
+    """How a model runs, as Triton's ModelConfig."""
     options, metadata = model.options, model.metadata
 
     def tensors(specs: Any) -> list[dict[str, Any]]:
@@ -60,14 +60,14 @@ def config_of(model: Model) -> dict[str, Any]:
 
 
 def read_config(text: str, base: ModelOptions) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a client's config changes of a model's options, and what it says the model is (for `check_described`).
+    """The options that a client's config changes, and its description of the model (for `check_described`).
 
     Args:
         text: JSON of a ModelConfig.
-        base: The options that the operator gave; limits among them hold for clients too.
+        base: The operator's options; their limits hold for clients too.
 
     Raises:
-        ServingError: It is no ModelConfig, or has fields or values that are not supported; names them.
+        ServingError: It is no ModelConfig, or has unsupported fields or values, which the message names.
     """
     given = _parse(text)
     try:
@@ -93,22 +93,22 @@ def read_config(text: str, base: ModelOptions) -> tuple[dict[str, Any], dict[str
     described = MessageToDict(message, preserving_proto_field_name=True)
     described = {name: value for name, value in described.items() if name in _DESCRIBING}
     if not message.max_batch_size and {"max_batch_size", "maxBatchSize"} & given.keys():
-        described["max_batch_size"] = 0  # the model takes no batches
+        described["max_batch_size"] = 0  # the client says that the model takes no batches
     return options, described
 
 
 def check_described(described: dict[str, Any], model: Model) -> None:
-    """Refuse a model that is not what a client's config says it is.
+    """Refuse a model that does not match a client's description.
 
     Raises:
-        HurtleError: It differs; says where.
+        HurtleError: They differ; the message says where.
     """
     wanted, found = ParseDict(described, _ModelConfig()), ParseDict(config_of(model), _ModelConfig())
     for name in described:
         if getattr(wanted, name) != getattr(found, name):
             actual = json.dumps(MessageToDict(found, preserving_proto_field_name=True).get(name))
             given = json.dumps(described[name])
-            raise HurtleError(f"The config's {name} is not the model's: expected {actual:.300}, got {given:.300}.")
+            raise HurtleError(f"The config's {name} does not match the model: expected {actual:.300}, got {given:.300}.")
 
 
 def _parse(text: str) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def _read_instances(groups: Any) -> dict[str, Any]:
         raise invalid(
             f"config: instance_group: expected kind {', '.join(_CPU_KINDS)}, got {kind}; the server's options set devices."
         )
-    return {"lanes": _within("instance_group count", groups[0].count or 1, 1, MAX_LANES)}  # omitted, it is 1, as in Triton
+    return {"lanes": _within("instance_group count", groups[0].count or 1, 1, MAX_LANES)}  # 1 by default, as in Triton
 
 
 def _read_parameters(parameters: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""What a client may send along when it loads a model: `config`, and files of its own where the server allows that.
+"""`Overrides`: what a client may send when it loads a model: `config`, and files if the server allows them.
 
-parameters → `Overrides` → (files → a private folder for as long as the load takes). Loads nothing itself.
+parameters → `Overrides` → (files → a private folder while the model is loaded). Loads nothing itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hurtle.serving.model_config import read_config
 from hurtle.serving.status import invalid
 
 MODEL_FILE = "model.onnx"
-"""ONNX alone: TorchScript and torch.export archives are programs, which a client must not bring."""
+"""ONNX only: TorchScript and torch.export archives are programs, which a client must not send."""
 MAX_FILES = 16
 _FILE = "file:"
 _PATH = re.compile(r"([0-9]{1,18})/([A-Za-z0-9_][A-Za-z0-9_.\-]{0,127})")
@@ -32,22 +32,22 @@ _PATH = re.compile(r"([0-9]{1,18})/([A-Za-z0-9_][A-Za-z0-9_.\-]{0,127})")
 
 @dataclass(frozen=True)
 class Overrides:
-    """What a client sent; plain values, as it may go to other processes."""
+    """What a client sent, as plain values that can go to other processes."""
 
     options: dict[str, Any] = field(default_factory=dict)
-    """Fields of `ModelOptions`."""
+    """Changed fields of `ModelOptions`."""
     has_config: bool = False
-    """Whether a client sends these options now; else they are those of an earlier load."""
+    """Whether a client sends these options now; otherwise an earlier load set them."""
     described: dict[str, Any] = field(default_factory=dict)
-    """What the client says that the model is, as fields of a ModelConfig."""
+    """What the client says the model is, as fields of a ModelConfig."""
     version: str = ""
-    """Of the files."""
+    """The version of the files."""
     files: dict[str, bytes] = field(default_factory=dict)
-    """By name; if there are any, they are the whole model."""
+    """Files by name; if there are any, they are the whole model."""
 
 
 def read_overrides(name: str, parameters: Mapping[str, Any], config: ServeConfig) -> Overrides:
-    """The parameters of a load.
+    """Parse the parameters of a load.
 
     Raises:
         ServingError: They are wrong, or files are not allowed.
@@ -62,7 +62,7 @@ def read_overrides(name: str, parameters: Mapping[str, Any], config: ServeConfig
     if sent:
         _check_allowed(config)
         if text is None:
-            raise invalid("Files that a client sends need a config too, as in Triton; {} will do.")
+            raise invalid("Files need a config too, as in Triton; {} will do.")
     options, described = read_config(text, config.for_model(name)) if text is not None else ({}, {})
     if not sent:
         return Overrides(options, text is not None, described)
@@ -73,10 +73,10 @@ def read_overrides(name: str, parameters: Mapping[str, Any], config: ServeConfig
 def _check_allowed(config: ServeConfig) -> None:
     if not config.allow_file_overrides:
         raise ServingError(
-            "permission_denied", "This server takes no model files from clients; --allow-file-overrides would let it."
+            "permission_denied", "This server takes no model files from clients; --allow-file-overrides enables that."
         )
     if config.processes > 1:
-        raise ServingError("failed_precondition", "Files from clients need --processes 1: one process alone would have them.")
+        raise ServingError("failed_precondition", "Files from clients need --processes 1: only one process would have them.")
 
 
 def _read_files(sent: Mapping[str, Any], most: int) -> tuple[str, dict[str, bytes]]:
@@ -86,9 +86,7 @@ def _read_files(sent: Mapping[str, Any], most: int) -> tuple[str, dict[str, byte
     for path, value in sent.items():
         match = _PATH.fullmatch(path)
         if match is None:
-            raise invalid(
-                f"file:{path!r:.100}: expected VERSION/NAME, such as 1/{MODEL_FILE}, and nothing that leads elsewhere."
-            )
+            raise invalid(f"file:{path!r:.100}: expected VERSION/NAME, such as 1/{MODEL_FILE}, without other folders.")
         versions.add(match[1])
         files[match[2]] = _content(path, value)
     if len(versions) != 1:
@@ -101,7 +99,7 @@ def _read_files(sent: Mapping[str, Any], most: int) -> tuple[str, dict[str, byte
 
 
 def _content(path: str, value: Any) -> bytes:
-    """The bytes of a file: as they are over gRPC, base64 in JSON."""
+    """The bytes of a file: raw over gRPC, base64 in JSON."""
     if isinstance(value, bytes):
         return value
     try:
@@ -112,7 +110,7 @@ def _content(path: str, value: Any) -> bytes:
 
 @contextmanager
 def written(overrides: Overrides) -> Iterator[dict[str, Source]]:
-    """The client's files in a folder that only this user can read, until the model is loaded; by version.
+    """Write the client's files to a folder that only this user can read, until the model is loaded; yields sources by version.
 
     Raises:
         ServingError: They cannot be written.

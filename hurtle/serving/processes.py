@@ -1,7 +1,7 @@
-"""Several processes on the same ports: a parent that starts, watches and connects them, and a `Hub` in each child.
+"""Several processes that share the ports: a parent that starts, watches and connects them, and a `Hub` in each child.
 
-child ⇄ socket ⇄ parent ⇄ socket ⇄ every child: what one child is asked (load, unload, counts) all of them do. The kernel
-spreads connections (SO_REUSEPORT).
+child ⇄ socket ⇄ parent ⇄ socket ⇄ every child: a load, unload or count that one child is asked for runs in all of them. The
+kernel spreads connections over them (SO_REUSEPORT).
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from hurtle.errors import HurtleError, ServingError
 from hurtle.serving.config import ServeConfig
 from hurtle.serving.overrides import Overrides
 from hurtle.serving.server import Server, bound, run_server
-from hurtle.serving.shell import Shell
+from hurtle.serving.service import InferenceService
 from hurtle.serving.statistics import add, past_counts
 
 log = logging.getLogger("hurtle.serving")
 MOST_DEATHS = 5
-"""Within a minute, of a server of which nothing is left: then something is wrong that starting again will not mend."""
+"""Deaths within a minute, with no process left, after which restarting is given up."""
 PATIENCE = {"snapshot_here": 5.0}
-"""Seconds that a call to all processes may take; `LOADING` for others."""
+"""Seconds that a call to all processes may take, by method; `LOADING` for the others."""
 LOADING = 120.0
 
 
 async def receive(reader: asyncio.StreamReader) -> Any:
-    """A message of another process of ours.
+    """Read a message from another of our processes.
 
     Raises:
-        EOFError: It is gone.
+        EOFError: The process is gone.
     """
     try:
         length = int.from_bytes(await reader.readexactly(4), "little")
@@ -49,17 +49,17 @@ async def receive(reader: asyncio.StreamReader) -> Any:
 
 
 def framed(message: Any) -> bytes:
-    """What `receive` reads."""
+    """Encode a message for `receive`."""
     content = pickle.dumps(message)
     return len(content).to_bytes(4, "little") + content
 
 
 class Hub:
-    """A child's way to all processes.
+    """A child's link to all processes.
 
     Args:
-        link: To the parent.
-        is_first: Whether this child says what one of them should.
+        link: Socket to the parent.
+        is_first: Whether this child logs what should be logged once.
     """
 
     def __init__(self, link: socket.socket, is_first: bool):
@@ -69,17 +69,17 @@ class Hub:
         self._tasks: set[asyncio.Task[None]] = set()
         self._writer: asyncio.StreamWriter
 
-    async def attach(self, shell: Shell, stop: asyncio.Event) -> None:
-        """Listen to the parent; when it is gone, stop."""
+    async def attach(self, service: InferenceService, stop: asyncio.Event) -> None:
+        """Listen to the parent; stop when it is gone."""
         reader, self._writer = await asyncio.open_connection(sock=self._link)
-        self._spawn(self._listen(reader, shell, stop))
+        self._spawn(self._listen(reader, service, stop))
 
-    def say_ready(self) -> None:
-        """Clients may come."""
+    def report_ready(self) -> None:
+        """Tell the parent that this child accepts clients."""
         self._writer.write(framed(("ready",)))
 
     async def call(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of every process's shell."""
+        """Call a method of every process's service."""
         number, patience = next(self._numbers), PATIENCE.get(method, LOADING)
         future = self._calls[number] = asyncio.get_running_loop().create_future()
         self._writer.write(framed(("ask", number, method, arguments)))
@@ -94,20 +94,20 @@ class Hub:
                 raise ServingError(result.reason, result.message)
         return results
 
-    async def _listen(self, reader: asyncio.StreamReader, shell: Shell, stop: asyncio.Event) -> None:
+    async def _listen(self, reader: asyncio.StreamReader, service: InferenceService, stop: asyncio.Event) -> None:
         try:
             while True:
-                kind, number, *rest = await receive(reader)
+                kind, number, *arguments = await receive(reader)
                 if kind == "do":
-                    self._spawn(self._do(shell, number, *rest))
+                    self._spawn(self._do(service, number, *arguments))
                 elif (future := self._calls.get(number)) is not None and not future.done():
-                    future.set_result(rest[0])
+                    future.set_result(arguments[0])
         except EOFError:
             stop.set()
 
-    async def _do(self, shell: Shell, number: int, method: str, arguments: tuple[Any, ...]) -> None:
+    async def _do(self, service: InferenceService, number: int, method: str, arguments: tuple[Any, ...]) -> None:
         try:
-            result = await getattr(shell, method)(*arguments)
+            result = await getattr(service, method)(*arguments)
         except ServingError as error:
             result = Failure(error.reason, str(error))
         except Exception as error:
@@ -130,7 +130,7 @@ class Failure:
 
 @dataclass
 class Call:
-    """A question of one child to all."""
+    """A call of one child to all."""
 
     asker: int
     number: int
@@ -138,31 +138,31 @@ class Call:
     arguments: tuple[Any, ...]
     waiting: set[int]
     results: dict[int, Any] = field(default_factory=dict)
-    """By child."""
+    """Results by child."""
 
 
 @dataclass
 class Child:
-    """A process."""
+    """A child process."""
 
     process: Any
     writer: asyncio.StreamWriter
     changes: int
-    """How many loads and unloads there had been when it was started."""
+    """Number of loads and unloads before it was started."""
     is_ready: bool = False
     counts: dict[str, Any] | None = None
-    """What it had done when it was last asked."""
+    """Its counts when they were last asked for."""
 
 
 class Parent:
     """Starts and watches the processes.
 
     Args:
-        config: Of each.
+        config: Settings of each process.
         started: Called with the ports when all are ready.
 
     Raises:
-        HurtleError: A port is taken.
+        HurtleError: A port is in use.
     """
 
     def __init__(self, config: ServeConfig, started: Callable[[int | None, int | None], None]):
@@ -172,8 +172,8 @@ class Parent:
         for name in ("http_port", "grpc_port"):
             port = getattr(config, name)
             if port:
-                bound(config.host, port, shared=False).close()  # else another server of several processes would share it
-            if port is not None:  # held open, so that nobody takes it while a child is started again
+                bound(config.host, port, shared=False).close()  # otherwise we would share it with another such server
+            if port is not None:  # kept bound, so that nobody takes it while a child restarts
                 self._held.append(bound(config.host, port, shared=True))
                 port = self._held[-1].getsockname()[1]
             ports[name] = port
@@ -182,9 +182,9 @@ class Parent:
         self._calls: dict[int, Call] = {}
         self._numbers = itertools.count()
         self._changes: list[tuple[str, tuple[Any, ...]]] = []
-        """Loads and unloads by clients: what a child that is started again must do too."""
+        """Loads and unloads by clients, which a restarted child must repeat."""
         self._past: dict[str, Any] | None = None
-        """What children had done that are gone: counts must not go down."""
+        """Counts of children that are gone: totals must not decrease."""
         self._deaths: list[float] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._refusal: str | None = None
@@ -192,10 +192,10 @@ class Parent:
         self._is_announced = self._stopping = self._failed = False
 
     def run(self) -> bool:
-        """Until SIGTERM or Ctrl-C; whether all children ended well.
+        """Run until SIGTERM or Ctrl-C; returns whether all children ended well.
 
         Raises:
-            HurtleError: They cannot start.
+            HurtleError: The children cannot start.
         """
         return asyncio.run(self._main())
 
@@ -228,20 +228,20 @@ class Parent:
         child = self._children[index]
         try:
             while True:
-                kind, *rest = await receive(reader)
+                kind, *arguments = await receive(reader)
                 if kind == "ready":
                     self._welcome(child)
                 elif kind == "ask":
-                    self._ask(index, *rest)
+                    self._ask(index, *arguments)
                 elif kind == "done":
-                    self._done(index, *rest)
+                    self._done(index, *arguments)
                 elif kind == "failed":
-                    self._on_refusal(rest[0])
+                    self._on_refusal(arguments[0])
         except EOFError:
-            await self._bury(index)
+            await self._on_death(index)
 
     def _on_refusal(self, why: str) -> None:
-        """A child cannot start: `run` says why, once for all of them, unless others serve."""
+        """A child cannot start: `run` raises the reason, once for all of them, unless others serve."""
         if self._is_announced:
             log.error("%s", why)
         else:
@@ -249,7 +249,7 @@ class Parent:
 
     def _welcome(self, child: Child) -> None:
         child.is_ready = True
-        for method, arguments in self._changes[child.changes :]:  # that came while it was starting
+        for method, arguments in self._changes[child.changes :]:  # those that came while it was starting
             child.writer.write(framed(("do", -1, method, arguments)))
         if not self._is_announced and sum(child.is_ready for child in self._children.values()) == self._config.processes:
             self._is_announced = True
@@ -284,8 +284,8 @@ class Parent:
         if call.asker in self._children:
             self._children[call.asker].writer.write(framed(("answer", call.number, results)))
 
-    async def _bury(self, index: int) -> None:
-        """A child is gone: answer what waited for it, and start another unless we are stopping."""
+    async def _on_death(self, index: int) -> None:
+        """Answer calls that waited for a dead child, and start another unless we are stopping."""
         child = self._children.pop(index)
         child.writer.close()
         if child.counts is not None:
@@ -293,7 +293,7 @@ class Parent:
         for number, call in list(self._calls.items()):
             call.waiting.discard(index)
             if call.method == "snapshot_here":
-                call.results.pop(index, None)  # it is in the past now
+                call.results.pop(index, None)  # it is part of the past now
             self._settle(number)
         await asyncio.to_thread(child.process.join)
         code = child.process.exitcode
@@ -310,7 +310,7 @@ class Parent:
                 self._ended.set()
             return
         log.error("process %d ended with %s; starting another", index, code)
-        await asyncio.sleep(min(30.0, 0.1 * 2 ** len(self._deaths)))  # one that cannot start must not keep the others busy
+        await asyncio.sleep(min(30.0, 0.1 * 2 ** len(self._deaths)))  # a child that cannot start must not keep the others busy
         if not self._stopping:
             await self._start(index)
         elif not self._children:
@@ -331,7 +331,7 @@ class Parent:
 
 
 def _last_changes(changes: list[tuple[str, tuple[Any, ...]]]) -> tuple[frozenset[str], dict[str, Overrides]]:
-    """Of the models that clients loaded and unloaded, those that are out of service now; and what was changed of the others."""
+    """The models that clients have unloaded, and the changes they made when loading the others."""
     last = {name: (method, more) for method, (name, *more) in changes}
     unloaded = frozenset(name for name, (method, _) in last.items() if method == "unload_here")
     return unloaded, {name: more[0] for name, (method, more) in last.items() if method == "load_here" and more}
@@ -340,15 +340,15 @@ def _last_changes(changes: list[tuple[str, tuple[Any, ...]]]) -> tuple[frozenset
 def _child(
     config: ServeConfig, link: socket.socket, is_first: bool, unloaded: frozenset[str], overrides: dict[str, Overrides]
 ) -> None:
-    """What a child runs."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent tells us
+    """The main function of a child."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent stops us
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     hub, spare = Hub(link, is_first), link.dup()
 
     def started(server: Server) -> None:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        hub.say_ready()
+        hub.report_ready()
 
     try:
         clean = run_server(Server(config, hub, unloaded, overrides), started)

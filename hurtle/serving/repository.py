@@ -1,7 +1,7 @@
-"""`Repository`: which models there are, in which versions; loads, swaps and retires them while requests go on.
+"""`Repository`: the models and their versions; loads, swaps and retires them while requests go on.
 
-files and folders name/version/model.* → `Model` per version. A version that cannot be loaded is refused, and what was there
-serves on. Knows nothing of transports.
+files and folders name/version/model.* → `Model` per version. If a version cannot be loaded, the old one goes on serving. Knows
+nothing of transports.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ from hurtle.serving.statistics import ModelStatistics
 
 log = logging.getLogger("hurtle.serving")
 MAX_SENT = 16
-"""Models whose files clients sent, at a time."""
+"""Models that may be loaded from files sent by clients, at a time."""
 KEPT_COUNTS = 64
-"""Versions whose files are gone and whose counts are kept, should they come back."""
+"""Removed versions whose counts are kept, in case they come back."""
 
 
 @dataclass
 class Entry:
-    """A model by name."""
+    """All versions of a model."""
 
     ready: dict[str, Model] = field(default_factory=dict)
-    """By version, the newest last."""
+    """Loaded versions, newest last."""
     sources: dict[str, Source] = field(default_factory=dict)
-    """Of what is ready."""
+    """Sources of the loaded versions."""
     changed: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By version, the options that a client changed when it was loaded."""
+    """By version, the options that a client set when it was loaded."""
     states: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Of versions that are not: state and reason."""
+    """State and reason of versions that are not loaded."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Of versions that are ready: why their newer files were not taken."""
+    """By loaded version, the reason its newer files were refused."""
     tried: dict[str, Fingerprint] = field(default_factory=dict)
-    """What the files were when they were last loaded or refused."""
+    """Fingerprints of the files that were last loaded or refused."""
     is_unloaded: bool = False
-    """By a client: only a client loads it again."""
+    """Whether a client unloaded it; only a client loads it again."""
     overrides: Overrides = field(default_factory=Overrides)
-    """What a client changed when it last loaded the model, without its files."""
+    """Changes of the client that last loaded the model, without its files."""
     is_sent: bool = False
-    """A client sent its files, which are gone."""
+    """Whether it was loaded from files that a client sent, which are gone."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -72,8 +72,8 @@ class Repository:
     """The models of a server.
 
     Args:
-        config: Which files and folders, and how their models are run.
-        is_used: Whether a version that was taken out of service is still needed, though it runs nothing.
+        config: The files and folders, and how their models run.
+        is_used: Whether a retired version is still needed, even if it runs nothing.
     """
 
     def __init__(self, config: ServeConfig, is_used: Callable[[Model], bool] = lambda model: False):
@@ -86,10 +86,10 @@ class Repository:
         for text in config.models:
             self._add(text)
 
-    # What is there.
+    # Lookup.
 
     def find(self, name: str, version: str = "") -> Model:
-        """A model that is ready.
+        """A model that is loaded.
 
         Raises:
             ServingError: There is none.
@@ -101,7 +101,7 @@ class Repository:
             model = entry.ready.get(version)
             if model is None:
                 known = ", ".join(entry.ready) or "none"
-                raise ServingError("not_found", f"Model {name!r} has no version {version!r:.40}; ready are {known}.")
+                raise ServingError("not_found", f"Model {name!r} has no version {version!r:.40}; loaded versions: {known}.")
             return model
         for model in reversed(entry.ready.values()):
             return model
@@ -109,34 +109,34 @@ class Repository:
         raise ServingError("unavailable", f"Model {name!r} is not ready: {reason or state.lower()}.")
 
     def is_ready(self, name: str, version: str = "") -> bool:
-        """Whether a model can answer; one that is not known cannot."""
+        """Whether a model can answer; an unknown one cannot."""
         try:
             return bool(self.find(name, version))
         except ServingError:
             return False
 
     def has_model(self, name: str) -> bool:
-        """Whether a model of this name was ever loaded, though it may not be ready."""
+        """Whether a model of this name was ever loaded; it may not be ready."""
         return name in self._entries
 
     def versions(self, name: str) -> list[str]:
-        """Of a model, those that are ready."""
+        """The loaded versions of a model."""
         return list(self._entries[name].ready)
 
     def models(self) -> list[Model]:
-        """All that are ready."""
+        """All loaded models."""
         return [model for entry in self._entries.values() for model in entry.ready.values()]
 
     def retiring(self) -> set[Model]:
-        """Those taken out of service that still have requests to answer."""
+        """Retired models that still have requests to answer."""
         return self._retiring
 
     def statistics(self) -> dict[tuple[str, str], ModelStatistics]:
-        """What versions have done, by name and version, through all their loads and unloads."""
+        """Statistics by name and version, over all loads and unloads."""
         return self._statistics
 
     def has_version(self, name: str, version: str) -> bool:
-        """Whether a version is ready, or could be for all we know."""
+        """Whether a version is loaded or listed."""
         entry = self._entries.get(name)
         return entry is not None and (version in entry.ready or version in entry.states)
 
@@ -144,8 +144,8 @@ class Repository:
         """All models and versions with their states, as Triton's RepositoryIndex lists them.
 
         Args:
-            only_ready: Leave out the others.
-            on_disk: What `on_disk` found, for models and versions that nobody has loaded.
+            only_ready: Leave out versions that are not loaded.
+            on_disk: What `on_disk` found, for models and versions that were never loaded.
         """
         found, on_disk = [], on_disk or {}
         for name in sorted({*self._entries, *on_disk}):
@@ -161,7 +161,7 @@ class Repository:
     # Loading and unloading.
 
     def names(self) -> list[str]:
-        """What could be loaded: files that were named, and the folders' subfolders."""
+        """Models that can be loaded: the named files, and the subfolders of the folders."""
         found = dict.fromkeys(self._files)
         for folder in self._folders:
             for child in model_folders(folder):
@@ -170,7 +170,7 @@ class Repository:
         return list(found)
 
     def on_disk(self) -> dict[str, dict[str, str]]:
-        """By model the versions that lie in the files and folders; where there are none, version "" and what is wrong."""
+        """By model, the versions found on disk; if there are none, version "" with the problem."""
         found = {name: dict.fromkeys(self._sources(name), "") for name in self.names()}
         for folder in self._folders:
             for child in model_folders(folder):
@@ -179,31 +179,31 @@ class Repository:
         return found
 
     def problems(self) -> list[str]:
-        """What lies in the folders and is not where a model should be; one line per folder."""
+        """Problems of the folders, one line each."""
         found = [problem_of(path, path.resolve()) for path in self._files.values() if path.is_dir()]
         for folder in self._folders:
             found += [problem_of_root(folder), *(problem_of(child, folder) for child in model_folders(folder))]
         return [problem for problem in found if problem]
 
     def _problem_of(self, name: str) -> str:
-        """What is wrong with the folder of a model, if there is one."""
+        """The problem of a model's folder, or an empty string."""
         folders = [folder for folder in self._folders if (folder / name).is_dir()]
         return problem_of(folders[0] / name, folders[0]) if folders else ""
 
     def may_change(self) -> bool:
-        """Whether models may come that are not there yet."""
+        """Whether further models may appear."""
         return bool(self._folders)
 
     async def load(self, name: str, overrides: Overrides | None = None) -> None:
-        """Load what is new or changed of a model, and take out of service what is gone.
+        """Load the new and changed versions of a model, and retire those that are gone.
 
         Args:
-            name: The model's.
-            overrides: What a client sent along; files in it stand for those that lie here.
+            name: Name of the model.
+            overrides: Changes that a client sent; its files replace those on disk.
 
         Raises:
-            ServingError: No such model, or a version cannot be loaded: the others are, and an old one stays; but a config is
-                taken for all versions or for none.
+            ServingError: There is no such model, or a version cannot be loaded. Other versions are loaded all the same, and the
+                old one stays; but a config applies to all versions or to none.
         """
         if not NAME.fullmatch(name):
             raise ServingError("invalid_argument", f"{name!r:.80} cannot be a model's name: letters, digits, _ . - only.")
@@ -224,7 +224,7 @@ class Repository:
             self._check_known(name, entry)
             sources = await asyncio.to_thread(self._sources, name)
             if not sources:
-                raise ServingError("not_found", f"The files of model {name!r} are gone; what was loaded serves on.")
+                raise ServingError("not_found", f"The files of model {name!r} are gone; the loaded versions go on serving.")
             if overrides.has_config:
                 built = await self._build_all(name, sources, entry, options, overrides)
                 problems = [self._install(version, sources[version], built[version], entry, overrides) for version in built]
@@ -237,7 +237,7 @@ class Repository:
                 ]
             problems = [problem for problem in problems if problem]
             entry.tried, entry.is_unloaded = _fingerprints(sources), False
-            if not (problems and entry.is_sent):  # else what the client had sent serves on
+            if not (problems and entry.is_sent):  # otherwise the files that the client had sent go on serving
                 entry.is_sent = False
                 self._remove_others(entry, sources)
             if not problems:
@@ -246,16 +246,17 @@ class Repository:
             raise ServingError("failed_precondition", f"Model {name!r}: {'; '.join(problems)}")
 
     async def _load_sent(self, name: str, overrides: Overrides, options: ModelOptions) -> None:
-        """Load a model from files that a client sent: all or nothing, and only as ONNX, whatever other models are."""
+        """Load a model from files that a client sent: all or nothing, and as ONNX only."""
         if options.backend not in (None, "onnx"):
             raise ServingError(
-                "failed_precondition", f"Model {name!r} is run by {options.backend!r}, which takes no files from clients."
+                "failed_precondition",
+                f"Model {name!r} uses the backend {options.backend!r}, which takes no files from clients.",
             )
         parameters = {key: value for key, value in options.parameters.items() if key != "runtime"}
         options = replace(options, backend="onnx", parameters=parameters, load_library=())
         sent = {key for key, entry in self._entries.items() if entry.is_sent} | {name}
         if len(sent) > MAX_SENT:
-            raise ServingError("resource_exhausted", f"{MAX_SENT} models have come from clients already; unload one.")
+            raise ServingError("resource_exhausted", f"{MAX_SENT} models were loaded from clients' files already; unload one.")
         entry = self._entries.setdefault(name, Entry())
         async with entry.lock:
             self._check_known(name, entry)
@@ -275,12 +276,12 @@ class Repository:
             self._remove_others(entry, sources)
 
     def _check_known(self, name: str, entry: Entry) -> None:
-        """An entry may have been dropped while its lock was waited for."""
+        """Raise if the entry was dropped while we waited for its lock."""
         if self._entries.get(name) is not entry:
-            raise ServingError("unavailable", f"Model {name!r} was unloaded meanwhile; try again.")
+            raise ServingError("unavailable", f"Model {name!r} was unloaded meanwhile; retry.")
 
     def _remove_others(self, entry: Entry, sources: Mapping[str, Source]) -> None:
-        """Take out of service the versions that a model has no more."""
+        """Retire the versions that a model no longer has."""
         for version in [version for version in entry.ready if version not in sources]:
             self._retire(entry.ready.pop(version), "removed")
             entry.sources.pop(version)
@@ -291,10 +292,10 @@ class Repository:
     async def _build_all(
         self, name: str, sources: Mapping[str, Source], entry: Entry, options: ModelOptions, overrides: Overrides
     ) -> dict[str, Model | str]:
-        """All versions of a model with a client's config.
+        """Build all versions of a model with a client's config.
 
         Raises:
-            ServingError: One of them cannot be loaded; then none is, and what was there serves on.
+            ServingError: One of them cannot be loaded; then none is, and the old ones go on serving.
         """
         states = dict(entry.states)
         built = {
@@ -317,7 +318,7 @@ class Repository:
     async def _build(
         self, name: str, version: str, source: Source, entry: Entry, options: ModelOptions, overrides: Overrides
     ) -> Model | str:
-        """A version as it should be, which is the one that is ready where nothing has changed; or what is wrong with it."""
+        """Build a version, or return the loaded one if nothing has changed; a string is the reason it cannot be loaded."""
         ready = entry.ready.get(version)
         is_same = ready is not None and entry.sources[version].fingerprint == source.fingerprint
         try:
@@ -329,20 +330,20 @@ class Repository:
             if source.refusal:
                 raise HurtleError(f"{source.refusal}.")
             return await asyncio.to_thread(_load, name, version, source.path, options, overrides.described)
-        except Exception as error:  # of any backend
+        except Exception as error:  # from any backend
             problem = str(error) if isinstance(error, HurtleError) else f"{type(error).__name__}: {error}"
-            if overrides.files:  # where they lay for the time of the load is nobody's business
+            if overrides.files:  # hide the temporary folder from the client
                 for folder in {source.path.parent.resolve(), source.path.parent}:
                     problem = problem.replace(f"{folder}/", "")
             return problem[:500]
 
     def _install(self, version: str, source: Source, built: Model | str, entry: Entry, overrides: Overrides) -> str:
-        """Serve what `_build` gave, or say why not; returns what the client hears of that."""
+        """Serve what `_build` returned; returns the error for the client, or an empty string."""
         old = entry.ready.get(version)
         if isinstance(built, str):
             if old is not None:
-                entry.refused[version] = f"its newer files were refused, the older serve on: {built}"
-                return f"version {version} was refused; the one that was there serves on: {built}"
+                entry.refused[version] = f"its newer files were refused, the older ones go on serving: {built}"
+                return f"version {version} was refused; the old one goes on serving: {built}"
             entry.states[version] = ("UNAVAILABLE", built)
             return f"version {version} was refused: {built}"
         entry.refused.pop(version, None)
@@ -358,16 +359,16 @@ class Repository:
         return ""
 
     def _forget_counts(self) -> None:
-        """Of versions that are gone, where they are many: a server may see thousands."""
+        """Drop the oldest counts of removed versions: a server may see thousands."""
         gone = [key for key in self._statistics if not self.has_version(*key)]
         for key in gone[:-KEPT_COUNTS]:
             del self._statistics[key]
 
     async def unload(self, name: str) -> None:
-        """Take all versions of a model out of service; what runs is finished.
+        """Retire all versions of a model; running requests are finished.
 
         Raises:
-            ServingError: No such model.
+            ServingError: There is no such model.
         """
         entry = self._entries.get(name)
         if entry is None:
@@ -377,15 +378,15 @@ class Repository:
             self._retire_all(entry, "unloaded")
             entry.is_unloaded = True
             if entry.is_sent and not self._sources(name):
-                del self._entries[name]  # nothing is left that could be loaded again
+                del self._entries[name]  # nothing is left to load again
 
     def leave_out(self, name: str) -> None:
-        """Know a model as one that a client has unloaded, though it was never loaded here."""
+        """List a model as unloaded by a client, without ever loading it."""
         states = dict.fromkeys(self._sources(name), ("UNAVAILABLE", "unloaded"))
         self._entries[name] = Entry(states=states, is_unloaded=True)
 
     async def refresh(self) -> None:
-        """Load what is new or changed, and take out of service what is gone; what cannot be loaded is tried when it changes."""
+        """Load new and changed versions, and retire removed ones; a version that failed is retried when its files change."""
         for name in {**dict.fromkeys(await asyncio.to_thread(self.names)), **self._entries}:
             entry = self._entries.get(name)
             sources = await asyncio.to_thread(self._sources, name)
@@ -402,10 +403,10 @@ class Repository:
                 log.error("%s", error)
 
     def settle(self, model: Model) -> None:
-        """Close a version that was taken out of service once nothing needs it."""
+        """Close a retired version once nothing needs it."""
         if model in self._retiring and not model.active and not self._is_used(model):
             self._retiring.discard(model)
-            # No thread of a pool: closing waits for a call that still runs, and neither loads nor our exit should wait with it.
+            # A thread of its own: closing waits for a running call, and neither loads nor our exit should wait with it.
             threading.Thread(target=_close, args=(model,), name="hurtle-close", daemon=True).start()
 
     def close(self) -> None:
@@ -422,7 +423,7 @@ class Repository:
         entry.ready, entry.sources, entry.refused = {}, {}, {}
 
     def _retire(self, model: Model, why: str) -> None:
-        log.info("%s version %s is taken out of service: %s", model.name, model.version, why)
+        log.info("%s version %s is retired: %s", model.name, model.version, why)
         self._retiring.add(model)
         model.on_idle = self.settle
         self.settle(model)
@@ -430,28 +431,28 @@ class Repository:
     # Files.
 
     def _add(self, text: str) -> None:
-        name, equals, rest = text.partition("=")
-        path = Path(rest if equals and NAME.fullmatch(name) else text)
+        name, equals, after = text.partition("=")
+        path = Path(after if equals and NAME.fullmatch(name) else text)
         if path.is_dir() and not is_model_folder(path):
             self._folders.append(path.resolve())
             return
         if not path.exists():
-            raise HurtleError(f"{path} does not exist: name a model file, or a folder of models (name/version/model.onnx).")
+            raise HurtleError(f"{path} does not exist: give a model file, or a folder of models (name/version/model.onnx).")
         name = (
             name
-            if equals and str(path) == rest
+            if equals and str(path) == after
             else path.resolve().name.split(".")[0]
             if path.is_file()
             else path.resolve().name
         )
         if not NAME.fullmatch(name):
-            raise HurtleError(f"{name!r} cannot be a model's name: rename the file, or say NAME={path}.")
+            raise HurtleError(f"{name!r} cannot be a model's name: rename the file, or use NAME={path}.")
         if name in self._files:
-            raise HurtleError(f"Two models are called {name!r}: {self._files[name]} and {path}. Say NAME=PATH for one.")
+            raise HurtleError(f"Two models are called {name!r}: {self._files[name]} and {path}. Use NAME=PATH for one of them.")
         self._files[name] = path
 
     def _sources(self, name: str) -> dict[str, Source]:
-        """Of a model, by version."""
+        """The sources of a model, by version."""
         if name in self._files:
             path = self._files[name]
             if path.is_dir():
@@ -467,7 +468,7 @@ class Repository:
 
 
 def _close(model: Model) -> None:
-    """And give its memory back, also where the server has told the collector to leave alone what was there at the start."""
+    """Close a model and free its memory, even if it was frozen for the garbage collector at the start."""
     model.close()
     if gc.get_freeze_count():
         gc.unfreeze()
@@ -495,7 +496,7 @@ def _load(name: str, version: str, path: Path, options: ModelOptions, described:
 
 
 def describe(model: Model) -> str:
-    """How a model is run, in a line."""
+    """How a model runs, in one line."""
     executor, options = model.executor, model.options
     where = f"{executor.lanes} threads" if executor.lanes > 1 else "a thread" if executor.lanes else "the event loop"
     how = f", up to {options.batch_size} rows a call" if options.executor == "batch" else ""

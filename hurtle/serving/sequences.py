@@ -1,7 +1,7 @@
-"""`Sequences`: the state of recurrent models, kept on the server by sequence id, as Triton's clients name it.
+"""`Sequences`: the state of recurrent models, kept on the server by Triton's sequence id.
 
-request with sequence_id, sequence_start, sequence_end → request with the state as inputs → answer, its state kept. One request
-of a sequence runs at a time; those that come meanwhile wait in order.
+request with sequence_id, sequence_start, sequence_end → request with the state as inputs → answer, whose state is kept. One
+request of a sequence runs at a time; the others wait in order.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ Key = tuple[str, Parameter]
 
 
 class Sequence:
-    """One sequence of one model's version."""
+    """One sequence, of one version of a model."""
 
     __slots__ = ("begun", "busy", "is_gone", "model", "rows", "size", "state", "used", "waiting")
 
     def __init__(self, model: Model):
         self.model, self.used = model, monotonic()
         self.state: dict[str, np.ndarray] | None = None
-        """By input; None: it begins with the next request."""
+        """State by input; None: the next request starts the sequence."""
         self.rows = self.size = 0
-        """Of its state: the batch, and the bytes that count against what all sequences may take."""
+        """The state's batch size, and its bytes, which count against the limit of all sequences."""
         self.begun = self.busy = self.is_gone = False
         self.waiting: deque[SequenceTicket] = deque()
 
 
 class SequenceTicket:
-    """A request of a sequence; as `Ticket`."""
+    """A request of a sequence; like `Ticket`."""
 
     __slots__ = ("cancelled", "reply", "request")
 
@@ -47,7 +47,7 @@ class SequenceTicket:
         self.request, self.reply, self.cancelled = request, reply, False
 
     def cancel(self) -> None:
-        """Nobody waits for the answer. Where it has begun it runs on, for the state that the next request needs."""
+        """Give it up. A request that has begun still runs, as the next one needs its state."""
         self.cancelled = True
 
 
@@ -55,10 +55,10 @@ class Sequences:
     """The sequences of all models.
 
     Args:
-        most: Sequences of a model at a time; more are refused.
-        idle: Seconds after which a sequence that nobody continued is forgotten.
-        on_end: Called with the model when one of its sequences is gone.
-        max_bytes: That the states of all of them may take together.
+        most: Sequences per model; further ones are refused.
+        idle: Seconds after which an idle sequence is dropped.
+        on_end: Called with the model when one of its sequences ends.
+        max_bytes: Bytes for the states of all sequences.
     """
 
     def __init__(
@@ -70,27 +70,27 @@ class Sequences:
     ):
         self.most, self.idle, self.max_bytes, self._on_end = most, idle, max_bytes, on_end
         self.held = 0
-        """Bytes of their states."""
+        """Bytes of all states."""
         self._all: OrderedDict[Key, Sequence] = OrderedDict()
-        """The one that was used longest ago comes first."""
+        """Least recently used first."""
         self._counts: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._all)
 
     def find(self, request: InferRequest) -> Model | None:
-        """The version that a running sequence began with, and therefore stays with."""
+        """The version that a sequence began with, and stays with; None if it starts anew."""
         found = self._all.get(self._key(request))
         return None if found is None or request.parameters.get("sequence_start") is True else found.model
 
     def uses(self, model: Model) -> bool:
-        """Whether a sequence of this version goes on."""
+        """Whether this version has a sequence."""
         return any(sequence.model is model for sequence in self._all.values())
 
     def infer(self, model: Model, request: InferRequest, reply: Reply) -> SequenceTicket | None:
-        """Answer a request of a sequence; as `Model.infer`."""
+        """Answer a request of a sequence; like `Model.infer`."""
         if not model.metadata.state:
-            raise invalid(f"Model {model.name!r} keeps no state between requests: leave out sequence_id.")
+            raise invalid(f"Model {model.name!r} has no state: leave out sequence_id.")
         self.forget_idle()
         key = self._key(request)
         for flag in ("sequence_start", "sequence_end"):
@@ -98,7 +98,7 @@ class Sequences:
                 raise invalid(f"{flag} must be a bool, got {request.parameters[flag]!r:.60}.")
         sequence = self._all.get(key)
         if sequence is not None and sequence.model is not model and request.parameters.get("sequence_start") is True:
-            self._end(key)  # it begins anew, with the newest version
+            self._end(key)  # it starts anew, with the newest version
             sequence = None
         if sequence is None:
             sequence = self._begin(key, model, request)
@@ -107,14 +107,16 @@ class Sequences:
         ticket = SequenceTicket(request, reply)
         if sequence.busy:
             if len(sequence.waiting) >= model.options.max_queue:
-                raise ServingError("resource_exhausted", f"Sequence {key[1]!r} has {len(sequence.waiting)} requests that wait.")
+                raise ServingError(
+                    "resource_exhausted", f"Sequence {key[1]!r} has {len(sequence.waiting)} waiting requests already."
+                )
             sequence.waiting.append(ticket)
             return ticket
         self._run(key, sequence, ticket)
         return ticket
 
     def forget_idle(self) -> None:
-        """Drop sequences that nobody continued."""
+        """Drop idle sequences."""
         limit = monotonic() - self.idle
         for key, sequence in list(self._all.items()):
             if sequence.used > limit:
@@ -131,22 +133,22 @@ class Sequences:
     def _key(self, request: InferRequest) -> Key:
         identity = request.parameters["sequence_id"]
         if not isinstance(identity, int | str) or isinstance(identity, bool) or len(str(identity)) > 256:
-            raise invalid(f"sequence_id must be a number or a text of at most 256 characters, got {identity!r:.60}.")
+            raise invalid(f"sequence_id must be a number or a string of at most 256 characters, got {identity!r:.60}.")
         return request.model, identity
 
     def _begin(self, key: Key, model: Model, request: InferRequest) -> Sequence:
         if request.parameters.get("sequence_start") is not True:
             raise self._unknown(key)
         if self._counts.get(model.name, 0) >= self.most:
-            raise ServingError("resource_exhausted", f"Model {model.name!r} keeps {self.most} sequences already; try later.")
+            raise ServingError("resource_exhausted", f"Model {model.name!r} has {self.most} sequences already; retry later.")
         self._counts[model.name] = self._counts.get(model.name, 0) + 1
         sequence = self._all[key] = Sequence(model)
         return sequence
 
     def _unknown(self, key: Key) -> ServingError:
         return invalid(
-            f"Model {key[0]!r} has no sequence {key[1]!r}: its first request must say sequence_start, and it is forgotten "
-            f"after {self.idle:g} s without a request."
+            f"Model {key[0]!r} has no sequence {key[1]!r}: its first request must set sequence_start, and it is dropped after "
+            f"{self.idle:g} s without a request."
         )
 
     def _end(self, key: Key) -> None:
@@ -157,7 +159,7 @@ class Sequences:
         self._on_end(sequence.model)
 
     def _run(self, key: Key, sequence: Sequence, ticket: SequenceTicket) -> None:
-        """Run one request of a sequence; the next when it is back."""
+        """Run one request of a sequence, then the next."""
         request = ticket.request
 
         def reply(answer: InferResponse | ServingError) -> None:
@@ -192,20 +194,20 @@ class Sequences:
             if not ticket.cancelled:
                 self._run(key, sequence, ticket)
         if not sequence.begun and not sequence.busy and not sequence.waiting and self._all.get(key) is sequence:
-            self._end(key)  # it has ended, or never began; while others wait they may begin it anew
+            self._end(key)  # it ended or never began, and no waiting request may start it anew
 
     def _fill(self, key: Key, sequence: Sequence, request: InferRequest) -> None:
-        """Put the state among the inputs, and its successor among the outputs."""
+        """Add the state to the inputs, and the next state to the outputs."""
         model = sequence.model
         names = [name for name, _ in model.metadata.state]
         given = [name for name in names if name in request.inputs]
         if given:
-            raise invalid(f"Input {given[0]!r} is the state, which the server keeps for a sequence: send one of both.")
-        model.check_inputs(request.inputs)  # before the state is made as large as they are
+            raise invalid(f"Input {given[0]!r} is the state, which the server keeps for a sequence: send one or the other.")
+        model.check_inputs(request.inputs)  # before a state of their size is allocated
         if request.parameters.get("sequence_start") is True:
             self._set_state(sequence, None)
             sequence.begun = False
-        elif not sequence.begun:  # what came before it in the queue ended the sequence, or failed to begin it
+        elif not sequence.begun:  # an earlier request in the queue ended the sequence, or failed to start it
             raise self._unknown(key)
         rows = next((int(array.shape[0]) for array in request.inputs.values() if array.ndim), 1)
         if sequence.state is None:
@@ -214,7 +216,7 @@ class Sequences:
                 if specs[name].shape[:1] != (-1,) or min(specs[name].shape[1:], default=0) < 0:
                     raise ServingError(
                         "failed_precondition",
-                        f"The server keeps state of shape [-1, …] alone; {name!r} of model {model.name!r} has "
+                        f"The server can keep states of shape [-1, …] only; {name!r} of model {model.name!r} has "
                         f"{list(specs[name].shape)}: send it as a tensor.",
                     )
             size = sum(rows * math.prod(specs[name].shape[1:]) * specs[name].dtype.itemsize for name in names)
@@ -222,7 +224,7 @@ class Sequences:
                 raise ServingError(
                     "resource_exhausted",
                     f"The states of all sequences take {self.held:,} bytes of at most {self.max_bytes:,}, and this one would "
-                    f"take {size:,}; try later.",
+                    f"take {size:,}; retry later.",
                 )
             self._set_state(sequence, {name: np.zeros((rows, *specs[name].shape[1:]), specs[name].dtype) for name in names})
             sequence.rows = rows
@@ -246,7 +248,7 @@ class Sequences:
         return answer
 
     def _set_state(self, sequence: Sequence, state: dict[str, np.ndarray] | None) -> None:
-        """Keep a state in place of the last one, and count its bytes, unless the sequence is forgotten."""
+        """Replace a sequence's state and count its bytes, unless the sequence is gone."""
         size = 0 if sequence.is_gone or state is None else sum(array.nbytes for array in state.values())
         self.held += size - sequence.size
         sequence.state, sequence.size = state, size

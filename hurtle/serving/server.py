@@ -1,6 +1,6 @@
-"""`Server`: sockets, TLS and signals around a `Shell`; `serve` runs one until it is told to stop.
+"""`Server`: sockets, TLS and signals around an `InferenceService`; `run_server` runs one until a signal stops it.
 
-ports → connections (gRPC, HTTP) → Shell. Knows nothing of what they say.
+ports → connections (gRPC, HTTP) → InferenceService. Knows nothing of protocols.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hurtle.serving.grpc.connection import GrpcConnection
 from hurtle.serving.overrides import Overrides
 from hurtle.serving.rest.connection import GOODBYE as HTTP_GOODBYE
 from hurtle.serving.rest.connection import HttpConnection
-from hurtle.serving.shell import Peers, Shell
+from hurtle.serving.service import InferenceService, Peers
 
 log = logging.getLogger("hurtle.serving")
 
@@ -39,10 +39,10 @@ class Server:
     """A server in this process.
 
     Args:
-        config: What it was told.
-        peers: The other processes on the same ports.
-        unloaded: Models that clients have taken out of service since these began.
-        overrides: What clients have changed of the others, by name.
+        config: The server's settings.
+        peers: The processes that share the ports.
+        unloaded: Models that clients have unloaded since the server started.
+        overrides: Changes that clients made when loading the others, by name.
     """
 
     def __init__(
@@ -53,36 +53,36 @@ class Server:
         overrides: Mapping[str, Overrides] | None = None,
     ):
         self.config, self._unloaded, self._overrides = config, unloaded, overrides
-        self.shell = Shell(config)
-        self.shell.peers = peers
+        self.service = InferenceService(config)
+        self.service.peers = peers
         self.is_started = False
         self.http_port: int | None = None
         self.grpc_port: int | None = None
         self._acceptor: Acceptor | None = None
 
     async def start(self) -> None:
-        """Take the ports, load the models, and only then let clients in.
+        """Bind the ports, load the models, and only then accept clients.
 
         Raises:
-            HurtleError: A port is taken, a certificate cannot be read, a model cannot be loaded.
+            HurtleError: A port is in use, a certificate cannot be read, or a model cannot be loaded.
         """
         context = tls_context(self.config)
-        kinds: list[tuple[int | None, Callable[[Shell], Any], str, bytes]] = [
+        kinds: list[tuple[int | None, Callable[[InferenceService], Any], str, bytes]] = [
             (self.config.http_port, HttpConnection, "http/1.1", HTTP_GOODBYE),
             (self.config.grpc_port, GrpcConnection, "h2", GRPC_GOODBYE),
         ]
-        sockets: list[tuple[socket.socket, Callable[[Shell], Any], str, bytes]] = []
+        sockets: list[tuple[socket.socket, Callable[[InferenceService], Any], str, bytes]] = []
         try:
             for port, connection, protocol, goodbye in kinds:
                 if port is not None:
                     taken = bound(self.config.host, port, self.config.processes > 1)
                     sockets.append((taken, connection, protocol, goodbye))
-            await self.shell.start(self._unloaded, self._overrides)
+            await self.service.start(self._unloaded, self._overrides)
         except BaseException:
             for taken, *_ in sockets:
                 taken.close()
             raise
-        self._acceptor = Acceptor(self.shell, self._limit_connections())
+        self._acceptor = Acceptor(self.service, self._limit_connections())
         for taken, connection, protocol, goodbye in sockets:
             if protocol == "h2":
                 self.grpc_port = taken.getsockname()[1]
@@ -96,20 +96,20 @@ class Server:
 
     def _limit_connections(self) -> int:
         possible, asked = default_limit(), self.config.max_connections
-        if asked is not None and asked > possible and (self.shell.peers is None or self.shell.peers.is_first):
-            log.warning("--max-connections %d: file descriptors are enough for about %d (ulimit -n)", asked, possible)
+        if asked is not None and asked > possible and (self.service.peers is None or self.service.peers.is_first):
+            log.warning("--max-connections %d: there are file descriptors for about %d only (ulimit -n)", asked, possible)
         return possible if asked is None else asked
 
     async def stop(self) -> bool:
-        """Let nobody in, answer what was sent, close; whether all was finished in time."""
-        self.shell.draining = True
+        """Accept nobody, answer what was sent, close; returns whether everything finished in time."""
+        self.service.draining = True
         if self._acceptor is not None:
             await self._acceptor.close()
-        return await self.shell.stop(self.config.drain)
+        return await self.service.stop(self.config.drain)
 
 
 def bound(host: str, port: int, shared: bool) -> socket.socket:
-    """A socket at a port, not yet listening; others of us may share the port."""
+    """A socket bound to a port, not yet listening; `shared`: our other processes may bind it too."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         taken = socket.socket(found[0], found[1])
@@ -123,27 +123,29 @@ def bound(host: str, port: int, shared: bool) -> socket.socket:
             taken.close()
             raise
     except UnicodeError:
-        raise HurtleError(f"Cannot listen at {host!r:.100}: that cannot be a host's name or address.") from None
+        raise HurtleError(f"Cannot listen on {host!r:.100}: this is no host name or address.") from None
     except OSError as error:
-        raise HurtleError(f"Cannot listen at {joined(host, port)}: {_what_is_wrong(host, error)}") from None
+        raise HurtleError(f"Cannot listen on {joined(host, port)}: {_what_is_wrong(host, error)}") from None
     return taken
 
 
 def _what_is_wrong(host: str, error: OSError) -> str:
     if isinstance(error, socket.gaierror):
-        return f"the host {host!r} cannot be found ({error.strerror}). Use an address of this machine; 0.0.0.0 is all of them."
+        return (
+            f"the host {host!r} cannot be found ({error.strerror}). Use an address of this machine, or 0.0.0.0 for all of them."
+        )
     if error.errno == errno.EADDRINUSE:
-        return f"{error.strerror}. Is another server there?"
+        return f"{error.strerror}. Is another server running?"
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"{host!r} is no address of this machine. Use one that is; 0.0.0.0 is all of them."
+        return f"{host!r} is not an address of this machine. Use one that is, or 0.0.0.0 for all of them."
     return f"{error.strerror}."
 
 
 def tls_context(config: ServeConfig) -> ssl.SSLContext | None:
-    """For TLS and client certificates, where asked for.
+    """The TLS settings, with client certificates if configured; None without TLS.
 
     Raises:
-        HurtleError: A file cannot be read or is no certificate.
+        HurtleError: A file cannot be read, or is not a certificate.
     """
     if config.tls_cert is None or config.tls_key is None:
         return None
@@ -161,10 +163,10 @@ def tls_context(config: ServeConfig) -> ssl.SSLContext | None:
 
 
 def run_server(server: Server, started: Callable[[Server], None] = lambda server: None) -> bool:
-    """Serve until SIGTERM or Ctrl-C; whether all requests were finished. A second signal stops at once.
+    """Serve until SIGTERM or Ctrl-C; returns whether every request was finished. A second signal stops at once.
 
     Raises:
-        HurtleError: It cannot start.
+        HurtleError: The server cannot start.
     """
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(_serve(server, started))
@@ -175,48 +177,53 @@ async def _serve(server: Server, started: Callable[[Server], None]) -> bool:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, server, stop, number)
-    if server.shell.peers is not None:
-        await server.shell.peers.attach(server.shell, stop)
+    if server.service.peers is not None:
+        await server.service.peers.attach(server.service, stop)
     await server.start()
     gc.collect()
-    gc.freeze()  # what is there now stays: looking through it again for garbage would hold up requests
+    gc.freeze()  # these objects stay: collecting them again and again would hold up requests
     started(server)
     await stop.wait()
     return await server.stop()
 
 
 def _on_signal(server: Server, stop: asyncio.Event, number: int) -> None:
-    if stop.is_set() or not server.is_started:  # asked twice, or there is nothing to finish yet
+    if stop.is_set() or not server.is_started:  # the second signal, or nothing to finish yet
         os._exit(128 + number)
     stop.set()
-    with suppress(OSError):  # nobody may be left to read it
-        print(f"{signal.Signals(number).name}: finishing what runs (again to stop at once)", file=sys.stderr, flush=True)
+    with suppress(OSError):  # standard error may be closed
+        print(f"{signal.Signals(number).name}: finishing requests (again to stop at once)", file=sys.stderr, flush=True)
 
 
 class ServerThread:
-    """A server in a thread, for tests, notebooks and benchmarks: `with ServerThread(config) as server: server.http_port`."""
+    """A server in a thread, for tests, notebooks and benchmarks: `with ServerThread(config) as server: server.http_port`.
+
+    Attributes:
+        clean: Whether every request was finished when it stopped.
+    """
 
     def __init__(self, config: ServeConfig):
         self._config, self._error = config, None
         self._ready, self._loop = threading.Event(), new_event_loop()
         self._stop = asyncio.Event()
+        self.clean = False
         self._thread = threading.Thread(target=self._run, name="hurtle-server", daemon=True)
         self.server: Server
 
     @property
     def http_port(self) -> int:
-        """Where REST is."""
+        """The REST port."""
         assert self.server.http_port is not None
         return self.server.http_port
 
     @property
     def grpc_port(self) -> int:
-        """Where gRPC is."""
+        """The gRPC port."""
         assert self.server.grpc_port is not None
         return self.server.grpc_port
 
     def call(self, function: Callable[[], Any], timeout: float = 30.0) -> Any:
-        """Run a function, or what it awaits, on the server's event loop."""
+        """Run a function, or the coroutine it returns, on the server's event loop."""
 
         async def run() -> Any:
             found = function()
@@ -247,7 +254,7 @@ class ServerThread:
             finally:
                 self._ready.set()
             await self._stop.wait()
-            await self.server.stop()
+            self.clean = await self.server.stop()
 
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:

@@ -1,4 +1,4 @@
-"""What a model has done: counts, times and histograms; as Triton's statistics, as Prometheus text, added up over processes."""
+"""A model's counts, times and histograms: as Triton's statistics, as Prometheus text, summed over processes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 SECONDS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 ROWS = tuple(float(1 << k) for k in range(13))
 _HISTOGRAMS = {
-    "request_seconds": ("From a request's arrival at the shell to its answer.", SECONDS),
-    "queue_seconds": ("That a request waited for a lane.", SECONDS),
-    "compute_seconds": ("Of one call of the backend.", SECONDS),
-    "batch_rows": ("Rows of one call of the backend.", ROWS),
+    "request_seconds": ("Time from a request's arrival to its answer.", SECONDS),
+    "queue_seconds": ("Time that a request waited for a lane.", SECONDS),
+    "compute_seconds": ("Time of one backend call.", SECONDS),
+    "batch_rows": ("Rows of one backend call.", ROWS),
 }
 
 
 class Histogram:
-    """How often values fell below bounds."""
+    """Counts of values between bounds."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -32,7 +32,7 @@ class Histogram:
 
 
 class ModelStatistics:
-    """Of one version of a model. All times are nanoseconds; only the event loop's thread writes."""
+    """Statistics of one version of a model. Times are in nanoseconds; only the event loop's thread writes."""
 
     def __init__(self) -> None:
         self.succeeded = self.succeeded_ns = self.failed = self.failed_ns = self.cancelled = 0
@@ -40,18 +40,18 @@ class ModelStatistics:
         self.rows = self.executions = 0
         self.last_ms = 0
         self.measured = self.input_ns = self.output_ns = 0
-        """Requests whose calls were timed by phase, and those times; both are part of `compute_ns`."""
+        """Requests timed by phase, and the times of input and output, which are part of `compute_ns`."""
         self.measures_phases = False
-        """Whether the backend times its phases at all; else statistics leave them out."""
+        """Whether the backend times its phases; otherwise statistics leave them out."""
         self.batches: dict[int, list[int]] = {}
-        """Rows of a call → how many such calls, and their time."""
+        """Rows of a call → number of such calls, and their total time."""
         self.batch_phases: dict[int, list[int]] = {}
-        """Rows of a call → how many such calls were timed by phase, and their times of inputs and outputs."""
+        """Rows of a call → number of such calls timed by phase, and their input and output times."""
         self.reasons: dict[str, int] = {}
         self.histograms = {name: Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
 
     def succeed(self, job: Any, now: int) -> None:
-        """Count a job that ended well."""
+        """Count a successful job."""
         queued, total = job.started - job.arrived, now - job.arrived
         self.succeeded += 1
         self.succeeded_ns += total
@@ -66,7 +66,7 @@ class ModelStatistics:
         self.histograms["queue_seconds"].observe(queued * 1e-9)
 
     def execute(self, job: Any) -> None:
-        """Count the call of the backend that a job led."""
+        """Count the backend call of which this job is the first."""
         spent = job.finished - job.started
         self.executions += 1
         self.last_ms = time.time_ns() // 1_000_000
@@ -82,13 +82,13 @@ class ModelStatistics:
         self.histograms["batch_rows"].observe(job.batch)
 
     def fail(self, reason: str, spent_ns: int = 0) -> None:
-        """Count a request that got an error."""
+        """Count a failed request."""
         self.failed += 1
         self.failed_ns += spent_ns
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
 
     def snapshot(self) -> dict[str, Any]:
-        """All of it, as plain values that `add` adds up."""
+        """Everything as plain values, which `add` sums."""
         plain = {name: value for name, value in vars(self).items() if isinstance(value, int)}
         return {
             **plain,
@@ -100,7 +100,7 @@ class ModelStatistics:
 
 
 def add(one: Any, other: Any, key: str = "") -> Any:
-    """The sum of two snapshots; of last times the later."""
+    """The sum of two snapshots; the later of two timestamps."""
     if isinstance(one, dict):
         return {name: add(one.get(name), other.get(name), name) for name in {**one, **other}} if other is not None else one
     if one is None or other is None:
@@ -111,7 +111,7 @@ def add(one: Any, other: Any, key: str = "") -> Any:
 
 
 def past_counts(found: dict[str, Any]) -> dict[str, Any]:
-    """Of a process that is gone: what `Shell.snapshot_here` said, without what only a living one has."""
+    """The snapshot of a dead process without the values that only a living one has."""
     models = {key: {**values, "queued": 0} for key, values in found["models"].items()}
     return {"models": models, "refused": found["refused"]}
 
@@ -123,7 +123,7 @@ def as_triton(name: str, version: str, found: dict[str, Any]) -> dict[str, Any]:
         return {"count": count, "ns": spent}
 
     def compute(count: int, spent: int, measured: int, input_ns: int, output_ns: int) -> dict[str, dict[str, int]]:
-        """The phases of computing; inputs and outputs only where they are measured."""
+        """The phases of computing; inputs and outputs only if they are measured."""
         infer = {"compute_infer": duration(count, spent - input_ns - output_ns)}
         if not (found["measures_phases"] or measured):
             return infer
@@ -161,7 +161,7 @@ def as_prometheus(
     Args:
         models: The snapshots.
         others: Name → (type, help, value).
-        refused: Reason → failures that belong to no model; they have no labels `model` and `version`.
+        refused: Reason → failures of no model, which have no labels `model` and `version`.
     """
     models = list(models)
     lines: list[str] = []
@@ -209,11 +209,11 @@ def _escaped(value: str) -> str:
 
 
 _TRITON_REASONS = {"deadline_exceeded": "REJECTED", "cancelled": "CANCELED", "internal": "BACKEND"}
-"""Triton's reasons of failures, by ours; the others are OTHER."""
+"""Triton's failure reasons by ours; the others are OTHER."""
 
 
 def as_triton_metrics(models: Iterable[tuple[str, str, dict[str, Any]]]) -> str:
-    """Snapshots (name, version, values) as the Prometheus text of Triton: its names, labels and units."""
+    """Snapshots (name, version, values) as Prometheus text with Triton's names, labels and units."""
     models = list(models)
     lines: list[str] = []
 
@@ -243,7 +243,7 @@ def as_triton_metrics(models: Iterable[tuple[str, str, dict[str, Any]]]) -> str:
 
 
 def _triton_failures(models: Sequence[tuple[str, str, dict[str, Any]]]) -> list[str]:
-    """As in Triton, a request whose client went away is a failure."""
+    """Failures by Triton's reasons; a request whose client is gone counts as one, as in Triton."""
     name = "nv_inference_request_failure"
     lines = [f"# HELP {name} Number of failed inference requests, all batch sizes", f"# TYPE {name} counter"]
     for model, version, found in models:

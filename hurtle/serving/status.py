@@ -1,4 +1,4 @@
-"""What a `ServingError` is on the wire: the one table from reasons to gRPC and HTTP codes."""
+"""The one table from a `ServingError`'s reason to its gRPC and HTTP codes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hurtle.errors import ServingError
 
 
 class Codes(NamedTuple):
-    """The code of one reason in both protocols."""
+    """The codes of one reason in both protocols."""
 
     grpc: int
     http: int
@@ -35,14 +35,14 @@ UNSUPPORTED = {
     "trace": "trace settings; --otlp-endpoint sends traces",
     "logging": "log settings",
 }
-"""Triton's extensions that the server lacks: by the first part of their REST paths, what is not supported."""
+"""Triton's extensions that the server lacks, by the first part of their REST paths."""
 
 
 def unsupported(extension: str) -> ServingError:
-    """The error of a request for one of Triton's extensions that the server lacks, in both protocols."""
+    """The error of a request for a Triton extension that the server lacks."""
     return ServingError("unimplemented", f"This server does not support {UNSUPPORTED[extension]}.")
 
 
 def invalid(message: str) -> ServingError:
-    """The error of a request that is wrong in itself; the message names the tensor, what was expected and what came."""
+    """The error of a bad request; the message names the tensor, what was expected and what came."""
     return ServingError("invalid_argument", message)

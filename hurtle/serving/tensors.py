@@ -1,6 +1,6 @@
 """Tensors as the Open Inference Protocol sends them: datatypes, raw bytes and lists of values ⇄ NumPy arrays.
 
-Whatever comes is checked before an array is made of it; errors name the tensor, what was expected and what came.
+Everything is checked before an array is made; errors name the tensor, what was expected and what came.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ DTYPES: dict[str, np.dtype] = {
     "FP64": np.dtype("<f8"),
     "BYTES": np.dtype(object),
 }
-"""By the protocol's names. The elements of BYTES are `bytes`."""
+"""NumPy dtypes by the protocol's names. The elements of BYTES are `bytes`."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_DIMENSIONS = 32
-"""NumPy's own limit was this for long; no tensor comes near."""
+"""NumPy's limit for a long time; no real tensor comes close."""
 MAX_VALUES = 1 << 40
 MAX_EMPTY = 1 << 16
-"""The product of the sizes that are not 0, of a tensor without values: no bytes bound what such a shape may claim."""
+"""The product of the nonzero sizes of a tensor without values: no data bounds what such a shape may claim."""
 
 
 def datatype_of(dtype: Any) -> str:
@@ -65,7 +65,7 @@ def dtype_of(name: str, datatype: str) -> np.dtype:
 
 
 def count_values(name: str, shape: Sequence[int]) -> int:
-    """How many values a tensor of this shape has."""
+    """The number of values in a tensor of this shape."""
     if len(shape) > MAX_DIMENSIONS:
         raise invalid(f"Tensor {name!r}: a shape has at most {MAX_DIMENSIONS} dimensions, got {len(shape)}.")
     count = math.prod(shape)
@@ -91,7 +91,7 @@ def from_raw(name: str, datatype: str, shape: Sequence[int], data: Any) -> np.nd
 
 
 def _read_bytes(name: str, shape: Sequence[int], count: int, data: Any) -> np.ndarray:
-    """Of BYTES: each value is its length, four bytes, and then itself."""
+    """Parse BYTES: each value is preceded by its length in four bytes."""
     if count * 4 > len(data):
         raise invalid(f"Tensor {name!r}: BYTES of shape {list(shape)} takes {count * 4:,} bytes or more, got {len(data):,}.")
     view, at = memoryview(data), 0
@@ -99,7 +99,7 @@ def _read_bytes(name: str, shape: Sequence[int], count: int, data: Any) -> np.nd
     for n in range(count):
         length = int.from_bytes(view[at : at + 4], "little")
         if at + 4 + length > len(view):
-            raise invalid(f"Tensor {name!r}: element {n} says it has {length:,} bytes, {max(len(view) - at - 4, 0):,} come.")
+            raise invalid(f"Tensor {name!r}: element {n} claims {length:,} bytes, {max(len(view) - at - 4, 0):,} follow.")
         values.append(bytes(view[at + 4 : at + 4 + length]))
         at += 4 + length
     if at != len(view):
@@ -108,14 +108,14 @@ def _read_bytes(name: str, shape: Sequence[int], count: int, data: Any) -> np.nd
 
 
 def as_bytes_array(values: Sequence[bytes], shape: Sequence[int]) -> np.ndarray:
-    """An object array; NumPy by itself would look into what it is given."""
+    """An object array of bytes, which NumPy would otherwise try to interpret."""
     array = np.empty(len(values), object)
     array[:] = values
     return array.reshape(shape)
 
 
 def to_raw(array: np.ndarray) -> bytes:
-    """What `from_raw` reads."""
+    """Raw bytes, as `from_raw` reads them."""
     if array.dtype.kind in "SUO":
         values = [_as_bytes(value) for value in array.ravel().tolist()]
         return b"".join(chain.from_iterable((len(value).to_bytes(4, "little"), value) for value in values))
@@ -129,10 +129,10 @@ def _as_bytes(value: Any) -> bytes:
 
 
 def from_values(name: str, datatype: str, shape: Sequence[int], values: Any) -> np.ndarray:
-    """An array from a list, flat or nested as the shape says: what JSON and protobuf's typed contents hold.
+    """An array from a list, flat or nested like the shape, as in JSON and protobuf's typed contents.
 
-    Values must be what the datatype is: no 1.5 for INT32 (1.0 is taken: some clients write every number so), no 300 for INT8,
-    no text for a number.
+    Values must match the datatype: no 1.5 for INT32 (1.0 is accepted: some clients write every number as a float), no 300 for
+    INT8, no string for a number.
     """
     dtype, count = dtype_of(name, datatype), count_values(name, shape)
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
@@ -168,7 +168,7 @@ def _narrowed(name: str, datatype: str, array: np.ndarray) -> np.ndarray:
 
 
 def _flattened(name: str, values: Sequence[Any], count: int) -> list[Any]:
-    """Nested lists as one; no deeper than tensors go, and no longer than the shape says."""
+    """Flatten nested lists, no deeper than a tensor and no longer than its shape."""
     flat: list[Any] = list(values)
     for _ in range(MAX_DIMENSIONS):
         if not flat or not any(isinstance(value, list) for value in flat):
@@ -180,7 +180,7 @@ def _flattened(name: str, values: Sequence[Any], count: int) -> list[Any]:
         flat = list(chain.from_iterable(flat))
         if len(flat) > count:
             break
-    raise invalid(f"Tensor {name!r}: its data is nested deeper, or is longer, than its shape says.")
+    raise invalid(f"Tensor {name!r}: its data is nested deeper or is longer than its shape.")
 
 
 def _text(name: str, value: Any) -> bytes:
@@ -208,6 +208,6 @@ def _decoded(value: Any) -> str:
 
 
 def rows_of(arrays: Iterable[np.ndarray]) -> int:
-    """The size of the first dimension of the first array; 1 where it has none."""
+    """The size of the first array's first dimension; 1 if there is none."""
     first = next(iter(arrays), None)
     return int(first.shape[0]) if first is not None and first.ndim else 1

@@ -1,6 +1,6 @@
-"""`Tracing`: a span of OpenTelemetry for each inference, sent to a collector. Part of the extra `telemetry`; off by default.
+"""`Tracing`: an OpenTelemetry span for each inference, sent to a collector. Needs the extra `telemetry`; off by default.
 
-request (and its caller's `traceparent`) → span → batch → OTLP over HTTP, in a thread of OpenTelemetry's.
+request (and its caller's `traceparent`) → span → batch → OTLP over HTTP, in OpenTelemetry's own thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Tracing:
     """Sends spans.
 
     Args:
-        endpoint: Of the collector, such as http://collector:4318/v1/traces.
+        endpoint: URL of the collector, such as http://collector:4318/v1/traces.
 
     Raises:
         HurtleError: OpenTelemetry is not installed.
@@ -39,7 +39,7 @@ class Tracing:
         self._tracer = self._provider.get_tracer("hurtle.serving", __version__)
 
     def traced(self, request: InferRequest, reply: Reply) -> Reply:
-        """A reply that also ends the request's span."""
+        """Start the request's span; returns a reply that also ends it."""
         context = self._propagator.extract({"traceparent": request.trace_parent}) if request.trace_parent else None
         attributes = {"model": request.model, "request.id": request.id}
         span = self._tracer.start_span("infer", context, self._trace.SpanKind.SERVER, attributes)
@@ -56,5 +56,5 @@ class Tracing:
         return ended
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans."""
         self._provider.shutdown()

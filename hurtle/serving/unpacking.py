@@ -1,6 +1,6 @@
-"""`Unpacker`: gzip and deflate for both transports, within bounds, and off the event loop unless it is quick.
+"""`Unpacker`: decompresses gzip and deflate for both transports, within bounds, in a thread unless it is quick.
 
-packed bytes → a first step on the event loop → bounds → further steps in a thread → bytes. Knows nothing of requests.
+packed bytes → a first step on the event loop → limits → further steps in a thread → bytes. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from hurtle.serving.status import invalid
 GZIP, DEFLATE = 31, 15
 """zlib's window bits."""
 MAX_RATIO = 250
-"""How many times its packed size a message may have unpacked. Deflate reaches 1,032, with little except constants."""
+"""The highest compression ratio of a message. Deflate reaches 1,032, but only for almost constant data."""
 FREE = 4 << 20
-"""Unpacked bytes that a message may always have, whatever the ratio."""
+"""Unpacked bytes that a message may have at any ratio."""
 QUICK = 64 << 10
-"""Bytes that are unpacked on the event loop, which takes about as long as handing them to a thread."""
+"""Bytes that are unpacked on the event loop: about as fast as handing them to a thread."""
 QUICK_INPUT = 16 << 10
 STEP = 1 << 20
-"""Bytes that are unpacked in the thread at a time; then the memory is counted, and other messages have their turn."""
+"""Bytes that the thread unpacks at a time; then memory is counted, and other messages get their turn."""
 _INPUT = 256 << 10
-"""Packed bytes that such a step reads at most: some streams are all input and hardly any output."""
+"""Most packed bytes that one step reads: some streams have much input and hardly any output."""
 
 _thread = ThreadPoolExecutor(1, "hurtle-unpack")
 
@@ -38,12 +38,12 @@ class Unpacker:
     Args:
         packed: The message.
         bits: `GZIP` or `DEFLATE`.
-        most: Unpacked bytes that it may have.
+        most: Most unpacked bytes.
         what: The message's name in errors.
 
     Attributes:
         size: Bytes unpacked so far.
-        claimed: Bytes that a gzip message says it will have; 0 where it does not say.
+        claimed: Unpacked bytes according to a gzip message itself; 0 if unknown.
 
     Example:
         >>> unpacker = Unpacker(zlib.compress(b"abc" * 9), DEFLATE, 1000)
@@ -58,7 +58,7 @@ class Unpacker:
         self._inflater = zlib.decompressobj(bits)
         self._parts: list[bytes] = []
         self._running: Future[Any] | None = None
-        """The step that was given to the thread last."""
+        """The last step given to the thread."""
         self.size = 0
         self.claimed = 0
         self._bound = min(most, max(FREE, MAX_RATIO * len(packed)))
@@ -67,11 +67,11 @@ class Unpacker:
         """Unpack the first `QUICK` bytes; returns whether that was all.
 
         Raises:
-            ServingError: The message is damaged (invalid_argument), or says that it is too large (resource_exhausted).
+            ServingError: The message is damaged (invalid_argument), or claims to be too large (resource_exhausted).
         """
         if self._step(QUICK, QUICK_INPUT):
             return True
-        if self._coding == "gzip":  # whose last four bytes are the size
+        if self._coding == "gzip":  # its last four bytes are the size
             self.claimed = int.from_bytes(self._packed[-4:], "little")
             if self.claimed > self._bound:
                 raise self._too_large()
@@ -84,7 +84,7 @@ class Unpacker:
             hold: Counts bytes beyond those that the message claimed; may raise, and returns False to stop.
 
         Returns:
-            The message, or None where `hold` stopped it.
+            The message, or None if `hold` stopped it.
 
         Raises:
             CancelledError: `close` was called before the next step began.
@@ -106,7 +106,7 @@ class Unpacker:
         return await asyncio.wrap_future(self._running)
 
     def close(self, released: Callable[[], None]) -> None:
-        """Give up: skip the step that waits for the thread, and drop all bytes once none runs.
+        """Give up: cancel the waiting step, and drop all bytes once no step runs.
 
         Args:
             released: Called on the event loop when the bytes are gone, perhaps before this returns.
@@ -129,14 +129,14 @@ class Unpacker:
         released()
 
     def join(self) -> bytes:
-        """The whole message; to be called once."""
+        """The complete message; call it once."""
         message = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         while self._parts:  # one by one, so that the event loop can run in between
             self._parts.pop()
         return message
 
     def _step(self, room: int, most_input: int) -> bool:
-        """Unpack `room` bytes more from at most `most_input` bytes; returns whether that was all."""
+        """Unpack up to `room` more bytes from at most `most_input` packed ones; returns whether that was all."""
         inflater, stop = self._inflater, min(len(self._packed), self._at + most_input)
         room = min(room, self._bound + 1 - self.size)
         while room and not inflater.eof:

@@ -1,1 +1,1 @@
-"""What a run tells and leaves behind: metrics, dashboard, checkpoints, run folder, plots. Knows no algorithms."""
+"""The records of a run: metrics, dashboard, checkpoints, run folder, plots. Knows nothing of algorithms."""

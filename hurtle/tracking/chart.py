@@ -13,9 +13,9 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 class History:
-    """All values so far in at most `size` points: when it is full, neighbours are averaged and each point counts for more.
+    """All values so far in at most `size` points: when it is full, pairs of neighbours are averaged.
 
-    Adding costs the same however long the run is. NaN is left out.
+    Adding a value takes constant time however long the run. NaN is ignored.
     """
 
     def __init__(self, size: int = 512):
@@ -40,7 +40,7 @@ class History:
             self._per_point *= 2
 
     def columns(self, width: int) -> list[float]:
-        """The history as `width` means over equal parts of it; one value each where there are fewer."""
+        """The history as `width` means over equal parts; fewer points are returned as they are."""
         points = self._points[:]
         if self._count:
             points.append(self._sum / self._count)
@@ -51,7 +51,7 @@ class History:
 
 
 def block_chart(values: Sequence[float], rows: int) -> list[str]:
-    """Rows of text, top first, in which each value is one column; the lowest is one eighth of a row high, the highest full.
+    """Rows of text, top first, with one column per value; the lowest is one eighth of a row high, the highest fills all rows.
 
     Example:
         >>> block_chart([0.0, 1.0, 2.0, 3.0], rows=1)

@@ -1,9 +1,9 @@
-"""Checkpoints: a state dict in one file that is whole or not there, verified when read, with nothing in it to run.
+"""Checkpoints: a state dict in one file, written atomically, verified when read, and free of code.
 
 state → temporary file → fsync → rename; file → digest checked → plain values. Knows nothing of what the state means.
 
 A checkpoint is an ordinary `torch.save` zip whose comment is the SHA-256 of the rest. NumPy arrays, which torch refuses to load
-safely, travel as bytes with their dtype.
+safely, are stored as bytes with their dtype.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hurtle.errors import CheckpointError, HurtleError
 from hurtle.tracking.whole_files import replacing
 
 FORMAT = 1
-"""The version of the state dict's layout; a file of another version is refused."""
+"""The version of the state dict's layout; files of other versions are refused."""
 
 _DIGEST = 64  # characters of a SHA-256
 _NAME = re.compile(r"step-(\d+)\.pt")
@@ -32,14 +32,14 @@ _ARRAY = "__numpy_dtype__"  # the key that marks a dict as an array
 
 
 def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> None:
-    """Write `state` to `path`: afterwards the file is whole and on the disk, or, on any failure, as it was before.
+    """Write `state` to `path` atomically: the file is complete and on disk, or, on any failure, unchanged.
 
     Args:
         path: The file; its folder must exist.
         state: Nested dicts, lists and tuples of tensors, NumPy arrays, numbers, strings, bytes and None. `format` is added.
 
     Raises:
-        CheckpointError: The disk is full, the folder is not writable …, or the state holds something else.
+        CheckpointError: The disk is full, the folder is not writable …, or the state contains other objects.
     """
     path = Path(path)
     plain = _to_plain({"format": FORMAT, **state}, "")
@@ -52,16 +52,16 @@ def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> None:
     except OSError as error:
         raise CheckpointError(
             f"The checkpoint {path} could not be written: {error.strerror or error}. "
-            "Checkpoints written before are untouched; make room, or keep fewer with keep_checkpoints=1."
+            "Earlier checkpoints are intact; free some space, or keep fewer with keep_checkpoints=1."
         ) from error
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Read and verify a checkpoint; tensors come back on the CPU, NumPy arrays as such. Nothing in it is run.
+    """Read and verify a checkpoint; tensors are returned on the CPU, NumPy arrays as such. Runs no code from the file.
 
     Raises:
-        CheckpointError: The file is missing, damaged, not a Hurtle checkpoint or of another version. The message offers
-            the newest older checkpoint of the folder that is whole.
+        CheckpointError: The file is missing, damaged, not a Hurtle checkpoint or of another version. The message suggests
+            the newest older checkpoint in the folder that is intact.
     """
     path = Path(path)
     if not path.is_file():
@@ -73,9 +73,9 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
         )
     try:
         state = _from_plain(torch.load(path, map_location="cpu", weights_only=True))
-    except Exception as error:  # its checksum is right, but whoever wrote it put in what only running code could load
+    except Exception as error:  # the checksum is right, but loading the contents would have to run code
         raise CheckpointError(
-            f"{path} holds something other than tensors and plain values, and Hurtle runs no code from checkpoints: {error}"
+            f"{path} contains objects other than tensors and plain values, and Hurtle runs no code from checkpoints: {error}"
             f"{_offer(path)}"
         ) from error
     found = state.get("format") if isinstance(state, dict) else None
@@ -88,41 +88,41 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def is_whole(path: str | Path) -> bool:
-    """Whether the file is a checkpoint with every byte as it was written."""
+    """Whether the file is an intact checkpoint: its checksum matches."""
     try:
         with Path(path).open("rb") as file:
             size = file.seek(0, os.SEEK_END) - _DIGEST
             return size > 0 and _digest(file, size) == file.read()
-    except OSError:  # unreadable, or removed just now by the run that made it
+    except OSError:  # unreadable, or just removed by the run that wrote it
         return False
 
 
 class Checkpoints:
-    """The checkpoints of one run: `step-000000102400.pt` …, of which the newest `keep` stay, and `best.pt`.
+    """The checkpoints of one run: the newest `keep` of `step-000000102400.pt` …, and `best.pt`.
 
     Args:
-        folder: Where they are; made when missing.
-        keep: How many of the newest stay.
+        folder: Their folder; created if missing.
+        keep: Number of checkpoints to keep.
     """
 
     def __init__(self, folder: str | Path, keep: int = 3):
         if keep < 1:
-            raise HurtleError(f"keep must be at least 1, or there is nothing to resume from; got {keep}.")
+            raise HurtleError(f"keep must be at least 1, so that there is a checkpoint to resume from; got {keep}.")
         self.folder, self.keep = Path(folder), keep
 
     def save(self, step: int, state: Mapping[str, Any], best: bool = False) -> Path:
         """Write the state after `step` steps; returns the file.
 
         Args:
-            step: Steps so far. Checkpoints of later steps, left by a run that was resumed from before them, are removed.
+            step: Steps so far. Removes checkpoints of later steps, left over if the run was resumed from an earlier one.
             state: As for `save_checkpoint`.
-            best: Write `best.pt` instead, which is kept whatever comes later.
+            best: Write `best.pt` instead, which is not removed later.
         """
         path = self.folder / ("best.pt" if best else f"step-{step:012}.pt")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise CheckpointError(f"The folder for checkpoints {self.folder} could not be made: {error.strerror}.") from error
+            raise CheckpointError(f"The checkpoint folder {self.folder} could not be created: {error.strerror}.") from error
         save_checkpoint(path, state)
         if not best:
             self._remove_superseded(step)
@@ -133,7 +133,7 @@ class Checkpoints:
         return _by_step(self.folder)
 
     def latest(self) -> Path | None:
-        """The newest checkpoint that is whole, or None; says so on standard error where a newer one is damaged."""
+        """The newest intact checkpoint, or None; reports damaged ones on standard error."""
         for path in reversed(self.all()):
             if is_whole(path):
                 return path
@@ -143,14 +143,14 @@ class Checkpoints:
     def _remove_superseded(self, step: int) -> None:
         until_now = [path for path in self.all() if _step(path) <= step]
         abandoned = [path for path in self.all() if _step(path) > step]
-        interrupted = self.folder.glob(".*.pt.tmp")  # a process that was killed while it wrote
+        interrupted = self.folder.glob(".*.pt.tmp")  # left by processes killed while writing
         for path in (*until_now[: -self.keep], *abandoned, *interrupted):
-            with contextlib.suppress(OSError):  # one file too many is no reason to end a run
+            with contextlib.suppress(OSError):  # a surplus file is no reason to end a run
                 path.unlink()
 
 
 class _Sink:
-    """What torch writes into: remembers the first error instead of raising it inside torch's C++."""
+    """The file that torch writes to; keeps the first error instead of raising it inside torch's C++ code."""
 
     def __init__(self, file: BinaryIO):
         self._file = file
@@ -165,7 +165,7 @@ class _Sink:
         return len(data)
 
     def flush(self) -> None:
-        """Torch asks for it; the file is synced in the end."""
+        """Do nothing: torch calls this, but the file is synced at the end."""
 
 
 def _write(file: BinaryIO, plain: Any) -> None:
@@ -179,7 +179,7 @@ def _write(file: BinaryIO, plain: Any) -> None:
 
 
 def _digest(file: BinaryIO, size: int) -> bytes:
-    """The SHA-256 of the first `size` bytes, in hexadecimal; leaves the file's position behind them."""
+    """The SHA-256 of the first `size` bytes, in hexadecimal; leaves the file's position after them."""
     digest = hashlib.sha256()
     file.seek(0)
     while size > 0 and (piece := file.read(min(size, 1 << 20))):
@@ -189,7 +189,7 @@ def _digest(file: BinaryIO, size: int) -> bytes:
 
 
 def sync(path: Path) -> None:
-    """Let the disk have what was written to a file, or which files a folder has."""
+    """Flush a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -198,7 +198,7 @@ def sync(path: Path) -> None:
 
 
 def _to_plain(value: Any, where: str) -> Any:
-    """`value` of only what torch loads with weights_only=True."""
+    """Convert `value` to types that torch loads with weights_only=True."""
     if value is None or isinstance(value, (torch.Tensor, str, bytes)) or type(value) in (bool, int, float):
         return value.detach() if isinstance(value, torch.Tensor) else value
     if isinstance(value, np.generic) and value.dtype.kind in "biuf":
@@ -211,7 +211,7 @@ def _to_plain(value: Any, where: str) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_to_plain(item, f"{where}[{index}]") for index, item in enumerate(value))
     raise CheckpointError(
-        f"{where} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint holds only tensors, NumPy arrays, "
+        f"{where} is a {type(value).__module__}.{type(value).__qualname__}; checkpoints contain only tensors, NumPy arrays, "
         "numbers, strings, bytes, None, and dicts, lists and tuples of them. Save what is needed to rebuild the object."
     )
 
@@ -235,10 +235,10 @@ def _by_step(folder: Path) -> list[Path]:
 
 
 def _offer(path: Path) -> str:
-    """A sentence with the newest whole checkpoint that is older than `path`, where that has a step in its name."""
+    """A sentence that names the newest intact checkpoint older than `path`."""
     step = _step(path)
     older = [other for other in _by_step(path.parent) if step < 0 or _step(other) < step]
     good = next((other for other in reversed(older) if is_whole(other)), None)
     if good is None:
         return " There is no older one beside it."
-    return f"\nThis one beside it is whole: {good}\nGo on from there: hurtle train --resume {good}"
+    return f"\nThis older one is intact: {good}\nResume from it: hurtle train --resume {good}"

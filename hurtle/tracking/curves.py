@@ -1,4 +1,4 @@
-"""The learning curve of a run as a picture: metrics.jsonl → columns → curve.png. Needs the extra `tracking` (matplotlib)."""
+"""Plots the learning curve of a run: metrics.jsonl → columns → curve.png. Needs the extra `tracking` (matplotlib)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ RETURN, EVALUATION, OTHER, GRID = "#1f6fb2", "#d1495b", "#4a5568", "#e2e8f0"
 
 
 def read_metrics(file: str | Path) -> dict[str, np.ndarray]:
-    """The columns of a metrics.jsonl, each with one float per line; NaN where a line has no value.
+    """The columns of a metrics.jsonl, each with one float per line; NaN if a line has no value.
 
-    Lines that a crash cut off are left out.
+    Lines truncated by a crash are skipped.
     """
     lines = []
     for line in Path(file).read_text(encoding="utf-8", errors="replace").splitlines():
@@ -39,10 +39,10 @@ def read_metrics(file: str | Path) -> dict[str, np.ndarray]:
 
 
 def plot_run(folder: str | Path | RunFolder) -> Path:
-    """Draw the run's learning curve: return over steps with evaluations, and small panels of what the learner reported.
+    """Plot the learning curve of a run: return over steps with evaluations, and small panels of learner metrics.
 
     Returns:
-        The picture, `curve.png` in the run's folder.
+        The plot, `curve.png` in the run's folder.
     """
     try:
         from matplotlib.figure import Figure
@@ -57,7 +57,7 @@ def plot_run(folder: str | Path | RunFolder) -> Path:
     rows = -(-len(panels) // 3)
     height = 4 + 1.7 * rows
     figure = Figure(figsize=(9, height))  # no pyplot: nothing global, no window
-    grid = figure.add_gridspec(  # a layout that fits itself would draw everything twice
+    grid = figure.add_gridspec(  # an automatic layout would draw everything twice
         1 + rows, 3, height_ratios=[4] + [1.7] * rows, hspace=0.65 if rows > 1 else 0.4, wspace=0.24,
         left=0.085, right=0.98, top=1 - 0.4 / height, bottom=0.5 / height,
     )  # fmt: skip
@@ -65,12 +65,12 @@ def plot_run(folder: str | Path | RunFolder) -> Path:
     for index, (name, label) in enumerate(panels.items()):
         axes = figure.add_subplot(grid[1 + index // 3, index % 3])
         axes.plot(*_thinned(steps, columns[name], points=200), color=OTHER, linewidth=1)
-        if name == "explained_variance":  # begins anywhere below 0, and only what is above tells something
+        if name == "explained_variance":  # may start far below 0, where its value means nothing
             axes.set_ylim(max(axes.get_ylim()[0], -1.0), 1.05)
         axes.set_title(label, fontsize=9, loc="left")
         axes.tick_params(labelsize=7)
         axes.locator_params(nbins=4)
-        _calm(axes)
+        _simplify(axes)
     file = run.path / "curve.png"
     with replacing(file) as new:
         figure.savefig(new, dpi=150, format="png")
@@ -93,10 +93,10 @@ def _plot_return(axes: Any, steps: np.ndarray, columns: dict[str, np.ndarray], t
     axes.set_ylabel("return", fontsize=9)
     axes.tick_params(labelsize=8)
     axes.legend(frameon=False, fontsize=8, loc="best")
-    _calm(axes)
+    _simplify(axes)
 
 
-def _calm(axes: Any) -> None:
+def _simplify(axes: Any) -> None:
     from matplotlib.ticker import EngFormatter
 
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))

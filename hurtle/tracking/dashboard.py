@@ -1,6 +1,6 @@
-"""What a user sees while training: a live dashboard on a terminal, plain lines in a log, or nothing.
+"""The progress display of training: a live dashboard on a terminal, plain lines in a log, or nothing.
 
-trainer → display.update(metrics) after every update (only stores) → drawn a few times a second. Knows no algorithms.
+trainer → display.update(metrics) after every update (only stores) → drawn a few times a second. Knows nothing of algorithms.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from hurtle.tracking.usage import Usage
 
 
 class Display(Protocol):
-    """Shows a run. Use it as a context manager: whatever happens inside, the terminal is left in order."""
+    """Shows a run. Use it as a context manager: it restores the terminal whatever happens inside."""
 
     def status(self, text: str) -> None:
-        """Say what is being done before the first update, such as "importing torch"; may come before `start`."""
+        """Show what happens before the first update, such as "importing torch"; may be called before `start`."""
 
     def start(self, about: str = "") -> None:
-        """Begin; `about` is a short text, such as the run's folder."""
+        """Start the display; `about` is a short text, such as the run's folder."""
 
     def update(self, metrics: Mapping[str, float]) -> None:
-        """Take the newest metrics; cheap enough to call thousands of times a second."""
+        """Set the newest metrics; cheap enough to call thousands of times a second."""
 
     def message(self, text: str) -> None:
-        """Tell the user something, such as a warning, without disturbing the rest."""
+        """Show a message, such as a warning, without disturbing the display."""
 
     def stop(self) -> None:
-        """End, with the last metrics in view; a second call does nothing."""
+        """End the display and leave the last metrics visible; a second call does nothing."""
 
     def __enter__(self) -> Self: ...
 
@@ -51,16 +51,16 @@ def make_display(mode: str, title: str, total_steps: int, console: Console | Non
     Args:
         mode: "live" (a dashboard that redraws itself), "plain" (lines), "quiet" (only messages, on standard error), or
             "auto": live on a terminal, else plain.
-        title: What is trained, such as "cartpole · ppo".
-        total_steps: Steps that the run will take.
-        console: Where to; standard output when None.
+        title: A title, such as "cartpole · ppo".
+        total_steps: Number of steps of the run.
+        console: The console to write to; None writes to standard output.
     """
     console = console or Console()
     if mode == "auto":
         mode = "live" if _can_redraw(console) else "plain"
     kinds = {"live": LiveDisplay, "plain": PlainDisplay, "quiet": QuietDisplay}
     if mode not in kinds:
-        raise UnknownNameError(f"There is no progress display {mode!r}. {did_you_mean(mode, ['auto', *kinds])}")
+        raise UnknownNameError(f"No progress display {mode!r}. {did_you_mean(mode, ['auto', *kinds])}")
     kind: Any = kinds[mode]
     return kind(title, total_steps, console)
 
@@ -71,17 +71,17 @@ def _can_redraw(console: Console) -> bool:
 
 
 @contextmanager
-def _nobody_reading(console: Console) -> Iterator[None]:
-    """Goes quiet when the reader of a pipe is gone (`hurtle train … | head`): that is no reason to end a training run."""
+def _ignoring_closed_pipe(console: Console) -> Iterator[None]:
+    """Stop writing when the reader of a pipe is gone (`hurtle train … | head`), rather than end the training run."""
     try:
         yield
-    except (BrokenPipeError, SystemExit):  # rich's console turns the one into the other
+    except (BrokenPipeError, SystemExit):  # rich's console turns the first into the second
         console.quiet = True
         _discard(console.file)
 
 
 def _discard(file: IO[str]) -> None:
-    """Send what is written from now on, and what is still buffered, nowhere."""
+    """Discard what is buffered and what is written from now on."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     with suppress(OSError):  # not a real file
         os.dup2(nowhere, file.fileno())
@@ -95,13 +95,13 @@ class QuietDisplay:
         pass
 
     def status(self, text: str) -> None:
-        """Nothing to show."""
+        """Do nothing."""
 
     def start(self, about: str = "") -> None:
-        """Nothing to begin."""
+        """Do nothing."""
 
     def update(self, metrics: Mapping[str, float]) -> None:
-        """Nothing to show."""
+        """Do nothing."""
 
     def message(self, text: str) -> None:
         """Print to standard error."""
@@ -111,7 +111,7 @@ class QuietDisplay:
             _discard(sys.stderr)
 
     def stop(self) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -121,9 +121,9 @@ class QuietDisplay:
 
 
 class PlainDisplay(QuietDisplay):
-    """One line when 1 % more is done (or a minute has passed), but at most one every two seconds; and one at the end.
+    """Prints a line for each 1 % of progress (at least every minute, at most every two seconds), and one at the end.
 
-    An evaluation is shown in the line that follows it.
+    The next line after an evaluation shows its result.
     """
 
     every = 2.0
@@ -134,11 +134,11 @@ class PlainDisplay(QuietDisplay):
         self._report = Report(title, total_steps)
         self._steps_width = len(count(total_steps))
         self._printed_at, self._printed_percent = -self.every, -1
-        self._evaluation = ""  # still to be shown
+        self._evaluation = ""  # not printed yet
         self._pending = False
 
     def status(self, text: str) -> None:
-        """Print it on a line of its own."""
+        """Print a line."""
         self._print(f"{self._report.title}: {text} …")
 
     def start(self, about: str = "") -> None:
@@ -158,11 +158,11 @@ class PlainDisplay(QuietDisplay):
             self._report_line()
 
     def message(self, text: str) -> None:
-        """Print a line of its own."""
+        """Print a line."""
         self._print(text)
 
     def stop(self) -> None:
-        """Print the last metrics, if they were not yet."""
+        """Print the last metrics, if they have not been printed yet."""
         if self._pending:
             self._report_line()
 
@@ -182,14 +182,14 @@ class PlainDisplay(QuietDisplay):
         self._print(line)
 
     def _print(self, text: str) -> None:
-        encoding = self._console.encoding  # a log that takes only ASCII must not end a run
+        encoding = self._console.encoding  # an ASCII-only log must not end a run
         text = text.encode(encoding, "replace").decode(encoding)
-        with _nobody_reading(self._console):
+        with _ignoring_closed_pipe(self._console):
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class LiveDisplay(QuietDisplay):
-    """A dashboard that redraws itself in place; a thread of its own draws it, so that clocks move during long updates."""
+    """A dashboard that redraws itself in place, from its own thread, so that the clocks keep running during long updates."""
 
     frames_per_second = 4
 
@@ -207,18 +207,18 @@ class LiveDisplay(QuietDisplay):
         )
 
     def status(self, text: str) -> None:
-        """Draw a frame that says it in the place of the curve."""
+        """Draw a frame with this text in place of the curve."""
         self._report.status = f"{text} …"
         self._draw()
 
     def start(self, about: str = "") -> None:
-        """Draw the first frame, unless a status did, and go on."""
+        """Draw a frame and start redrawing."""
         self._report.about = about
         self._draw()
 
     def _draw(self) -> None:
-        """Start drawing; draws a frame at once."""
-        with _nobody_reading(self._console):
+        """Draw a frame at once; the first call starts the thread."""
+        with _ignoring_closed_pipe(self._console):
             if self._running:
                 self._live.refresh()
                 return
@@ -231,28 +231,28 @@ class LiveDisplay(QuietDisplay):
         report = self._report
         report.returns.add(metrics.get("episode_return", NAN))
         shares = {name[5:]: share for name, share in metrics.items() if name.startswith("time/")}
-        # Smoothed, because they jump from one update to the next. New dicts, because the thread may be reading the old ones.
+        # Smoothed, because they fluctuate between updates. New dicts, because the thread may be reading the old ones.
         report.shares = {stage: 0.9 * report.shares.get(stage, share) + 0.1 * share for stage, share in shares.items()}
         report.metrics = {**report.metrics, **metrics}
         self._updated = monotonic()
 
     def message(self, text: str) -> None:
         """Print above the dashboard."""
-        with _nobody_reading(self._console):
+        with _ignoring_closed_pipe(self._console):
             self._console.print(text, markup=False, highlight=False)
 
     def stop(self) -> None:
-        """Leave the last frame on the screen; none if nothing was learned, so that an error stands alone."""
+        """Leave the last frame on the screen; none if there were no updates, so that an error stands alone."""
         if self._running:
             self._running = False
             self._live.transient = not self._report.metrics
-            with _nobody_reading(self._console):
+            with _ignoring_closed_pipe(self._console):
                 self._live.stop()
 
     def _frame(self) -> Panel:
         report = self._report
         now = monotonic()
-        trained = report.value("seconds")  # includes what a resumed run took before
+        trained = report.value("seconds")  # includes the time before a resume
         since = now - self._updated if self._running else 0.0
         report.elapsed = trained + since if trained == trained else now - self._started
         report.usage = self._usage.sample()

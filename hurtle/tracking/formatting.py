@@ -1,4 +1,4 @@
-"""Numbers as people read them, in few characters: figures, quantities, durations, memory. Unknown (NaN) is a dash."""
+"""Formats numbers for people, in few characters: figures, quantities, durations, memory. Unknown (NaN) is a dash."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def duration(seconds: float) -> str:
         >>> [duration(s) for s in (32, 725, 3723, 200_000)]
         ['0:32', '12:05', '1:02:03', '2d 07:33']
     """
-    if not math.isfinite(seconds) or seconds >= 1e10:  # beyond 300 years we know nothing
+    if not math.isfinite(seconds) or seconds >= 1e10:  # more than 300 years
         return UNKNOWN
     minutes, second = divmod(round(max(seconds, 0)), 60)
     hours, minute = divmod(minutes, 60)
@@ -88,7 +88,7 @@ def memory(size: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share of 1 as a whole percentage.
+    """A fraction as a whole percentage.
 
     Example:
         >>> percent(0.204)

@@ -1,4 +1,4 @@
-"""One frame of the live dashboard: a `Report` of where training stands, drawn to fit the terminal.
+"""One frame of the live dashboard: a `Report` of the state of training, drawn to fit the terminal.
 
 Report → rich Panel. Pure drawing; knows nothing of clocks, threads or algorithms, only the names of common metrics.
 """
@@ -27,7 +27,7 @@ LABELS = {
     "clip_fraction": "clip fraction",
     "explained_variance": "explained var.",
 }
-"""What a learner usually reports, in the order of the grid; any other metric comes below, under its own name."""
+"""Common learner metrics, in the order of the grid; other metrics are listed below them by name."""
 
 SHOWN_ELSEWHERE = {
     *("steps", "seconds", "steps_per_second", "episodes", "updates"),
@@ -42,40 +42,40 @@ MIN_WIDTH = 40
 
 @dataclass
 class Report:
-    """Where training stands: what a frame is drawn from."""
+    """The state of training from which a frame is drawn."""
 
     title: str
     total_steps: int
     about: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
-    """The latest value of every metric; NaN is not known yet."""
+    """The latest value of every metric; NaN if not known yet."""
     shares: dict[str, float] = field(default_factory=dict)
-    """Where the time goes, by stage; adds up to 1."""
+    """Fraction of the time spent in each stage; adds up to 1."""
     returns: History = field(default_factory=History)
     usage: dict[str, float] = field(default_factory=dict)
     elapsed: float = NAN
     """Seconds of training."""
     status: str = ""
-    """What is being done before there is a curve."""
+    """Text shown before there is a curve."""
 
     def value(self, name: str) -> float:
-        """A metric's latest value, NaN when it is not known."""
+        """The latest value of a metric; NaN if unknown."""
         return self.metrics.get(name, NAN)
 
     @property
     def progress(self) -> float:
-        """The share of the steps that is done."""
+        """The fraction of the steps that are done."""
         share = self.value("steps") / self.total_steps if self.total_steps > 0 else 0.0
         return min(max(share, 0.0), 1.0) if math.isfinite(share) else 0.0
 
     @property
     def percent_done(self) -> int:
-        """The whole percents that are done: 100 only when all is."""
+        """The progress in percent, rounded down."""
         return math.floor(100 * self.progress)
 
     @property
     def seconds_left(self) -> float:
-        """How long it will still take at the present speed; NaN when that is not known."""
+        """The remaining time at the current speed; NaN if unknown."""
         speed = self.value("steps_per_second")
         return max(self.total_steps - self.value("steps"), 0.0) / speed if speed > 0 else NAN
 
@@ -150,7 +150,7 @@ def _placed(
     first: str = "bold",
     starts: tuple[float, ...] = (0.0, 0.36, 0.58, 0.8),
 ) -> Text:
-    """(word before, value, word after) at the same columns in every line; `starts` are shares of the width."""
+    """(label, value, unit) at the same columns in every line; `starts` are fractions of the width."""
     line = Text()
     for (before, value, after), start in zip(facts, starts, strict=False):
         if line:
@@ -165,8 +165,8 @@ def _curve(report: Report, width: int, rows: int) -> list[Text]:
     values = report.returns.columns(width - 11)
     if not values:
         is_learning = "steps" in report.metrics
-        said = "no episode has ended yet" if is_learning or not report.status else report.status
-        waiting = Text(said.center(width).rstrip(), "dim")
+        text = "no episode has ended yet" if is_learning or not report.status else report.status
+        waiting = Text(text.center(width).rstrip(), "dim")
         return [waiting if row == rows // 2 else Text() for row in range(rows)]
     labels = [""] * rows
     labels[-1], labels[0] = figure(min(values)), figure(max(values))
@@ -180,7 +180,7 @@ def _learner(report: Report) -> list[tuple[str, str]]:
 
 
 def _more(report: Report, width: int, lines: int) -> list[Text]:
-    """The metrics that this file does not know, as far as they fit."""
+    """The metrics without a label above, as far as they fit."""
     unknown = [
         (name.replace("_", " "), figure(value))
         for name, value in report.metrics.items()
@@ -212,12 +212,12 @@ def _grid(cells: list[tuple[str, str]], width: int) -> list[Text]:
 
 
 def _time(shares: dict[str, float], width: int, colored: bool) -> list[Text]:
-    """Where the time goes: a bar of one part per stage, and its legend."""
+    """A bar with the time of each stage, and its legend."""
     bar, legend, drawn, seen = Text(), Text(), 0, 0.0
     for stage, share in shares.items():
         style, glyph = STAGES.get(stage, OTHER_STAGE)
         seen += share
-        until = round(min(seen, 1.0) * width)  # rounding the sums, not the parts, fills the line exactly
+        until = round(min(seen, 1.0) * width)  # rounding the running sum fills the line exactly
         bar.append(("━" if colored else glyph) * (until - drawn), style)
         drawn = max(until, drawn)
         legend.append("   " if legend else "").append(f"{'■' if colored else glyph} ", style)

@@ -1,4 +1,4 @@
-"""Metrics and results as JSON that every reader takes: NaN and infinities, which JSON has not, become null."""
+"""Metrics and results as standard JSON: NaN and infinities, which JSON lacks, become null."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def to_json(values: Mapping[str, Any], indent: int | None = None) -> str:
-    r"""One line of JSON, or several with `indent`, ending with a newline; arrays become lists, anything unknown its text.
+    r"""One line of JSON, or several with `indent`, ending with a newline; arrays become lists, other objects strings.
 
     Example:
         >>> to_json({"steps": 128, "return": float("nan")})

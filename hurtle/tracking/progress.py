@@ -1,4 +1,4 @@
-"""How far something is, on standard error: a bar on a terminal, which goes away at the end; a line now and then in a log."""
+"""A progress display on standard error: a transient bar on a terminal, an occasional line in a log."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from time import monotonic
 
 EVERY = 5.0
-"""Seconds between two lines."""
+"""Seconds between two lines in a log."""
 
 
 @contextmanager
 def progress_of(what: str, total: int, wanted: bool = True) -> Iterator[Callable[[int], None]]:
-    """Show the progress of `total` parts of work; yields a function that takes how many more are done.
+    """Show the progress of `total` units of work; yields a function that takes the number of units just done.
 
     Args:
-        what: What is being done, such as "evaluating".
-        total: How many parts there are.
+        what: The activity, such as "evaluating".
+        total: Number of units.
         wanted: False shows nothing.
     """
     if not wanted:
@@ -38,10 +38,10 @@ def progress_of(what: str, total: int, wanted: bool = True) -> Iterator[Callable
 
 class _Lines:
     def __init__(self, what: str, total: int):
-        self._what, self._total, self._done, self._said_at = what, total, 0, monotonic()
+        self._what, self._total, self._done, self._printed_at = what, total, 0, monotonic()
 
     def __call__(self, count: int) -> None:
         self._done += count
-        if monotonic() - self._said_at >= EVERY:
-            self._said_at = monotonic()
+        if monotonic() - self._printed_at >= EVERY:
+            self._printed_at = monotonic()
             print(f"hurtle: {self._what}: {self._done:,} of {self._total:,} …", file=sys.stderr, flush=True)

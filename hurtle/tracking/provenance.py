@@ -1,4 +1,4 @@
-"""Where a run comes from: code, versions, machine, command. Everything is best effort; nothing here ends a run."""
+"""The provenance of a run: code, versions, machine, command. Best effort: nothing here ends a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGES = ("torch", "numpy", "numba", "gymnasium", "numba-cuda", "ray")
 
 
 def provenance() -> dict[str, Any]:
-    """When, how, from which code and on which machine this process was started, as JSON-able values."""
+    """Start time, command, code and machine of this process, as JSON-serializable values."""
     return {
         "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": _command(),
@@ -36,7 +36,7 @@ def _command() -> str:
 
 
 def git_state() -> dict[str, Any] | None:
-    """The current folder's commit, branch and whether there are uncommitted changes; None outside a repository."""
+    """The commit and branch of the current folder, and whether it has uncommitted changes; None outside a repository."""
     commit = _git("rev-parse", "HEAD")
     if commit is None:
         return None
@@ -72,7 +72,7 @@ def _machine() -> dict[str, Any]:
         "cpu": _cpu(),
         "cores": os.cpu_count(),
     }
-    torch = sys.modules.get("torch")  # imported by whoever trains; versions and plots need no torch
+    torch = sys.modules.get("torch")  # already imported if this process trains
     if torch is not None and torch.cuda.is_available():
         machine["gpus"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return machine

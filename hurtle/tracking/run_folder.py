@@ -1,7 +1,7 @@
-"""`RunFolder`: the folder that holds everything about one run, and explains itself.
+"""`RunFolder`: the self-explanatory folder of one run.
 
 env, algorithm, seed → runs/cartpole-ppo-0-20261116-101500/ with config, provenance, metrics, checkpoints, summary, curve.
-Knows the names of the files; who fills them is elsewhere.
+Defines the names of the files; other modules write most of them.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ README = """\
 
 A training run of Hurtle on {env}.
 
-| file | holds |
+| file | contents |
 |---|---|
 | `config.toml` | every setting; train again with `hurtle train {env} --config {path}/config.toml` |
-| `about.json` | where it comes from: command, git commit, versions, machine, seed |
-| `metrics.jsonl` | one JSON line per update; `step` is steps so far, null is "not known" |
+| `about.json` | provenance: command, git commit, versions, machine, seed |
+| `metrics.jsonl` | one JSON line per update; `step` is the number of steps so far, null means "unknown" |
 | `summary.json` | the result, with the final evaluation (written at the end) |
-| `evaluation.json` | the last `hurtle eval` of it, if there was one |
+| `evaluation.json` | the last `hurtle eval` of this run, if there was one |
 | `curve.png` | the learning curve |
-| `checkpoints/` | `step-….pt`, the newest few, and `best.pt` |
+| `checkpoints/` | the newest few `step-….pt`, and `best.pt` |
 | `tensorboard/` | the same metrics: `tensorboard --logdir {path}` |
 
 ```
 hurtle eval {path}             # many episodes: mean, IQM, 95 % interval
-hurtle watch {path}            # see it act
-hurtle train --resume {path}   # go on where it stopped
+hurtle watch {path}            # watch the policy act
+hurtle train --resume {path}   # continue where it stopped
 ```
 """
 
 
 class RunFolder:
-    """One run's folder. Make one with `create`, find one with `open`.
+    """The folder of one run. `create` makes a new one, `open` finds an existing one.
 
     Attributes:
         path: The folder.
@@ -60,7 +60,7 @@ class RunFolder:
     def create(
         cls, parent: str | Path = "runs", env: str = "env", algorithm: str = "ppo", seed: int = 0, name: str | None = None
     ) -> RunFolder:
-        """Make a new folder in `parent`; a name that is taken gets -2, -3 …, also when two processes ask at once."""
+        """Create a folder in `parent`; if the name is taken, even by a concurrent process, -2, -3 … is appended."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
         stem = _slug(name) if name else f"{_slug(env.rpartition(':')[2])}-{_slug(algorithm)}-{seed}-{stamp}"
         if stem in ("", "latest"):
@@ -76,13 +76,13 @@ class RunFolder:
         """Find an existing run.
 
         Args:
-            path: Its folder, or its name in `parent`, or "latest" for the run in `parent` that was started or resumed last.
-            parent: Where runs are.
+            path: Its folder, its name in `parent`, or "latest" for the run in `parent` that was started or resumed last.
+            parent: The folder of all runs.
         """
         runs = [file.parent for file in sorted(Path(parent).glob("*/config.toml"))]
         if str(path) == "latest":
             if not runs:
-                raise HurtleError(f"There is no run in {Path(parent)} yet: make one with `hurtle train cartpole`.")
+                raise HurtleError(f"There is no run in {Path(parent)} yet: start one with `hurtle train cartpole`.")
             return cls(max(runs, key=_last_started))
         for folder in (Path(path), Path(parent) / path):
             if (folder / "config.toml").is_file():
@@ -110,7 +110,7 @@ class RunFolder:
         return self.path / "tensorboard"
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write the settings as config.toml; resuming writes them again, which makes this run the latest."""
+        """Write the settings to config.toml; resuming rewrites it, which makes this run the latest."""
         _write(self.path / "config.toml", to_toml(config))
 
     def read_config(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class RunFolder:
             raise HurtleError(f"{file} is not valid TOML: {error}.") from error
 
     def write_about(self, extra: Mapping[str, Any] | None = None) -> None:
-        """Write about.json: where this run comes from, plus `extra`. A resumed run keeps the first and lists the later ones."""
+        """Write the provenance of this run plus `extra` to about.json; a resume is appended to the list "resumed"."""
         file = self.path / "about.json"
         now = {**provenance(), **(extra or {})}
         first = _read_json(file)
@@ -133,16 +133,16 @@ class RunFolder:
         _write(file, to_json(now, indent=2))
 
     def write_evaluation(self, evaluation: Mapping[str, Any]) -> None:
-        """Write what `hurtle eval` found as evaluation.json."""
+        """Write the result of `hurtle eval` to evaluation.json."""
         _write(self.path / "evaluation.json", to_json(evaluation))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write the run's result as summary.json."""
+        """Write the result of the run to summary.json."""
         _write(self.path / "summary.json", to_json(summary, indent=2))
 
 
 def _last_started(run: Path) -> int:
-    """When it was started or resumed last, in nanoseconds."""
+    """The time of the last start or resume, in nanoseconds."""
     return (run / "config.toml").stat().st_mtime_ns
 
 
@@ -150,13 +150,13 @@ def _new_folder(parent: Path, stem: str) -> Path:
     number, path = 1, parent / stem
     while True:
         try:
-            path.mkdir(parents=True)  # fails when it exists: of two processes one gets it
+            path.mkdir(parents=True)  # fails if it exists, so only one of two processes gets it
         except FileExistsError:
             number += 1
             path = parent / f"{stem}-{number}"
         except OSError as error:
             raise HurtleError(
-                f"The run folder {path} could not be made: {error.strerror}. Choose another place for runs."
+                f"The run folder {path} could not be created: {error.strerror}. Choose another folder for runs."
             ) from error
         else:
             return path
@@ -170,13 +170,13 @@ def _slug(text: str) -> str:
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # not there yet, or damaged: written anew
+    except (OSError, ValueError):  # missing or damaged: it will be rewritten
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def _write(file: Path, text: str) -> None:
-    """Write the whole file or leave the old one."""
+    """Write a file atomically."""
     try:
         with replacing(file) as new:
             new.write(text.encode())

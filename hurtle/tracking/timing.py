@@ -1,6 +1,6 @@
-"""Where the time goes: `with timer("env"): …` around each stage, then the stages' shares of the wall time.
+"""Measures the time of each stage: `with timer("env"): …` around each, then their fractions of the wall time.
 
-One clock that is always charged to exactly one stage, so that shares add up to 1. For one thread; knows no stages by name.
+One clock that is always charged to exactly one stage, so that the fractions add up to 1. For one thread.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from time import perf_counter
 
 
 class Timer:
-    """Shares of the wall time by stage; whatever is in no stage is "other".
+    """Fractions of the wall time by stage; time outside any stage is "other".
 
-    Stages may nest: a stage's time does not include that of the stages inside it.
+    Stages may nest: the time of a stage excludes the stages inside it.
 
     Example:
         >>> timer = Timer()
@@ -25,12 +25,12 @@ class Timer:
 
     def __init__(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float, other=0.0)
-        self._stages = ["other"]  # those we are in; the innermost, the last, is charged
+        self._stages = ["other"]  # the current stages; the innermost, the last one, is charged
         self._entering = "other"
         self._since = perf_counter()
 
     def __call__(self, stage: str) -> Timer:
-        """Name the stage that the `with` block is."""
+        """Set the stage of the `with` block."""
         self._entering = stage
         return self
 
@@ -48,7 +48,7 @@ class Timer:
         self._since = now
 
     def share_out(self, seconds: Mapping[str, float]) -> None:
-        """Charge stages with time that others measured, such as a GPU; it is taken from what this clock charged to stages."""
+        """Replace the time measured so far by times measured elsewhere, such as on a GPU; the rest of it is "other"."""
         if not seconds:
             return
         self._charge()
@@ -59,7 +59,7 @@ class Timer:
         self._seconds["other"] += max(0.0, total - others)
 
     def shares(self) -> dict[str, float]:
-        """Each stage's share of the time since the last call (or since the start); they add up to 1."""
+        """The fraction of time in each stage since the last call (or the start); they add up to 1."""
         self._charge()
         total = sum(self._seconds.values())
         shares = {stage: seconds / total if total else float(stage == "other") for stage, seconds in self._seconds.items()}

@@ -1,4 +1,4 @@
-"""Settings as TOML text that `tomllib`, which only reads, gives back equal: a flat dict and one level of tables.
+"""Writes settings as TOML text that `tomllib` reads back unchanged: a flat dict and one level of tables.
 
 dict → text. Knows nothing of what the settings mean.
 """
@@ -18,7 +18,7 @@ from hurtle.errors import HurtleError
 def to_toml(values: Mapping[str, Any]) -> str:
     """TOML text of `values`: strings, bools, ints, floats, lists of them, and dicts of these as tables.
 
-    TOML has no null: a None is left out. Tuples come back as lists.
+    TOML has no null: None is omitted. Tuples are read back as lists.
 
     Example:
         >>> print(to_toml({"env": "cartpole", "hidden_sizes": (64, 64), "env_parameters": {"gravity": 1.6}}), end="")
@@ -65,4 +65,4 @@ def _string(text: str, where: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise HurtleError(f"The setting {where} cannot be written as TOML: {text!r} is not valid Unicode.") from error
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON's escapes are TOML's, but for DEL
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON's escapes are valid TOML, except for DEL

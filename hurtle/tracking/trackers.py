@@ -1,6 +1,6 @@
-"""Where metrics go: metrics.jsonl always; TensorBoard, Weights & Biases and MLflow behind the same two-method `Tracker`.
+"""Trackers record metrics: metrics.jsonl always; TensorBoard, Weights & Biases and MLflow behind the same `Tracker` protocol.
 
-metrics after every update → tracker.log → file or service; `finish` at the end. A tracker that fails never ends a run.
+metrics after every update → tracker.log → file or service; `finish` at the end. A failing tracker never ends a run.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from hurtle.tracking.whole_files import open_without_links, replacing
 
 
 class Tracker(Protocol):
-    """Something that takes metrics while training runs, and the result in the end."""
+    """Records metrics during training and the result at the end."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Take the metrics after `step` steps; NaN is "not known"."""
+        """Record the metrics after `step` steps; NaN means "unknown"."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Take the run's result; nothing is logged afterwards."""
+        """Record the result of the run; nothing is logged afterwards."""
 
 
 class JsonlTracker:
-    """One JSON line per `log`, written out at once, so that a run that crashes leaves a readable file.
+    """Writes one JSON line per `log` and flushes it, so that a crash leaves a readable file.
 
     Args:
-        path: The file. A new run begins it anew.
-        resume_step: Go on in an existing file, without its lines beyond this step: they will be trained again.
+        path: The file. A new run overwrites it.
+        resume_step: Append to an existing file after dropping its lines beyond this step, which will be trained again.
     """
 
     def __init__(self, path: str | Path, resume_step: int | None = None):
@@ -60,8 +60,8 @@ class TensorBoardTracker:
     """TensorBoard event files. Needs the extra `tracking`.
 
     Args:
-        folder: Where the event files go.
-        resume_step: Hide what an earlier part of the run logged beyond this step.
+        folder: The folder of the event files.
+        resume_step: Hide what the run logged beyond this step before it was resumed.
     """
 
     def __init__(self, folder: str | Path, resume_step: int | None = None):
@@ -83,18 +83,18 @@ class TensorBoardTracker:
         self._writer.add_event(self._event.Event(wall_time=time(), step=step, summary=summary))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write out what is left."""
+        """Flush and close the file."""
         self._writer.close()
 
 
 class WandbTracker:
-    """Weights & Biases. Needs the extra `wandb`; WANDB_MODE=offline and its other variables work as ever.
+    """Weights & Biases. Needs the extra `wandb`; WANDB_MODE=offline and its other variables work as usual.
 
     Args:
-        project: The project; WANDB_PROJECT wins.
-        name: The run's name and id, so that a resumed run goes on in the same one.
+        project: The project; WANDB_PROJECT takes precedence.
+        name: The name and id of the run, so that a resumed run continues the same one.
         config: The settings.
-        folder: Where its local files go.
+        folder: The folder of its local files.
     """
 
     def __init__(self, project: str, name: str, config: Mapping[str, Any], folder: str | Path | None = None):
@@ -122,11 +122,11 @@ class WandbTracker:
 
 
 class MlflowTracker:
-    """MLflow. Needs the extra `mlflow`; MLFLOW_TRACKING_URI and its other variables work as ever.
+    """MLflow. Needs the extra `mlflow`; MLFLOW_TRACKING_URI and its other variables work as usual.
 
     Args:
-        experiment: The experiment; MLFLOW_EXPERIMENT_NAME wins.
-        name: The run's name.
+        experiment: The experiment; MLFLOW_EXPERIMENT_NAME takes precedence.
+        name: The name of the run.
         config: The settings, logged as parameters.
     """
 
@@ -145,7 +145,7 @@ class MlflowTracker:
         self._mlflow.log_metrics(_known(metrics), step=step)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Log the result's numbers as summary/… and end the run."""
+        """Log the numbers of the result as summary/… and end the run."""
         numbers = {name: x for name, x in summary.items() if isinstance(x, (int, float))}
         self._mlflow.log_metrics({f"summary/{name}": x for name, x in _known(numbers).items()})
         self._mlflow.end_run()
@@ -158,22 +158,22 @@ def make_trackers(
     resume_step: int | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> list[Tracker]:
-    """metrics.jsonl and the trackers in `names`, each guarded: one that fails is warned about, and training goes on.
+    """metrics.jsonl and the trackers in `names`, each guarded: if one fails, the user is warned and training continues.
 
     Args:
-        names: Of tensorboard, wandb and mlflow; jsonl is always there.
-        folder: The run's folder, whose name is the run's name everywhere.
-        config: The settings, for those that show them.
-        resume_step: The step from which the run is resumed, if it is.
-        warn: Takes a sentence for the user, such as a display's `message`; standard error when None.
+        names: Any of tensorboard, wandb and mlflow; jsonl is always included.
+        folder: The folder of the run; its name is the name of the run everywhere.
+        config: The settings, for trackers that show them.
+        resume_step: The step from which the run is resumed, or None.
+        warn: Called with a warning for the user, such as a display's `message`; None prints to standard error.
 
     Raises:
         UnknownNameError: There is no such tracker.
-        HurtleError: W&B or MLflow was asked for and is not installed. (TensorBoard, a default, is then left out.)
+        HurtleError: W&B or MLflow was requested and is not installed. (TensorBoard, a default, is skipped instead.)
     """
     say = warn or _to_stderr
     name = folder.path.name
-    makers: dict[str, tuple[Callable[[], Tracker], float]] = {  # and the least seconds between two logs
+    makers: dict[str, tuple[Callable[[], Tracker], float]] = {  # with the minimum seconds between two logs
         "jsonl": (lambda: JsonlTracker(folder.metrics_file, resume_step), 0.0),
         "tensorboard": (lambda: TensorBoardTracker(folder.tensorboard, resume_step), 0.25),
         "wandb": (lambda: WandbTracker("hurtle", name, config, folder.path), 1.0),
@@ -182,7 +182,7 @@ def make_trackers(
     found: list[Tracker] = []
     for wanted in dict.fromkeys(("jsonl", *names)):
         if wanted not in makers:
-            raise UnknownNameError(f"There is no tracker {wanted!r}. {did_you_mean(wanted, makers)}")
+            raise UnknownNameError(f"No tracker {wanted!r}. {did_you_mean(wanted, makers)}")
         make, every = makers[wanted]
         try:
             found.append(_Guarded(wanted, make(), every, say))
@@ -191,14 +191,14 @@ def make_trackers(
                 raise
             say(f"No TensorBoard files: {error}")
         except Exception as error:  # not logged in, no network …
-            say(f"The tracker {wanted} did not start, training goes on without it: {error}")
+            say(f"The tracker {wanted} did not start; training continues without it: {error}")
     return found
 
 
 class _Guarded:
-    """A tracker that never raises, and that is not called more often than it can bear.
+    """A tracker that never raises, and that is called at a limited rate.
 
-    Evaluations are always logged, and so are the last metrics. After three failures in a row the tracker is left alone.
+    Evaluations and the last metrics are always logged. After three failures in a row the tracker is not called again.
     """
 
     def __init__(self, name: str, tracker: Tracker, every: float, say: Callable[[str], None]):
@@ -231,11 +231,11 @@ class _Guarded:
             self._failures += 1
             if not self._warned:
                 self._warned = True
-                self._say(f"The tracker {self._name} failed, training goes on: {error}")
+                self._say(f"The tracker {self._name} failed; training continues: {error}")
 
 
 def _keep_until(path: Path, step: int) -> None:
-    """Drop the lines beyond `step`, and those that a crash cut off."""
+    """Drop the lines beyond `step`, and any truncated by a crash."""
     kept = []
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     for line in text.splitlines():

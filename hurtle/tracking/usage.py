@@ -1,6 +1,6 @@
-"""`Usage`: how much CPU, memory and GPU this process uses right now, sampled at most once a second.
+"""`Usage`: the CPU, memory and GPU usage of this process, sampled at most once a second.
 
-clocks and /proc → dict of numbers. Asks torch about the GPU only if someone else has already imported it and uses CUDA.
+clocks and /proc → dict of numbers. Queries the GPU only if torch is already imported and uses CUDA.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from types import ModuleType
 
 
 class Usage:
-    """What this process uses; call `sample` as often as you like.
+    """The resource usage of this process; `sample` may be called at any rate.
 
     Args:
-        every: Seconds for which a sample is kept.
+        every: Seconds for which a sample is reused.
     """
 
     def __init__(self, every: float = 1.0):
@@ -26,10 +26,10 @@ class Usage:
         self._sample: dict[str, float] = {}
 
     def sample(self) -> dict[str, float]:
-        """The newest numbers; what cannot be known is left out.
+        """The latest values, without those that are unavailable.
 
-        `cpu_percent` (100 is one core, all threads added up), `memory` (resident bytes), and with CUDA in use `gpu_memory`
-        (bytes that torch holds), `gpu_memory_total`, and `gpu_percent` where NVIDIA's Python library is installed.
+        `cpu_percent` (100 is one core; the sum of all threads), `memory` (resident bytes), and if CUDA is in use `gpu_memory`
+        (bytes reserved by torch), `gpu_memory_total`, and `gpu_percent` if NVIDIA's Python library is installed.
         """
         now = monotonic()
         if self._sample and now - self._wall < self._every:
@@ -45,7 +45,7 @@ class Usage:
 def _resident_bytes() -> int:
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:  # no /proc: macOS, which knows the highest so far, in bytes
+    except OSError:  # no /proc: macOS, which reports the peak, in bytes
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
@@ -53,7 +53,7 @@ def _gpu() -> dict[str, float]:
     torch = sys.modules.get("torch")
     if torch is None or _is_half_imported(torch) or not torch.cuda.is_initialized():
         return {}
-    # Not the current device: each thread has its own, and this one only draws. Where the memory is, there is the training.
+    # Not the current device, which is per thread, and this thread only draws: take the device with the most memory in use.
     device = max(range(torch.cuda.device_count()), key=torch.cuda.memory_reserved)
     found = {
         "gpu_memory": float(torch.cuda.memory_reserved(device)),
@@ -61,11 +61,11 @@ def _gpu() -> dict[str, float]:
     }
     try:
         found["gpu_percent"] = float(torch.cuda.utilization(device))
-    except Exception:  # needs pynvml, and a driver that answers: not worth an error
+    except Exception:  # no pynvml, or no driver support: not worth an error
         return found
     return found
 
 
 def _is_half_imported(module: ModuleType) -> bool:
-    """Whether another thread is still importing a module, so that much of it is missing."""
+    """Whether another thread is still importing the module."""
     return getattr(getattr(module, "__spec__", None), "_initializing", False)

@@ -1,6 +1,6 @@
-"""`replacing`: write a file that is whole or not there, and never through a link that somebody put in its place.
+"""`replacing`: writes a file atomically, and never through a symbolic link.
 
-block writes into a new file → rename over the old one. Run folders may come from others: a link in one could lead anywhere.
+block writes into a new file → rename over the old one. A run folder may come from someone else, with links to anywhere.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the place of `path` when the block ends; if it fails, `path` is as it was.
+    """A new file that replaces `path` when the block ends; if the block fails, `path` is unchanged.
 
-    A link at `path` is replaced, not followed. To have the content on the disk, flush and fsync in the block.
+    A link at `path` is replaced, not followed. To force the content to disk, flush and fsync in the block.
     """
     part = path.with_name(f".{secrets.token_hex(8)}.{path.name}.tmp")
     try:
-        with part.open("x+b") as file:  # x: fails if anything is there, a link included
+        with part.open("x+b") as file:  # x: fails if anything exists there, even a link
             yield file
         part.replace(path)
     finally:
@@ -30,5 +30,5 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def open_without_links(path: str, flags: int) -> int:
-    """An `opener` for `open` that refuses a link."""
+    """An `opener` for `open` that refuses symbolic links."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)

@@ -1,1 +1,1 @@
-"""Vectors of environments behind `gymnasium.vector.VectorEnv`."""
+"""Vector envs: many environments behind `gymnasium.vector.VectorEnv`, and the back ends that step them."""

@@ -1,19 +1,17 @@
-"""`autotune`: measure an env over back ends, workers and batch sizes; what `hurtle bench vector` prints as a table.
+"""`autotune`: measures an env over back ends, workers and batch sizes; `hurtle bench vector` prints the table.
 
 env → settings, simplest first → each made, stepped with random actions for a while and closed → steps per second → the best.
 """
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter, thread_time
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
 from hurtle.envs.registry import EnvLike, resolve
@@ -22,10 +20,10 @@ from hurtle.native.env import Env
 from hurtle.native.threads import free_cores
 from hurtle.vector.factory import BACKENDS, make_vec
 from hurtle.vector.options import check_count
-from hurtle.vector.tune import legal_actions, tells_legal
+from hurtle.vector.random_actions import batch_actions
 
 NEGLIGIBLE = 0.97
-"""Of several settings at least this near to the fastest, the simplest is the best."""
+"""The simplest setting with at least this fraction of the top speed counts as the best."""
 _WARM_UP = 5
 
 
@@ -39,7 +37,7 @@ class Setting:
     batch_size: int
 
     def options(self) -> dict[str, Any]:
-        """What `make_vec` is given; what would be its default is left out."""
+        """The arguments of `make_vec`, without those that are at their defaults."""
         given: dict[str, Any] = {"num_envs": self.num_envs, "backend": self.backend}
         if self.backend != "serial":
             given["num_workers"] = self.num_workers
@@ -48,7 +46,7 @@ class Setting:
         return given
 
     def call(self, env: EnvLike, **more: Any) -> str:
-        """The call to paste.
+        """The call of `make_vec` as code to paste.
 
         Example:
             >>> Setting("process", 8, 2, 4).call("CartPole-v1")
@@ -61,13 +59,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Result:
-    """How fast one setting was."""
+    """The measured speed of one setting."""
 
     setting: Setting
     steps_per_second: float
-    """Of all envs together."""
+    """Steps of all envs together."""
     speed_up: float | None
-    """Over serial with as many envs; None if serial was not measured."""
+    """Speed relative to serial with the same number of envs; None if serial was not measured."""
 
 
 def autotune(
@@ -83,14 +81,14 @@ def autotune(
     """Measure an env in every sensible setting; `best` picks from the results.
 
     Args:
-        env: What `make_vec` takes.
+        env: An env as `make_vec` takes it.
         num_envs: Numbers of envs to try.
-        seconds: How long each setting is stepped.
-        backends: Which to try; None takes serial and process, and native for native envs.
-        policy_ms: Milliseconds of work that the learner does between receiving a batch and sending its actions. This is when
-            pools pay: workers step some envs while the policy looks at others.
+        seconds: Duration of each measurement.
+        backends: Back ends to try; None tries serial and process, and native for native envs.
+        policy_ms: Milliseconds of policy work between receiving a batch and sending its actions. This is where pools pay off:
+            workers step some envs while the policy works on others.
         emulate: As in `make_vec`.
-        **parameters: The env's own.
+        **parameters: Parameters of the env.
 
     Raises:
         UnknownNameError: No such env or back end.
@@ -106,7 +104,7 @@ def autotune(
 
 
 def best(results: Sequence[Result]) -> Result:
-    """The simplest of the fastest: `results` go from simple to complex."""
+    """The simplest of the fastest settings; expects `results` in order of complexity."""
     top = max(result.steps_per_second for result in results)
     return next(result for result in results if result.steps_per_second >= NEGLIGIBLE * top)
 
@@ -117,7 +115,7 @@ def settings_for(
     """The settings worth trying, simplest first, for each number of envs."""
     sizes = [num_envs] if isinstance(num_envs, int | np.integer) else list(num_envs)
     if not sizes:
-        raise HurtleError("num_envs: name at least one number of envs.")
+        raise HurtleError("num_envs is empty: pass at least one number of envs.")
     for size in sizes:
         check_count("num_envs", size)
     native = isinstance(resolve(env, parameters), Env)
@@ -136,7 +134,7 @@ def _settings_of(backend: str, num_envs: int) -> list[Setting]:
     cores = free_cores()
     wanted = (1, cores) if backend == "native" else (1, cores // 2, cores, 2 * cores)
     workers = sorted({count for count in wanted if 1 <= count <= num_envs})
-    if backend == "native":  # compiled envs take less time than it takes to wait for some of them
+    if backend == "native":  # no pools: compiled envs are faster than waiting for some of them
         return [Setting(backend, num_envs, count, num_envs) for count in workers]
     batches = [num_envs] + [num_envs // part for part in (2, 4) if num_envs % part == 0]
     return [Setting(backend, num_envs, count, batch) for count in workers for batch in batches]
@@ -151,10 +149,10 @@ def measure_all(
     emulate: bool = False,
     **parameters: Any,
 ) -> Iterator[Result]:
-    """Measure the settings one after the other; each result is there as soon as it is known.
+    """Measure the settings one after the other and yield each result as soon as it is known.
 
     Raises:
-        HurtleError: `seconds` or `policy_ms` makes no sense; at once, before anything is measured.
+        HurtleError: `seconds` or `policy_ms` is out of range; raised before anything is measured.
     """
     if not (seconds > 0 and math.isfinite(seconds)):
         raise HurtleError(f"seconds must be positive, got {seconds}.")
@@ -181,7 +179,7 @@ def _measured(
 
 
 def steps_per_second(vec: VectorEnv, batch_size: int, seconds: float, policy_seconds: float = 0.0) -> float:
-    """Step a vector with random actions for a while; a batch smaller than the vector makes it a pool."""
+    """Step a vector with random actions for a while; a batch smaller than the vector is stepped as a pool."""
     actions, turn = batch_actions(vec), 0
     pool: Any = vec if batch_size < vec.num_envs else None
     if pool is not None:
@@ -203,7 +201,7 @@ def steps_per_second(vec: VectorEnv, batch_size: int, seconds: float, policy_sec
         return obs, infos
 
     batches, elapsed = 0, 0.0
-    for most in (_WARM_UP, math.inf):  # the first steps are checked; they count only if they take all the time there is
+    for most in (_WARM_UP, math.inf):  # the first, checked steps count only if they use up all the time
         if elapsed < seconds:
             began, batches, elapsed = perf_counter(), 0, 0.0
             while elapsed < seconds and batches < most:
@@ -212,37 +210,8 @@ def steps_per_second(vec: VectorEnv, batch_size: int, seconds: float, policy_sec
     return batches * batch_size / elapsed
 
 
-def batch_actions(vec: Any) -> Callable[[int, Any, dict[str, Any]], Any]:
-    """A function that gives the actions of a batch: made beforehand, or legal ones where the envs tell."""
-    space = copy.deepcopy(vec.action_space)
-    space.seed(0)
-    ready = [space.sample() for _ in range(16)]
-    rng = np.random.default_rng(0)
-    layout = getattr(vec, "layout", None)  # of observations that may be flat
-    observed = layout is not None and tells_legal(layout.space)
-
-    def actions(turn: int, obs: Any, infos: dict[str, Any]) -> Any:
-        mask = infos.get("action_mask")
-        if mask is None and observed:
-            mask = (obs if isinstance(obs, dict) else vec.unflatten(obs))["action_mask"]
-        if mask is not None and not mask.all():
-            legal = legal_actions(_masked_space(vec.single_action_space, mask), mask, rng)
-            if legal is not None:
-                return legal
-        return ready[turn % len(ready)]
-
-    return actions
-
-
-def _masked_space(space: spaces.Space, mask: np.ndarray) -> spaces.Space:
-    """The space that one row of a mask is about: an agent's where there are several."""
-    if mask.ndim == 3 and isinstance(space, spaces.MultiDiscrete):
-        return spaces.Discrete(int(space.nvec[0])) if space.nvec.ndim == 1 else spaces.MultiDiscrete(space.nvec[0])
-    return space
-
-
 def _work(seconds: float) -> None:
-    """Keep a core busy, as a policy would; time that others take from this core does not count."""
+    """Keep a core busy, as a policy would; time in which other threads have the core does not count."""
     if seconds:
         end = thread_time() + seconds
         while thread_time() < end:

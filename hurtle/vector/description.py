@@ -1,4 +1,7 @@
-"""`Description`: what the learner must know of an env, found on a throw-away instance; and the env as back ends run it."""
+"""`Description`: what the learner needs to know about an env, taken from a throw-away instance.
+
+maker → env, prepared as back ends run it → checks → spaces, layouts, agents, masks.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ import gymnasium
 from gymnasium import spaces
 
 from hurtle.emulation.agent_spaces import flat_mask
-from hurtle.emulation.checks import check_env
-from hurtle.emulation.layout import SpaceLayout
-from hurtle.emulation.single import EmulatedEnv
+from hurtle.emulation.emulated_env import EmulatedEnv
+from hurtle.emulation.flat_layout import SpaceLayout
+from hurtle.emulation.start_checks import check_env
 from hurtle.emulation.wrap import emulate
 from hurtle.errors import EmulationError, EnvFailedError, HurtleError
 
@@ -23,31 +26,31 @@ CONSTRUCTOR = "its constructor"
 
 @dataclass(frozen=True)
 class Description:
-    """What the learner's side must know of an env; made from a throw-away instance."""
+    """What the learner needs to know about an env."""
 
     observation_space: spaces.Space  # of one env, or of one agent
     action_space: spaces.Space
-    layout: SpaceLayout  # of an observation in its row
-    actions: SpaceLayout  # of an action in its row
-    agents: tuple[str, ...] | None  # None: a single-agent env
-    mask_size: int  # entries of an action mask, 0 without
+    layout: SpaceLayout  # layout of an observation in its row
+    actions: SpaceLayout  # layout of an action in its row
+    agents: tuple[str, ...] | None  # None for single-agent envs
+    mask_size: int  # entries of an action mask; 0 without masks
     structure: SpaceLayout  # restores the structure of flat observations
-    flat: bool  # observations are handed out flat
+    flat: bool  # observations are returned flat
     metadata: dict[str, Any]
     render_mode: str | None
     spec: Any = None
 
     @property
     def num_agents(self) -> int | None:
-        """Agents per env; None for single-agent envs, whose arrays have no axis of agents."""
+        """Agents per env; None for single-agent envs, whose arrays have no agent axis."""
         return None if self.agents is None else len(self.agents)
 
 
 def prepare(env: Any, flat: bool, check: bool = True) -> Any:
-    """The env as a shard runs it: agents always padded, single-agent envs as they are unless `flat` asks for emulation."""
+    """The env as a shard runs it: multi-agent envs are always emulated, single-agent envs only if `flat`."""
     if isinstance(env, gymnasium.Env):
         return emulate(env, check=check) if flat else env
-    made = emulate(env, check=check)  # PettingZoo, old Gym, or an error that says what is possible
+    made = emulate(env, check=check)  # PettingZoo, old Gym, or an error that lists what is supported
     return made if flat or has_agents(made) else made.env
 
 
@@ -57,11 +60,11 @@ def has_agents(env: Any) -> bool:
 
 
 def describe(maker: EnvMaker, flat: bool, check: bool) -> Description:
-    """Make an env, check it, look at it and close it.
+    """Make an env, check it, describe it and close it.
 
     Raises:
         EnvFailedError: The env raised.
-        HurtleError: What is wrong has a name: it contradicts its spaces (EmulationError), or there is no such env.
+        HurtleError: The env contradicts its spaces (EmulationError), or there is no such env.
     """
     doing = CONSTRUCTOR
     try:
@@ -78,14 +81,14 @@ def describe(maker: EnvMaker, flat: bool, check: bool) -> Description:
 
 
 def env_failure(index: int, seed: int | None, doing: str, error: Exception, steps: int | None = None) -> EnvFailedError:
-    """The error that names env, seed and step and carries the env's own traceback.
+    """An error that names env, seed and step and contains the env's own traceback.
 
     Args:
-        index: Which env.
-        seed: The last one that it was reset with.
+        index: The env.
+        seed: The seed of its last reset.
         doing: What it was doing: "step", or several words.
-        error: What it raised, or what is wrong with what it returned.
-        steps: Steps since it was last reset from outside, this one included.
+        error: The error that it raised, or that its return value caused.
+        steps: Steps since the user last reset it, including this one.
     """
     text = "".join(traceback.format_exception(error)).rstrip()
     where = f"in {doing}" if " " in doing else f"in {doing}() (last seeded with {seed})"
@@ -94,7 +97,7 @@ def env_failure(index: int, seed: int | None, doing: str, error: Exception, step
 
 
 def description_of(env: Any, flat: bool, check: bool) -> Description:
-    """The description of a prepared env, which is reset."""
+    """The description of a prepared env; resets the env."""
     about: dict[str, Any] = {"metadata": dict(getattr(env, "metadata", {})), "render_mode": getattr(env, "render_mode", None)}
     several = has_agents(env)
     layout = env.layout if several else SpaceLayout(env.observation_space)
@@ -104,7 +107,7 @@ def description_of(env: Any, flat: bool, check: bool) -> Description:
         try:
             check_env(env)
         except EmulationError as error:
-            raise EmulationError(f"{error} (check=False leaves out this check.)") from error
+            raise EmulationError(f"{error} (check=False skips this check.)") from error
     if several:
         obs_space, names = layout.flat_space if flat else layout.space, tuple(env.possible_agents)
         return Description(obs_space, action_space, layout, actions, names, env.mask_size or 0, layout, flat, **about)

@@ -1,4 +1,4 @@
-"""`make_vec`: the one way to many environments; picks the back end and checks that the request makes sense."""
+"""`make_vec`: makes a vector env; picks the back end and validates the request."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from gymnasium.vector import AutoresetMode
 from hurtle.envs.packages import make_gymnasium
 from hurtle.envs.registry import EnvLike, make, resolve, unchecked
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
+from hurtle.native.batch_arrays import batch_bytes, check_fits
 from hurtle.native.env import Env, EnvSpec
-from hurtle.native.layout import batch_bytes, check_fits
 from hurtle.references import is_reference
 from hurtle.vector.options import VecOptions, autoreset_mode_of, check_count
 from hurtle.vector.vec_env import VecEnv
@@ -48,30 +48,30 @@ def make_vec(
     unsafe: bool = False,
     **parameters: Any,
 ) -> VecEnv:
-    """Make a vector of environments.
+    """Make a vector env.
 
     Args:
         env: A native env's short name ("cartpole") or class, "my_env.py:MyEnv", a Gymnasium id ("CartPole-v1"), or a callable
             that makes a Gymnasium or PettingZoo env; lambdas and closures work with every back end.
-        num_envs: How many; env i behaves exactly like a single env reset with `seed + i`.
-        backend: "native" for native envs; "serial", "process" (workers over shared memory) or "ray" for envs in Python;
-            "auto" takes native where it can, else measures the env for a moment, chooses and says why.
-        num_workers: Threads of native envs, else worker processes; None takes what helps.
-        batch_size: Less than num_envs makes a pool: `recv` returns so many envs, the first that are ready.
+        num_envs: Number of envs; env i behaves exactly like a single env reset with `seed + i`.
+        backend: "native" for native envs; "serial", "process" (workers with shared memory) or "ray" for Python envs;
+            "auto" uses native if possible, else measures the env briefly, chooses and reports why.
+        num_workers: Threads for native envs, else worker processes; None chooses the best number.
+        batch_size: Less than num_envs makes a pool: `recv` returns this many envs, the first that are ready.
         device: "cpu", or "cuda" to keep native envs, observations and rewards on the GPU as torch tensors.
-        seed: Base seed of the first reset without one.
+        seed: Base seed of the first reset, if that is called without one.
         autoreset_mode: SAME_STEP (default), NEXT_STEP, or DISABLED (Python envs only).
-        copy: Return copies; by default the arrays returned are reused by the next step.
-        order: Of a pool: "ready" returns the first envs that are done, "fair" those that were sent longest ago.
-        emulate: Hand out flat observations and take flat actions, as `hurtle.emulate` does; `vec.unflatten` restores structure.
+        copy: Return copies; by default the next step reuses the returned arrays.
+        order: Order of a pool: "ready" returns the first envs that are done, "fair" those sent longest ago.
+        emulate: Return flat observations and take flat actions, like `hurtle.emulate`; `vec.unflatten` restores the structure.
         check: Check the first reset and steps against the spaces.
-        step_timeout: Seconds that one reset or step may take before it is an error (process and ray); None waits.
+        step_timeout: Seconds that one reset or step may take before it is an error (process and ray); None waits forever.
         start_timeout: Seconds that the env's constructor may take (process and ray).
         restart_workers: Replace dead or stuck workers: their envs come back reset, marked truncated (process and ray).
-        render_mode: "rgb_array", "ansi" or None; Gymnasium envs: what they offer.
-        debug: Run the author's code of a native env uncompiled.
+        render_mode: "rgb_array", "ansi" or None; for Gymnasium envs, whatever they support.
+        debug: Run the code of a native env uncompiled.
         unsafe: Compile a native env without bounds checks; an index out of bounds then corrupts memory.
-        **parameters: The env's own parameters, such as `gravity=1.6`.
+        **parameters: Parameters of the env, such as `gravity=1.6`.
 
     Example:
         >>> import numpy as np
@@ -90,9 +90,9 @@ def make_vec(
     found = resolve(env, parameters)
     found = unchecked(found) if unsafe else found
     if not isinstance(found, Env) and backend == "native":
-        raise HurtleError(f"backend='native' is for native envs, and {env!r} is none; leave it out, or see `hurtle envs`.")
+        raise HurtleError(f"backend='native' is for native envs, and {env!r} is not one; leave it out, or see `hurtle envs`.")
     if isinstance(found, Env) and backend not in ("auto", "native") and EnvSpec.of(found).num_agents > 1:
-        raise HurtleError(f"{env!r} is a native env of several agents: backend='native' runs it, {backend!r} does not.")
+        raise HurtleError(f"{env!r} is a native multi-agent env: backend='native' runs it, {backend!r} does not.")
     if isinstance(found, Env) and backend in ("auto", "native"):
         python_only = {
             "order": order != "ready",
@@ -101,7 +101,7 @@ def make_vec(
             "restart_workers": restart_workers,
         }
         if asked := [name for name, given in python_only.items() if given]:
-            raise HurtleError(f"Native envs have no use for {' and '.join(asked)}: leave it out.")
+            raise HurtleError(f"Native envs do not take {' and '.join(asked)}: leave it out.")
         settings = {"seed": seed, "autoreset_mode": autoreset_mode, "copy": copy, "render_mode": render_mode}
         return _native(found, num_envs, kind, device, num_workers, batch_size, debug, settings)
     if kind == "cuda":
@@ -124,7 +124,7 @@ def make_vec(
     )
     maker = _maker(env, found, parameters, render_mode)
     if backend == "auto":
-        from hurtle.vector.tune import choose
+        from hurtle.vector.backend_choice import choose
 
         backend, options, why = choose(maker, options)
         print(f"hurtle: {why}", file=sys.stderr)
@@ -132,7 +132,7 @@ def make_vec(
 
 
 def _refuse_misspelt(env: EnvLike, parameters: dict[str, Any]) -> None:
-    """A parameter of the env whose name is nearly that of an argument of `make_vec` is a typo, unless the env has it."""
+    """Refuse env parameters that look like misspelt arguments of `make_vec`, unless the env takes them."""
     own = [name for name in inspect.signature(make_vec).parameters if name not in ("env", "parameters")]
     known: Any = ()
     if callable(env):
@@ -154,14 +154,14 @@ def _native(
     settings: dict[str, Any],
 ) -> VecEnv:
     if kind == "cuda":
-        from hurtle.vector.cuda import CudaVecEnv
+        from hurtle.vector.cuda_vec import CudaVecEnv
 
         if debug:
             raise HurtleError("debug=True runs on the CPU; leave out device='cuda'.")
         if batch_size not in (None, num_envs):
             raise HurtleError("batch_size: envs on the GPU step together; leave it out.")
         return CudaVecEnv(env, num_envs, device=device, **settings)
-    from hurtle.vector.native import NativeVecEnv
+    from hurtle.vector.native_vec import NativeVecEnv
 
     check_count("num_envs", num_envs)
     check_fits(f"num_envs={num_envs}", batch_bytes(EnvSpec.of(env), num_envs))
@@ -182,7 +182,7 @@ def _maker(env: EnvLike, found: Any, parameters: dict[str, Any], render_mode: st
     if isinstance(found, Env):
         return partial(make, found, **rendered)
     if isinstance(found, partial) and found.func is make_gymnasium:
-        # Checks and the order of calls are the vector's business: two wrappers less on every step.
+        # The vector env does these checks itself; two wrappers fewer on every step.
         spec = copied(found.args[0])
         if isinstance(spec, GymnasiumSpec):
             spec.order_enforce = False
@@ -199,11 +199,11 @@ def _python(maker: Callable[[], Any], backend: str, options: VecOptions) -> VecE
         }
         if unfit := [name for name, given in asked.items() if given]:
             raise HurtleError(f"serial steps all envs in this process: leave out {' and '.join(unfit)}, or use 'process'.")
-        from hurtle.vector.serial import SerialVecEnv
+        from hurtle.vector.serial_vec import SerialVecEnv
 
         return SerialVecEnv(maker, options)
     if backend == "process":
-        from hurtle.vector.process import ProcessVecEnv
+        from hurtle.vector.process_vec import ProcessVecEnv
 
         return ProcessVecEnv(maker, options)
     from hurtle.vector.ray_vec import RayVecEnv

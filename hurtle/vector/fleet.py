@@ -1,4 +1,4 @@
-"""`Fleet`: the worker processes of one vector env, their pipes and shared memory; who has news, and how they end."""
+"""`Fleet`: the worker processes of one vector env with their pipes and shared memory; starts, polls and ends them."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import select
 import weakref
 from collections.abc import Sequence
 
-from hurtle.vector.rows import shared_file
+from hurtle.vector.env_rows import shared_file
 from hurtle.vector.worker_process import WorkerProcess
 
 _PATIENCE = 3.0  # seconds that close() gives the envs to close
-_PATIENCE_AFTER_FAULT = 0.3  # the same when a fault ends the vector, and its error must not wait
+_PATIENCE_AFTER_FAULT = 0.3  # the same after a fault, whose error must not be delayed
 
 
 class Fleet:
-    """Workers and descriptors; outlives its vector env just long enough to end them.
+    """The workers and their descriptors; outlives the vector env just long enough to end them.
 
     Args:
         shares: The envs of each worker.
 
     Attributes:
-        workers: In order of their envs.
-        done: Descriptor from which done messages are read.
+        workers: The workers, in order of their envs.
+        done: Descriptor that done messages are read from.
         memory: Descriptor of the shared memory.
     """
 
@@ -39,7 +39,7 @@ class Fleet:
         _FLEETS.add(self)
 
     def start(self, index: int) -> WorkerProcess:
-        """Start a worker, in place of one that was forgotten."""
+        """Start worker `index`, as a replacement if there was one."""
         worker = WorkerProcess(index, self.shares[index], self._done_end, self.memory)
         if index < len(self.workers):
             self.workers[index] = worker
@@ -50,15 +50,15 @@ class Fleet:
             self._poll.register(fd, select.POLLIN)
         return worker
 
-    def forget(self, worker: WorkerProcess) -> None:
-        """End a worker at once."""
+    def discard(self, worker: WorkerProcess) -> None:
+        """Kill a worker and stop polling it."""
         for fd in worker.watched:
             if self._by_fd.pop(fd, None) is not None:
                 self._poll.unregister(fd)
         worker.kill()
 
-    def news(self, milliseconds: float | None) -> tuple[bool, list[WorkerProcess]]:
-        """Wait for something to read: whether there are done messages, and which workers wrote frames or died."""
+    def poll(self, milliseconds: float | None) -> tuple[bool, list[WorkerProcess]]:
+        """Wait for something to read; returns whether there are done messages, and the workers that wrote frames or died."""
         events = self._poll.poll(milliseconds)
         if len(events) == 1 and events[0][0] == self.done:  # the common case
             return True, []
@@ -70,21 +70,21 @@ class Fleet:
         return bool(select.select([self.done], [], [], 0)[0])
 
     def stop(self) -> None:
-        """End all workers: let them close their envs, kill those that take too long."""
+        """End all workers: let them close their envs, then kill those that take too long."""
         if os.getpid() != self._owner:  # a forked copy must not end its parent's workers
             return
         workers, self.workers = self.workers, []
         try:
             WorkerProcess.stop(workers, self._patience)
         finally:
-            self.let_go()
+            self.close_fds()
 
     def hurry(self) -> None:
-        """An error is waiting: do not give the envs long."""
+        """Give the envs less time to close, because an error is waiting to be raised."""
         self._patience = _PATIENCE_AFTER_FAULT
 
-    def let_go(self) -> None:
-        """Close this process's descriptors."""
+    def close_fds(self) -> None:
+        """Close the descriptors in this process."""
         fds, self.done, self._done_end, self.memory = (self.done, self._done_end, self.memory), -1, -1, -1
         for fd in fds:
             if fd >= 0:
@@ -94,12 +94,12 @@ class Fleet:
 _FLEETS: weakref.WeakSet[Fleet] = weakref.WeakSet()
 
 
-def _let_go_in_child() -> None:
-    """Workers end when the learner does; a child that it forked must not keep their pipes open."""
+def _close_fds_in_child() -> None:
+    """Close the pipes in a forked child: workers end when the learner's pipes close, which a child would keep open."""
     for fleet in _FLEETS:
         for worker in fleet.workers:
-            worker.let_go()
-        fleet.let_go()
+            worker.close_fds()
+        fleet.close_fds()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_close_fds_in_child)

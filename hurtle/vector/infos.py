@@ -1,4 +1,4 @@
-"""Infos of many envs as one dict of arrays with `_key` masks, as Gymnasium's vector envs lay them out."""
+"""Merges the infos of many envs into one dict of arrays with `_key` masks, the format of Gymnasium's vector envs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Infos = dict[str, Any]
 
 
 def merge_infos(pairs: Iterable[tuple[int, Infos]], size: int) -> Infos:
-    """Gather `(row, info)` pairs into arrays of `size` rows; `_key` says which rows have `key`.
+    """Merge `(row, info)` pairs into arrays of `size` rows; `_key` marks the rows that have `key`.
 
-    Numbers and equal-shaped arrays become arrays of their own dtype, dicts are merged recursively, the rest is kept as objects.
+    Numbers and equal-shaped arrays become arrays of their dtype, dicts are merged recursively, all else is kept as objects.
 
     Example:
         >>> merge_infos([(0, {"lives": 3}), (2, {"lives": 1})], 3)

@@ -1,4 +1,4 @@
-"""`NativePool`: native envs in batches, for a learner that works on one batch while it holds the next."""
+"""`NativePool`: native envs in batches, for learners written for asynchronous pools; behind the interface of `VecEnv`."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from gymnasium import spaces
 
 from hurtle.errors import HurtleError
 from hurtle.native.env import Env
-from hurtle.vector.native import NativeVecEnv
+from hurtle.vector.native_vec import NativeVecEnv
 from hurtle.vector.options import check_count, check_seed
 from hurtle.vector.vec_env import Results, Seed, VecEnv
 
 
 class NativePool(VecEnv):
-    """`num_envs` native envs of which `recv` returns `batch_size` at a time, in turn.
+    """A pool of `num_envs` native envs; `recv` returns `batch_size` of them at a time, in turn.
 
-    Native envs all take the same time, so the first that are ready are those that were sent first. Each batch has arrays of its
-    own: those of one stay as they are while another is stepped.
+    Native envs all take the same time, so the first to be ready are those that were sent first. Each batch has its own
+    arrays, which do not change while another batch is stepped.
 
     Args:
         env: The native env, with its parameters.
-        num_envs: How many; env i behaves like a single env reset with `seed + i`.
+        num_envs: Number of envs; env i behaves like a single env reset with `seed + i`.
         batch_size: A divisor of num_envs.
-        seed: Base seed of the first reset without one.
-        **settings: Of `NativeVecEnv`.
+        seed: Base seed of the first reset, if that is called without one.
+        **settings: Further arguments of `NativeVecEnv`.
     """
 
     def __init__(self, env: Env, num_envs: int, batch_size: int, *, seed: int = 0, **settings: Any):
@@ -36,7 +36,7 @@ class NativePool(VecEnv):
         check_seed(seed)
         if num_envs % batch_size:
             raise HurtleError(
-                f"Native envs step in equal batches: num_envs={num_envs} is no multiple of batch_size={batch_size}."
+                f"Native envs step in equal batches: num_envs={num_envs} is not a multiple of batch_size={batch_size}."
             )
         self.num_envs, self.batch_size = num_envs, batch_size
         firsts = range(0, num_envs, batch_size)
@@ -60,7 +60,7 @@ class NativePool(VecEnv):
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The seed that each env was last reset with; before the first reset, the one that it will be reset with."""
+        """The seed of each env's last reset; before the first reset, the seed that it will get."""
         return tuple(seed for batch in self._batches for seed in batch.np_random_seed)
 
     @property
@@ -70,7 +70,7 @@ class NativePool(VecEnv):
 
     def async_reset(self, seed: Seed = None, options: dict[str, Any] | None = None) -> None:
         """Reset all envs; `recv` returns their first observations, batch by batch."""
-        self._check_open()
+        self.check_open()
         if self._ready:
             raise HurtleError("reset while envs are running: call recv() until all are back.")
         if options and ("reset_mask" in options or any(np.ndim(value) for value in options.values())):
@@ -81,8 +81,8 @@ class NativePool(VecEnv):
         self._in_hand = None
 
     def send(self, actions: Any, env_id: Any = None) -> None:
-        """Step the envs of the last `recv`, or those of `env_id`, which are a batch that `recv` returned."""
-        self._check_open()
+        """Step the envs of the last `recv`, or those in `env_id`, which must be a batch that `recv` returned."""
+        self.check_open()
         if env_id is None:
             index = self._in_hand
         else:
@@ -94,8 +94,8 @@ class NativePool(VecEnv):
         self._in_hand = None if index == self._in_hand else self._in_hand
 
     def recv(self) -> Results:
-        """The results of the batch that was sent longest ago, with the index of each env in `infos["env_id"]`."""
-        self._check_open()
+        """Return the results of the batch sent longest ago, with the index of each env in `infos["env_id"]`."""
+        self.check_open()
         if not self._ready:
             raise HurtleError("recv() would wait forever: call async_reset() or send() first.")
         self._in_hand = self._ready.popleft()
@@ -104,28 +104,28 @@ class NativePool(VecEnv):
 
     def reset(self, *, seed: Seed = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset all envs and return the first batch."""
-        self._check_open()
+        self.check_open()
         self._ready.clear()
         for batch in self._batches:
-            batch._sent = None
+            batch.discard_pending()
         self.async_reset(seed, options)
         obs, _, _, _, infos = self.recv()
         return obs, infos
 
     def step(self, actions: Any) -> Results:
-        """`send` and `recv` in one: takes the actions of one batch and returns the results of the next."""
+        """`send`, then `recv`: takes the actions of one batch and returns the results of the next."""
         self.send(actions)
         return self.recv()
 
     def reset_env(
         self, index: int, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset one env that is not running, as `NativeVecEnv.reset_env` does."""
+        """Reset one env that is not running, like `NativeVecEnv.reset_env`."""
         (index,) = self._idle(index).tolist()
         return self._batches[index // self.batch_size].reset_env(index % self.batch_size, seed=seed, options=options)
 
     def call(self, name: str, *args: Any, indices: Any = None, **kwargs: Any) -> tuple[Any, ...]:
-        """`call("render")` draws every env, or those in `indices`; other names are read as `get_attr` does."""
+        """`call("render")` renders every env, or those in `indices`; other names are read like `get_attr`."""
         ids = self._idle(indices)
         given: list[Any] = [None] * len(ids)
         for batch, places, own in self._shares(ids):
@@ -145,15 +145,15 @@ class NativePool(VecEnv):
             batch.set_attr(name, [each[place] for place in places], own)
 
     def render(self) -> tuple[Any, ...] | None:
-        """One picture per env, as `render_mode` says."""
+        """Render every env in the `render_mode`."""
         return None if self.render_mode is None else tuple(p for batch in self._batches for p in batch.render() or ())
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Copies of everything that the envs need to go on bitwise, as `NativeVecEnv.state_dict` has it.
+        """Copies of everything needed to continue bitwise, as in `NativeVecEnv.state_dict`.
 
-        Array "envs" of batch 0 is "0.envs", and so on; results that were sent for and not yet received are part of the state.
+        Array "envs" of batch 0 is "0.envs", and so on; results that `recv` has not returned yet are part of the state.
         """
-        self._check_open()
+        self.check_open()
         state = {f"{k}.{name}": array for k, batch in enumerate(self._batches) for name, array in batch.state_dict().items()}
         state["shape"] = np.array([self.num_envs, self.batch_size])
         state["ready"] = np.array(list(self._ready), np.int64)
@@ -161,12 +161,13 @@ class NativePool(VecEnv):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned.
+        """Continue from what `state_dict` returned.
 
         Raises:
-            HurtleError: The state is of other envs, of other batches, or incomplete; says what differs. Nothing was changed.
+            HurtleError: The state is incomplete or belongs to other envs or batches; the message says what differs. Nothing
+                was changed.
         """
-        self._check_open()
+        self.check_open()
         for name in ("shape", "ready", "in_hand"):
             if name not in state:
                 raise HurtleError(f"The state of a pool has an array {name!r}; got {', '.join(sorted(state)) or 'nothing'}.")
@@ -181,11 +182,11 @@ class NativePool(VecEnv):
         for k, batch in enumerate(self._batches):
             own = {key.removeprefix(f"{k}."): array for key, array in state.items() if key.startswith(f"{k}.")}
             try:
-                checked.append(batch._checked_state(own))
+                checked.append(batch.check_state(own))
             except HurtleError as error:
                 raise HurtleError(f"Batch {k}: {error}") from None
         for batch, own in zip(self._batches, checked, strict=True):
-            batch._go_on_from(own)
+            batch.restore(own)
         self._ready = deque(np.asarray(state["ready"]).tolist())
         in_hand = int(np.asarray(state["in_hand"])[0])
         self._in_hand = None if in_hand < 0 else in_hand
@@ -196,8 +197,8 @@ class NativePool(VecEnv):
             batch.close()
 
     def _idle(self, indices: Any) -> np.ndarray:
-        """The envs that the user means, none of which may be running."""
-        self._check_open()
+        """Indices as an array, checked: none of these envs may be running."""
+        self.check_open()
         ids = np.array(self._indices(indices), np.int64)
         busy = np.unique(ids[np.isin(ids // self.batch_size, list(self._ready))]).tolist()
         if busy:
@@ -205,13 +206,13 @@ class NativePool(VecEnv):
         return ids
 
     def _shares(self, ids: np.ndarray) -> Iterator[tuple[NativeVecEnv, list[int], np.ndarray]]:
-        """Of each batch that holds some of the envs: where these stand in `ids`, and their indices in the batch."""
+        """For each batch with some of the envs: the batch, their positions in `ids`, and their indices in the batch."""
         for k in np.unique(ids // self.batch_size).tolist():
             places = np.flatnonzero(ids // self.batch_size == k)
             yield self._batches[k], places.tolist(), ids[places] % self.batch_size
 
     def _seeds(self, seed: Seed) -> list[Seed]:
-        """The seeds of each batch; all are checked before any env is reset."""
+        """The seeds of each batch, all checked before any env is reset."""
         if seed is None:
             return [None] * len(self._batches)
         if isinstance(seed, str) or not isinstance(seed, Sequence | np.ndarray):

@@ -1,4 +1,4 @@
-"""`VecOptions`: the settings that the back ends for Python envs share, checked in one place."""
+"""`VecOptions`: the settings shared by the back ends for Python envs, validated in one place."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from hurtle.errors import HurtleError, ResetMaskError, UnknownNameError, did_you_mean
-from hurtle.native.layout import check_fits
+from hurtle.native.batch_arrays import check_fits
 
 ORDERS = ("ready", "fair")
 ENV_BYTES = 1024
-"""The least memory that a Python env takes."""
+"""Minimum memory of a Python env."""
 
 
 @dataclass(frozen=True)
 class VecOptions:
-    """How a vector of Python envs behaves; see `hurtle.make_vec` for what each means."""
+    """Settings of a vector of Python envs; `hurtle.make_vec` documents them."""
 
     num_envs: int
     batch_size: int
@@ -70,7 +70,7 @@ def check_reset_mask(mask: Any, num_envs: int) -> np.ndarray:
     """`options["reset_mask"]` as an array.
 
     Raises:
-        ResetMaskError: It is not bool[num_envs], or chooses no env; the message is Gymnasium's.
+        ResetMaskError: The mask is not bool[num_envs], or selects no env; the message is Gymnasium's.
     """
     mask = np.asarray(mask)
     name = "`options['reset_mask']` must"

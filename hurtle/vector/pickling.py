@@ -1,4 +1,4 @@
-"""What workers of every kind do with pickles: env makers in, results and errors out, and no workers of workers."""
+"""Pickling between learner and workers: env makers in, results and errors out. Keeps workers from starting workers."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def load(payload: bytes) -> Any:
 
 
 def refuse_inside_import(backend: str) -> None:
-    """Stop a worker that imports the user's module from starting workers of its own, and those from starting more."""
+    """Keep a worker that imports the user's module from starting workers in turn."""
     if _importing_envs:
         raise HurtleError(
             f"make_vec(backend={backend!r}) was called while a worker imported the module that defines the env. "
-            "Put the code that trains under `if __name__ == '__main__':`, or in another file."
+            "Put the training code under `if __name__ == '__main__':`, or in another file."
         )
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle fast, or where that fails (lambdas, local classes) by value."""
+    """Pickle by reference, or, if that fails (lambdas, local classes), by value."""
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception:
@@ -47,14 +47,14 @@ def dumps(value: Any) -> bytes:
 
 
 def dumps_by_value(value: Any) -> bytes:
-    """Pickle so that another process can load it: what is defined in `__main__`, a notebook or a function travels by value."""
+    """Pickle for another process: anything defined in `__main__`, a notebook or a function is pickled by value."""
     with io.BytesIO() as file:
         _Pickler(file).dump(value)
         return file.getvalue()
 
 
 def portable(error: BaseException | None) -> bytes | None:
-    """An error pickled, or None: some cannot travel; their text always does."""
+    """The error as a pickle, or None if it cannot be pickled."""
     try:
         pickled = dumps_by_value(error)
         pickle.loads(pickled)
@@ -64,9 +64,9 @@ def portable(error: BaseException | None) -> bytes | None:
 
 
 def _reduce_cached(cached: Any) -> Any:
-    """A function under `functools.lru_cache`: by name where a worker can import it, else the function and its settings.
+    """Pickle a function under `functools.lru_cache` by name if a worker can import it, else by value with its settings.
 
-    The cache itself stays behind.
+    The cached values are not pickled.
     """
     found: Any = sys.modules.get(cached.__module__)
     if cached.__module__ != "__main__" and found is not None and not _travels_by_value(cached.__module__):
@@ -90,15 +90,15 @@ def _travels_by_value(module: str) -> bool:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """cloudpickle, and what classes and functions of `__main__` hold that it leaves out."""
+    """cloudpickle, extended by objects in classes and functions of `__main__` that it cannot pickle."""
 
     dispatch_table: ClassVar[Any] = ChainMap(
         {
             functools._lru_cache_wrapper: _reduce_cached,
-            # A lock guards the threads of one process (cached_property has one up to Python 3.11): the worker gets its own.
+            # A lock guards the threads of one process (cached_property has one up to Python 3.11): the worker gets a new one.
             type(threading.Lock()): lambda lock: (threading.Lock, ()),
             type(threading.RLock()): lambda lock: (threading.RLock, ()),
-            # functools.singledispatch has a weak dict, and so have registries of instances.
+            # functools.singledispatch has a weak dict, as do registries of instances.
             weakref.WeakKeyDictionary: lambda weak: (weakref.WeakKeyDictionary, (dict(weak),)),
             weakref.WeakValueDictionary: lambda weak: (weakref.WeakValueDictionary, (dict(weak),)),
             weakref.WeakSet: lambda weak: (weakref.WeakSet, (list(weak),)),

@@ -1,6 +1,6 @@
-"""`PythonVecEnv`: many Gymnasium or PettingZoo envs behind `gymnasium.vector.VectorEnv`; what all its back ends share.
+"""`PythonVecEnv`: many Gymnasium or PettingZoo envs behind `gymnasium.vector.VectorEnv`; the common part of the back ends.
 
-actions → rows → (a back end steps the envs) → rows → views, infos and episode statistics. Knows no processes.
+actions → rows → (a back end steps the envs) → rows → views, infos and episode statistics. Knows nothing of processes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from gymnasium.vector.utils import batch_space
 
 from hurtle.errors import ActionError, HurtleError
 from hurtle.vector.description import Description
-from hurtle.vector.episodes import Ended, Episodes
+from hurtle.vector.env_rows import ALL, Rows
+from hurtle.vector.episode_counts import Ended, Episodes
 from hurtle.vector.infos import Infos, merge_infos
 from hurtle.vector.options import ORDERS, VecOptions, check_reset_mask, check_seed
-from hurtle.vector.rows import ALL, Rows
 from hurtle.vector.vec_env import Results, Seed, VecEnv
 
 
@@ -30,15 +30,15 @@ class PythonVecEnv(VecEnv):
     """A vector of envs written in Python.
 
     `step` and `reset` work on all envs at once. With `batch_size < num_envs` the vector is a pool: `recv` (and so `step` and
-    `reset`) returns the results of `batch_size` envs, with their indices in `infos["env_id"]`; `send` gives these actions.
+    `reset`) returns the results of `batch_size` envs, with their indices in `infos["env_id"]`; `send` takes their actions.
 
-    The arrays that come back are **reused** by later calls unless `copy=True`. In a pool they are views where the batch is a
-    contiguous range of envs.
+    Later calls **reuse** the returned arrays unless `copy=True`. In a pool they are views if the batch is a contiguous range
+    of envs, else copies.
 
     Attributes:
         num_agents: Agents per env; 1 for single-agent envs.
         batch_size: Envs per `recv`.
-        layout: How observations lie in memory; `unflatten` uses it.
+        layout: The memory layout of observations, which `unflatten` uses.
     """
 
     def __init__(self, description: Description, options: VecOptions, rows: Rows):
@@ -63,37 +63,37 @@ class PythonVecEnv(VecEnv):
         self._fixed = description.flat or description.layout.is_fixed
         self._whole = self._views(ALL)
         self._whole_final = self._observations(rows.final_obs)
-        self._told: dict[int, Infos] = {}  # what envs said, until they are received
+        self._pending_infos: dict[int, Infos] = {}  # infos of envs that have not been received yet
         self._episodes = Episodes(rows, agents is not None, self._next_step)
         self._running: deque[int] = deque()  # envs sent and not yet received, oldest first
-        self._finished: deque[int] = deque()  # of these, the ones that are ready, in their order of finishing
-        self._in_hand = np.zeros(0, np.int64)  # envs of the last recv, which send() serves
-        self._taken: list[int] = []  # all that were received and not yet sent, in the order in which they were sent before
+        self._finished: deque[int] = deque()  # those of them that are ready, in order of completion
+        self._in_hand = np.zeros(0, np.int64)  # envs of the last recv, the default of send()
+        self._taken: list[int] = []  # envs received and not sent again, in the order in which they were sent before
 
     @property
     def agent_observation_space(self) -> spaces.Space:
-        """The space of one row of observations: of one env, or of one agent, flat with `emulate=True`."""
+        """The observation space of one env, or of one agent; flat with `emulate=True`."""
         return self._description.observation_space
 
     @property
     def agent_action_space(self) -> spaces.Space:
-        """The space of one row of actions: of one env, or of one agent."""
+        """The action space of one env, or of one agent."""
         return self._description.action_space
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The seed that each env was last reset with; before the first reset, the one that it will be reset with."""
+        """The seed of each env's last reset; before the first reset, the seed that it will get."""
         return tuple(self._env_seeds)
 
-    # What a back end does.
+    # The interface that back ends implement.
 
     @abstractmethod
     def _abort(self) -> None:
-        """End everything, fast."""
+        """End everything quickly."""
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """What breaks off in the middle (an env that raises, Ctrl-C) leaves envs at different steps: it ends the vector."""
+        """End the vector if the body fails: an env that raises, or Ctrl-C, leaves envs at different steps."""
         try:
             yield
         except BaseException:
@@ -102,19 +102,19 @@ class PythonVecEnv(VecEnv):
 
     @abstractmethod
     def _post_resets(self, resets: list[tuple[int, int | None, dict[str, Any] | None]]) -> None:
-        """Begin resetting envs: (index, seed, options)."""
+        """Start resets: (index, seed, options)."""
 
     @abstractmethod
     def _post_steps(self, ids: Sequence[int]) -> None:
-        """Begin stepping these envs with their rows of actions."""
+        """Start a step of these envs with their rows of actions."""
 
     @abstractmethod
     def _wait(self) -> list[int]:
-        """Block until at least one env is done; the envs done since the last call."""
+        """Block until at least one env is done; returns the envs done since the last call."""
 
     @abstractmethod
     def _step_all(self) -> None:
-        """Step every env with its row of actions, and wait for all."""
+        """Step every env with its row of actions and wait for all of them."""
 
     @abstractmethod
     def _call(self, ids: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -125,17 +125,17 @@ class PythonVecEnv(VecEnv):
         """Set an attribute of each of these envs."""
 
     def unflatten(self, obs: Any) -> Any:
-        """The structure of flat observations, as views: NumPy arrays or torch tensors with any leading axes."""
+        """Restore the structure of flat observations, as views: NumPy arrays or torch tensors with any leading axes."""
         return self.layout.unflatten(obs)
 
     # All envs at once.
 
     def reset(self, *, seed: Seed = None, options: dict[str, Any] | None = None) -> tuple[Any, Infos]:
-        """Begin new episodes.
+        """Start new episodes.
 
         Args:
             seed: Env i gets `seed + i`; or one seed (or None) per env. None continues the envs' random streams.
-            options: Passed to each env's `reset`; `reset_mask` (bool[num_envs]) resets only some envs.
+            options: Passed to each env's `reset`; `reset_mask` (bool[num_envs]) selects the envs to reset.
         """
         ids = self._begin_reset(seed, options)
         if self._pool:
@@ -149,7 +149,7 @@ class PythonVecEnv(VecEnv):
         return obs, infos
 
     def step(self, actions: Any) -> Results:
-        """Step every env with its row of `actions`; in a pool, `send` and `recv` in one.
+        """Step every env with its row of `actions`; in a pool, `send`, then `recv`.
 
         Raises:
             ActionError: Actions of the wrong shape or type; no env was stepped.
@@ -158,7 +158,7 @@ class PythonVecEnv(VecEnv):
         if self._pool:
             self.send(actions)
             return self.recv()
-        self._check_open()
+        self.check_open()
         if self._first_seed is not None:
             raise ResetNeeded("Call reset() before the first step().")
         if self._running:
@@ -166,7 +166,7 @@ class PythonVecEnv(VecEnv):
         self._write_actions(actions, ALL, self.num_envs)
         try:
             self._step_all()
-        except BaseException:  # as in _all_or_nothing, without its microsecond
+        except BaseException:  # like _all_or_nothing, which would cost a microsecond
             self._abort()
             raise
         return self._results(ALL, range(self.num_envs))
@@ -178,23 +178,23 @@ class PythonVecEnv(VecEnv):
         seed: Seed = None,
         options: dict[str, Any] | None = None,
     ) -> None:
-        """Begin resetting envs as `reset` does, without waiting; `recv` returns their first observations."""
+        """Start a reset without waiting; `recv` returns the first observations."""
         self._begin_reset(seed, options)
 
     def send(self, actions: Any, env_id: Any = None) -> None:
-        """Begin stepping envs, without waiting.
+        """Start a step of some envs without waiting.
 
         Args:
             actions: One row per env.
-            env_id: The envs; None means those of the last `recv`, in its order.
+            env_id: The envs; None means those of the last `recv`, in the same order.
         """
-        self._check_open()
+        self.check_open()
         if self._first_seed is not None:
             raise ResetNeeded("Call async_reset() or reset() before the first send().")
         ids = self._in_hand if env_id is None else np.asarray(env_id, np.int64).reshape(-1)
         self._check_free(ids)
         if not len(ids):
-            raise HurtleError("send() without envs: call recv() first, or name them with env_id.")
+            raise HurtleError("send() without envs: call recv() first, or pass env_id.")
         self._write_actions(actions, _selection(ids), len(ids))
         listed = ids.tolist()
         sent = set(listed)
@@ -205,11 +205,11 @@ class PythonVecEnv(VecEnv):
             self._post_steps(listed)
 
     def recv(self) -> Results:
-        """Wait for `batch_size` envs and return their results, in order of env index; `infos["env_id"]` names them.
+        """Wait for `batch_size` envs and return their results, sorted by env index; `infos["env_id"]` has the indices.
 
-        With `order="ready"` these are the first that are done, with `order="fair"` those that were sent longest ago.
+        With `order="ready"` these are the first that are done, with `order="fair"` those sent longest ago.
         """
-        self._check_open()
+        self.check_open()
         if len(self._running) < self.batch_size:
             raise HurtleError(
                 f"recv() would wait forever: {len(self._running)} envs are running and batch_size is {self.batch_size}. "
@@ -233,7 +233,7 @@ class PythonVecEnv(VecEnv):
     # Single envs.
 
     def reset_env(self, index: int, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Infos]:
-        """Reset one env, for example to a new map or task; returns its observation and info as the env itself would."""
+        """Reset one env, for example to a new map or task; returns its observation and info like the env itself."""
         ids = self._indices(index)
         self._check_free(np.array(ids))
         if self._first_seed is not None:
@@ -249,10 +249,10 @@ class PythonVecEnv(VecEnv):
         memory = self._rows.obs[ids[0]].copy()
         layout, agents = self._description.layout, self._description.agents
         whole = self._observations(memory) if self._description.flat or agents is not None else layout.reader(memory)()
-        return whole, self._told.pop(ids[0], {})
+        return whole, self._pending_infos.pop(ids[0], {})
 
     def call(self, name: str, *args: Any, indices: Any = None, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of every env, or of those in `indices`, and return what each gave; an attribute is read."""
+        """Call a method (or read an attribute) of every env, or of those in `indices`, and return the results."""
         ids = self._indices(indices)
         self._check_free(np.array(ids))
         return tuple(self._call(ids, name, args, kwargs))
@@ -268,13 +268,13 @@ class PythonVecEnv(VecEnv):
         self._set_attr(ids, name, self._value_of_each(name, values, len(ids)))
 
     def render(self) -> tuple[Any, ...] | None:
-        """One picture per env, as `render_mode` says."""
+        """Render every env in the `render_mode`."""
         return None if self.render_mode is None else self.call("render")
 
-    # The way in.
+    # Inputs: seeds, options, actions.
 
     def _begin_reset(self, seed: Seed, options: dict[str, Any] | None) -> list[int]:
-        self._check_open()
+        self.check_open()
         if self._running and not self._pool:
             raise HurtleError("reset between send() and recv(): call recv() first.")
         if options is not None and not isinstance(options, dict):
@@ -283,17 +283,17 @@ class PythonVecEnv(VecEnv):
             raise HurtleError("A pool resets all its envs: leave out reset_mask, or reset_env() the ones in hand.")
         given = dict(options) if options is not None else None
         chosen = self._chosen(given.pop("reset_mask", None) if given else None)
-        if self._first_seed is not None:  # the first reset: every env gets a seed, and none is left out
+        if self._first_seed is not None:  # the first reset seeds every env, whatever the mask
             chosen = list(range(self.num_envs))
             seed = self._first_seed if seed is None else seed
         seeds = self._seeds(seed)
         if self._first_seed is not None:
             seeds = [self._first_seed + i if s is None else s for i, s in enumerate(seeds)]
         with self._all_or_nothing():
-            self._await(len(self._running))  # what is still to come from a pool is thrown away
+            self._await(len(self._running))  # discard the pending results of a pool
         self._running.clear()
         self._finished.clear()
-        self._told.clear()
+        self._pending_infos.clear()
         self._in_hand, self._taken = self._in_hand[:0], []
         self._episodes.expect_reset(chosen)
         self._running.extend(chosen)
@@ -352,7 +352,7 @@ class PythonVecEnv(VecEnv):
         if len(np.unique(ids)) != len(ids):
             raise HurtleError(f"Each env at most once, got {ids.tolist()}.")
 
-    # The way out.
+    # Outputs: results and infos.
 
     def _await(self, count: int) -> None:
         while len(self._finished) < count:
@@ -371,22 +371,24 @@ class PythonVecEnv(VecEnv):
     def _results(self, rows: Any, ids: Sequence[int], changed: Any = None) -> Results:
         obs, rewards, terminated, truncated, masks = self._whole if rows is ALL and self._fixed else self._views(rows)
         infos = (
-            merge_infos([(k, self._told.pop(i)) for k, i in enumerate(ids) if i in self._told], len(ids)) if self._told else {}
+            merge_infos([(k, self._pending_infos.pop(i)) for k, i in enumerate(ids) if i in self._pending_infos], len(ids))
+            if self._pending_infos
+            else {}
         )
         infos.update(masks)
         ended = self._episodes.add(rows if changed is None else changed)
         if ended is not None:
-            self._tell_ended(infos, rows, ended)
+            self._add_episode_infos(infos, rows, ended)
         if self._copy:
             return (*(_copied(part) for part in (obs, rewards, terminated, truncated, infos)),)
         return obs, rewards, terminated, truncated, infos
 
     def _views(self, rows: Any) -> Results:
-        """What is handed out of these rows: views if they are a slice, else copies."""
+        """The results of these rows: views if they are a slice, else copies."""
         source, masks = self._rows, {}
         if self._description.mask_size:
             masks["action_mask"] = source.action_mask[rows]
-            masks["_action_mask"] = np.ones(len(masks["action_mask"]), np.bool_)  # where an env tells none, all are legal
+            masks["_action_mask"] = np.ones(len(masks["action_mask"]), np.bool_)  # without a mask, all actions are legal
         if self._description.agents is not None:
             masks["agent_mask"] = source.agent_mask[rows]
         return (
@@ -401,9 +403,9 @@ class PythonVecEnv(VecEnv):
         layout = self._description.layout
         return layout.flat(memory) if self._description.flat else layout.batch(memory)
 
-    def _tell_ended(self, infos: Infos, rows: Any, ended: Ended) -> None:
+    def _add_episode_infos(self, infos: Infos, rows: Any, ended: Ended) -> None:
         mine = {"episode": ended.statistics, "_episode": ended.episodes}
-        if "episode" not in infos:  # an env's own, from a wrapper, is the better one
+        if "episode" not in infos:  # statistics of an env's own wrapper take precedence
             infos.update(mine)
         if self._same_step and b"\x01" in ended.envs.tobytes():
             whole = rows is ALL and self._fixed
@@ -413,7 +415,7 @@ class PythonVecEnv(VecEnv):
             infos["final_info"] = {**mine, **infos.get("final_info", {})}
 
     def _final_objects(self, rows: Any, over: np.ndarray) -> np.ndarray:
-        """Final observations of structured spaces, one object per ended env, as Gymnasium has them."""
+        """Final observations of structured spaces, one object per ended env, as in Gymnasium."""
         memory, gathered = self._rows.final_obs[rows], np.full(len(over), None, object)
         for k in np.flatnonzero(over):
             if self._description.agents is None:
@@ -424,7 +426,7 @@ class PythonVecEnv(VecEnv):
 
 
 def _selection(ids: np.ndarray) -> Any:
-    """A slice where the indices are a contiguous range, so that indexing makes views; else the indices."""
+    """A slice if the indices are a contiguous range, so that indexing makes views; else the indices."""
     first, count = int(ids[0]) if len(ids) else 0, len(ids)
     if count and int(ids[-1]) - first == count - 1 and (count < 3 or bool((np.diff(ids) == 1).all())):
         return slice(first, first + count)

@@ -1,4 +1,4 @@
-"""The Ray that our actors run in: the one that is there, or one of our own that ends with its last user. Knows no envs."""
+"""Connects to Ray: uses the running one, or starts one that is shut down with its last user. Knows nothing of envs."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ except ModuleNotFoundError as error:
 
 __all__ = ["cluster_cpus", "free_cpus", "join", "leave", "ray"]
 
-_users = 0  # vector envs that joined and have not left
-_ours: str | None = None  # address of the Ray that we started
+_users = 0  # vector envs that use Ray
+_ours: str | None = None  # address of the Ray instance that we started
 
 
 def join(num_cpus: int) -> None:
-    """Use the Ray of this process; else connect to a cluster as Ray itself finds it (RAY_ADDRESS, `ray start`); else start one.
+    """Use the Ray of this process; else connect to the cluster that Ray finds (RAY_ADDRESS, `ray start`); else start one.
 
     Args:
-        num_cpus: CPUs that the caller's actors will ask for; a Ray of our own offers at least so many.
+        num_cpus: CPUs that the caller's actors will request; a Ray that we start has at least as many.
     """
     global _users, _ours
     if not ray.is_initialized():
         try:
             ray.init(num_cpus=max(free_cores(), num_cpus), include_dashboard=False, logging_level=logging.ERROR)
-        except ValueError:  # there is a cluster to connect to, whose CPUs are not ours to choose
+        except ValueError:  # there is a cluster to connect to, which fixes the number of CPUs
             ray.init(logging_level=logging.ERROR)
         _ours, _users = ray.get_runtime_context().gcs_address, 0
     _users += 1
 
 
 def leave() -> None:
-    """Shut Ray down if we started it and nobody of us is left."""
+    """Shut Ray down if we started it and this was its last user."""
     global _users, _ours
     _users -= 1
     if _users <= 0 and ray.is_initialized() and ray.get_runtime_context().gcs_address == _ours:
@@ -49,5 +49,5 @@ def cluster_cpus() -> float:
 
 
 def free_cpus() -> float:
-    """Of these, the ones that nobody has asked for."""
+    """CPUs that are not in use."""
     return ray.available_resources().get("CPU", 0.0)

@@ -1,6 +1,6 @@
-"""`Fleet`: the Ray actors of one vector env: start them, ask them, learn why they died, end them.
+"""`Fleet`: the Ray actors of one vector env: starts them, calls them, finds out why they died, ends them.
 
-requests → remote calls → frames → contents, or errors that name worker and envs. Knows no rows and no order of steps.
+requests → remote calls → frames → contents, or errors that name worker and envs. Knows nothing of rows or the order of steps.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ import numpy as np
 from hurtle.errors import EnvFailedError, EnvTimeoutError, HurtleError, WorkerDiedError
 from hurtle.vector import ray_worker
 from hurtle.vector.description import Description, EnvMaker
+from hurtle.vector.env_rows import RowPlan
 from hurtle.vector.options import VecOptions
 from hurtle.vector.pickling import dumps_by_value
 from hurtle.vector.ray_cluster import cluster_cpus, free_cpus, join, leave, ray
-from hurtle.vector.rows import RowPlan
 
 _PATIENCE = 3.0  # seconds that stop() gives the envs to close
-_PATIENCE_AFTER_FAULT = 0.3  # the same when a fault ends the vector, and its error must not wait
+_PATIENCE_AFTER_FAULT = 0.3  # the same after a fault, whose error must not be delayed
 
 _Host = ray.remote(num_cpus=1)(ray_worker.EnvHost)
 
 
 @dataclass(eq=False)
 class Worker:
-    """An actor as the learner sees it."""
+    """The learner's handle on an actor."""
 
     index: int
     envs: range
     actor: Any
     pid: int = 0
     machine: str = ""
-    heard: float = 0.0  # when it last answered
+    last_answer: float = 0.0  # when it last answered
     restarts: int = 0  # since it last made a step
 
     def __str__(self) -> str:
@@ -47,10 +47,10 @@ class Worker:
 
 
 class Fleet:
-    """Actors that share a vector's envs; outlives the vector just long enough to end them.
+    """The actors of one vector env; outlives the vector env just long enough to end them.
 
     Args:
-        options: Of the vector env.
+        options: Settings of the vector env.
 
     Attributes:
         hurry: Whether stop() follows a fault.
@@ -64,7 +64,7 @@ class Fleet:
         join(options.num_workers or 1)
 
     def start(self, maker: EnvMaker) -> tuple[Description, RowPlan]:
-        """Start the actors and let them make the envs; what the envs are like, and how their rows lie in memory."""
+        """Start the actors and make the envs; returns the description of the envs and the plan of their rows."""
         options = self._options
         count = options.num_workers or max(1, min(options.num_envs, int(cluster_cpus())))
         bounds = np.linspace(0, options.num_envs, count + 1).astype(int).tolist()
@@ -78,19 +78,19 @@ class Fleet:
         return description, plan
 
     def restart(self, worker: Worker) -> None:
-        """Put a new actor with new envs in the place of one that is dead."""
+        """Replace a dead actor by one with new envs."""
         worker.actor = _Host.remote()
         self._await_start([worker])
         self._set_up([worker])
 
     def stop(self) -> None:
-        """End all actors: let them close their envs, and kill those that take longer; then leave Ray."""
+        """End all actors: let them close their envs, then kill those that take too long, and leave Ray."""
         if os.getpid() != self._owner:  # a forked copy must not end its parent's actors
             return
         workers, self.workers = self.workers, []
-        if not ray.is_initialized():  # its actors are gone with it, and a call would start another
+        if not ray.is_initialized():  # the actors are gone, and a call would start a new Ray
             workers = []
-        with contextlib.suppress(Exception):  # they may be of a Ray that was shut down
+        with contextlib.suppress(Exception):  # Ray may have been shut down in between
             closing = [worker.actor.close.remote() for worker in workers]
             if closing:
                 ray.wait(closing, num_returns=len(closing), timeout=_PATIENCE_AFTER_FAULT if self.hurry else _PATIENCE)
@@ -101,8 +101,14 @@ class Fleet:
     # Answers.
 
     def gather(self, refs: dict[Any, Worker], timeout: float | None, late: str) -> list[Any]:
-        """What these calls gave, or the first error as soon as there is one; actors that are `late` are killed."""
-        with contextlib.suppress(ray.exceptions.RayError):  # whose it is, is seen below
+        """The results of these calls, or the first error as soon as there is one; actors that take too long are killed.
+
+        Args:
+            refs: The calls and their workers.
+            timeout: Seconds to wait; None waits forever.
+            late: The reason in the error message of an actor that took too long.
+        """
+        with contextlib.suppress(ray.exceptions.RayError):  # the loop below finds out which call failed
             ray.get(list(refs), timeout=timeout)
         ready, missing = ray.wait(list(refs), num_returns=len(refs), timeout=0)
         answers = {ref: self.unpack(refs[ref], self.fetch(refs[ref], ref)) for ref in ready}
@@ -113,10 +119,10 @@ class Fleet:
         return [answers[ref] for ref in refs]
 
     def fetch(self, worker: Worker, ref: Any) -> Any:
-        """What a call returned; waits for it.
+        """Wait for a call and return its result.
 
         Raises:
-            WorkerDiedError: The actor is gone.
+            WorkerDiedError: The actor died.
             EnvFailedError: The call itself failed, for example because a module is missing there.
         """
         try:
@@ -124,7 +130,7 @@ class Fleet:
         except ray.exceptions.RayTaskError as error:
             raise EnvFailedError(f"{worker} failed.\n\n{error}", -1) from error
         except ray.exceptions.RayError as error:
-            more = "" if self._options.restart_workers else " Pass restart_workers=True to go on with new envs in their place."
+            more = "" if self._options.restart_workers else " Pass restart_workers=True to replace such workers and continue."
             raise WorkerDiedError(f"{worker} died.{more}\n\nRay says: {error}") from error
 
     def unpack(self, worker: Worker, frame: bytes) -> Any:
@@ -150,18 +156,18 @@ class Fleet:
     # Start-up.
 
     def _await_start(self, workers: list[Worker]) -> None:
-        """Wait until Ray has found a place for these actors."""
+        """Wait until Ray has placed these actors."""
         timeout, asked = self._options.start_timeout, len(workers)
         refs = {worker.actor.hello.remote(sys.path): worker for worker in workers}
         if asked > cluster_cpus():
-            short = f"{asked} Ray workers ask for {asked} CPUs and the cluster has {cluster_cpus():g}"
+            short = f"{asked} Ray workers need {asked} CPUs and the cluster has {cluster_cpus():g}"
             print(f"hurtle: {short}; waiting up to {timeout:g} s (start_timeout) for more.", file=sys.stderr)
         ready, late = ray.wait(list(refs), num_returns=asked, timeout=timeout)
         for ref in late:
             ray.kill(refs[ref].actor)
         if late:
             raise HurtleError(
-                f"Ray started {len(ready)} of {asked} workers within {timeout:g} s (start_timeout). They ask for {asked} CPUs, "
+                f"Ray started {len(ready)} of {asked} workers within {timeout:g} s (start_timeout). They need {asked} CPUs, "
                 f"one each; the cluster has {cluster_cpus():g}, of which {free_cpus():g} are free. "
                 "Pass a smaller num_workers, add nodes, or raise start_timeout."
             )

@@ -1,6 +1,6 @@
-"""`EnvHost`: what a Ray actor runs: a `Shard` of envs over memory of its own, one remote call per step.
+"""`EnvHost`: the class of the Ray actors: a `Shard` of envs in the actor's memory, one remote call per step.
 
-action bytes → Shard → the rows that changed and what the envs said, pickled into one frame. Imports neither torch nor Ray.
+action bytes → Shard → changed rows and infos, pickled into one frame. Imports neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from gymnasium.vector import AutoresetMode
 
 from hurtle.errors import EnvFailedError
 from hurtle.vector.description import describe
+from hurtle.vector.env_rows import Rows, private_rows
 from hurtle.vector.pickling import dumps, load, portable
-from hurtle.vector.rows import Rows, private_rows
 from hurtle.vector.shard import Shard
 
 DONE, FAILED, STUCK = range(3)  # kinds of frames
@@ -31,9 +31,9 @@ _FIELDS = ("obs", "rewards", "terminated", "truncated", "over", "agent_mask", "a
 
 
 class EnvHost:
-    """Some of a vector's envs. All methods but `hello` and `close` take pickled requests and return pickled (kind, content).
+    """Some envs of a vector. All methods but `hello` and `close` take pickled requests and return a pickled (kind, content).
 
-    Bytes, because Ray passes them on as they are; arrays would arrive read-only, and cost half as much again.
+    Ray passes bytes on unchanged; arrays would arrive read-only and take 1.5 times as long.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class EnvHost:
         self._watch: _Watch | None = None
 
     def hello(self, paths: list[str]) -> tuple[int, str]:
-        """Import from where the learner does, as far as this machine has it; returns process and machine."""
+        """Add the learner's import paths; returns process id and machine."""
         sys.path += [path for path in paths if path not in sys.path]
         return os.getpid(), platform.node()
 
@@ -56,7 +56,7 @@ class EnvHost:
         envs, description, plan, autoreset_mode, step_timeout = pickle.loads(payload)
 
         def build() -> None:
-            self._rows = private_rows(plan)  # of all envs, so that indices agree; rows never written take no memory
+            self._rows = private_rows(plan)  # rows of all envs, so that indices agree; unused rows take no memory
             self._envs = envs
             self._fields = row_fields(self._rows)
             self._same_step = autoreset_mode is AutoresetMode.SAME_STEP
@@ -84,7 +84,7 @@ class EnvHost:
         return self._answer(run)
 
     def reset(self, payload: bytes) -> bytes:
-        """Begin episodes: a list of (index, seed, options)."""
+        """Start episodes: a list of (index, seed, options)."""
         shard, resets = self._open_shard(), load(payload)
 
         def run() -> Any:
@@ -120,12 +120,12 @@ class EnvHost:
         return self._shard
 
     def _changes(self, chosen: Any) -> tuple[list[np.ndarray], np.ndarray | None, list[Any]]:
-        """What the learner copies: rows, final observations of ended episodes only, and infos of those who had some."""
-        rows, said = self._rows, self._open_shard().infos
+        """The data for the learner: rows, final observations of ended episodes, and non-empty infos."""
+        rows, collected = self._rows, self._open_shard().infos
         over = rows.over[chosen]
         final = rows.final_obs[chosen][over] if self._same_step and over.any() else None
-        infos = said.copy()
-        said.clear()
+        infos = collected.copy()
+        collected.clear()
         return [getattr(rows, name)[chosen] for name in self._fields], final, infos
 
     def _answer(self, work: Callable[[], Any]) -> bytes:
@@ -140,14 +140,14 @@ class EnvHost:
 
 
 class _Stuck(BaseException):
-    """Raised inside an env that takes too long; no `Exception`, so that `except Exception` in the env lets it pass."""
+    """Raised inside an env that takes too long; not an `Exception`, so that `except Exception` in the env does not catch it."""
 
 
 class _Watch:
-    """Interrupts an env that takes longer than `timeout` seconds where it is stuck, so that the traceback shows the place.
+    """Interrupts an env that takes longer than `timeout` seconds, so that the traceback shows where it is stuck.
 
-    A thread looks whether the shard moves on. If not, it sends a signal to the main thread, where Ray runs the envs; that ends
-    waits and loops of Python. Code of other languages that never returns is left to the learner, which kills the process.
+    A thread checks that the shard makes progress. If not, it signals the main thread, where Ray runs the envs; that interrupts
+    waits and loops in Python. Native code that never returns is left to the learner, which kills the process.
     """
 
     def __init__(self, timeout: float, current: np.ndarray):
@@ -180,10 +180,10 @@ class _Watch:
                 signal.pthread_kill(main, signal.SIGUSR1)
 
     def _interrupt(self, number: int, frame: Any) -> None:
-        if self._late == self._position():  # else it moved on in the meantime
+        if self._late == self._position():  # else it has made progress since
             raise _Stuck
 
 
 def row_fields(rows: Rows) -> list[str]:
-    """The arrays that a host sends with each step; the same list on both sides."""
+    """The arrays that are sent with each step; both sides use this list."""
     return [name for name in _FIELDS if getattr(rows, name).size]

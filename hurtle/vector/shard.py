@@ -1,6 +1,6 @@
-"""`Shard`: some Python envs stepped one after the other, writing into their `Rows`; what serial, process and ray run.
+"""`Shard`: some Python envs, stepped one after the other, that write into their `Rows`; serial, process and ray all run it.
 
-action row → env.step → observation, reward, flags written in place; non-empty infos collected. Knows no processes.
+action row → env.step → observation, reward, flags written in place; non-empty infos collected. Knows nothing of processes.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 from gymnasium.vector import AutoresetMode
 
-from hurtle.emulation.layout import SpaceLayout, same_layout
+from hurtle.emulation.flat_layout import SpaceLayout, same_layout
 from hurtle.errors import EmulationError, EnvFailedError
 from hurtle.vector.description import CONSTRUCTOR, Description, EnvMaker, env_failure, prepare
-from hurtle.vector.rows import Rows
+from hurtle.vector.env_rows import Rows
 from hurtle.vector.slots import AgentsSlot, EnvSlot
 
 
@@ -24,13 +24,13 @@ class Shard:
     Args:
         makers: One callable per env.
         first: Index of the first env in the whole vector; `rows` are those of the whole vector.
-        description: Of these envs.
-        rows: Where results go and actions come from.
-        autoreset_mode: What happens when an episode ends.
-        worker: Which entry of `rows.current` says what this shard is doing.
+        description: The description of these envs.
+        rows: The arrays that results are written to and actions are read from.
+        autoreset_mode: What to do when an episode ends.
+        worker: The entry of `rows.current` that shows which env this shard is stepping.
 
     Attributes:
-        infos: Pairs (env, info) of what the envs had to say since the list was last emptied.
+        infos: Pairs (env, info) of the non-empty infos since the list was last cleared.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class Shard:
         self._plain_actions = description.actions.is_plain
         own = rows.actions[first : first + len(makers)]
         self._actions = description.actions.batch(own) if self._plain_actions else own
-        self._steps = [0] * len(makers)  # of each env, when it is not stepped with all others …
-        self._rounds = 0  # … and the steps of all at once
+        self._steps = [0] * len(makers)  # steps of each env alone …
+        self._rounds = 0  # … and steps of all envs together
         self.slots: list[Any] = []
         try:
             for index, maker in enumerate(makers, first):
@@ -67,7 +67,7 @@ class Shard:
         self._readers = [] if self._plain_actions else [description.actions.reader(row) for row in own]
 
     def reset(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
-        """Begin an episode of env `index`."""
+        """Start an episode of env `index`."""
         slot = self.slots[index - self.first]
         self._current[self._worker] = index
         if seed is not None:
@@ -77,12 +77,12 @@ class Shard:
 
     def step_all(self) -> None:
         """Step every env with its row of actions."""
-        # A copy: an env may keep its action, and the rows are overwritten.
+        # A copy, since an env may keep its action and the rows are overwritten.
         actions = self._actions.copy() if self._plain_actions else [read() for read in self._readers]
         current, worker, index = self._current, self._worker, self.first
         self._rounds += 1
         try:
-            for slot, action in zip(self.slots, actions):  # noqa: B905 (strict costs, and both have one entry per env)
+            for slot, action in zip(self.slots, actions):  # noqa: B905 (strict is slower, and both have one entry per env)
                 current[worker] = index
                 slot.step(action)
                 index += 1
@@ -100,7 +100,7 @@ class Shard:
             raise self._failure(index, "step", error) from error
 
     def call(self, index: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a method of an env, or read an attribute that is not callable."""
+        """Call a method of an env, or read an attribute if it is not callable."""
         env = self.slots[index - self.first].env
         self._current[self._worker] = index
 
@@ -111,7 +111,7 @@ class Shard:
         return self._guarded(index, self.slots[index - self.first].seed, f"the call of {name!r}", run)
 
     def set_attr(self, index: int, name: str, value: Any) -> None:
-        """Set an attribute where the env's wrappers already have it, else on the env itself."""
+        """Set an attribute on the wrapper that already has it, else on the env itself."""
         env = self.slots[index - self.first].env
 
         def run() -> None:
@@ -123,7 +123,7 @@ class Shard:
         self._guarded(index, self.slots[index - self.first].seed, f"set_attr {name!r}", run)
 
     def close(self) -> None:
-        """Close every env; the first error is raised when all have been tried."""
+        """Close every env, then raise the first error, if any."""
         slots, self.slots = self.slots, []
         failed: BaseException | None = None
         for slot in slots:
@@ -150,10 +150,10 @@ def _make(maker: EnvMaker, description: Description, check: bool) -> Any:
     if description.agents is None:
         for what, wanted in (("observation", description.observation_space), ("action", description.action_space)):
             space = getattr(env, f"{what}_space")
-            # Custom spaces may not know that they are equal: what counts is how they lie in memory.
+            # Custom spaces may not implement equality; what counts is that their layouts are the same.
             if space != wanted and not same_layout(SpaceLayout(space), SpaceLayout(wanted)):
                 env.close()
-                raise EmulationError(f"{what}_space: expected {wanted}, as in the first env that was made, got {space}.")
+                raise EmulationError(f"{what}_space: expected {wanted}, like the first env, got {space}.")
     return env
 
 

@@ -1,4 +1,7 @@
-"""One env and its rows: step it, reset it when its episode ends, write what came of it, keep what it said."""
+"""One env and its rows: steps the env, resets it when its episode ends, writes the results and collects the infos.
+
+action → env.step → rows of this env; info → the shard's list.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from gymnasium.vector import AutoresetMode
 
 from hurtle.emulation.agent_spaces import flat_mask
 from hurtle.emulation.agents import AgentRows
-from hurtle.emulation.checks import USUAL_FLAGS, USUAL_REWARDS, check_info, check_kinds, check_outcome
-from hurtle.emulation.single import EmulatedEnv
+from hurtle.emulation.emulated_env import EmulatedEnv
+from hurtle.emulation.outcome_checks import USUAL_FLAGS, USUAL_REWARDS, check_info, check_kinds, check_outcome
 from hurtle.errors import EmulationError
 from hurtle.vector.description import Description
-from hurtle.vector.rows import Rows
+from hurtle.vector.env_rows import Rows
 
 _CHECKED_STEPS = 3
 _OUTCOME = ("rewards", "terminated", "truncated")
@@ -27,7 +30,7 @@ class EnvSlot:
     """A single-agent env and its rows.
 
     Attributes:
-        step: Steps the env with an action; what it does depends on where the episode is.
+        step: Steps the env with an action. Replaced as the episode proceeds: checked, regular or resetting.
     """
 
     step: Callable[[Any], None]
@@ -49,11 +52,11 @@ class EnvSlot:
         self._obs_row, self._final_row = rows.obs[index], rows.final_obs[index]
         self._write = description.layout.writer(self._obs_row)
         self._write_final = description.layout.writer(self._final_row)
-        if isinstance(env, EmulatedEnv) and env.layout is not None:  # it writes into the row itself
+        if isinstance(env, EmulatedEnv) and env.layout is not None:  # the env writes into the row itself
             env.bind(self._obs_row)
             self._write = _nothing
             self._write_final = self._copy_row
-        # memoryviews: half the cost of NumPy's item assignment
+        # memoryviews cost half as much as NumPy's item assignment
         self._rewards: Any = memoryview(rows.rewards.data)
         self._terminated, self._truncated = memoryview(rows.terminated.data), memoryview(rows.truncated.data)
         self._over = memoryview(rows.over.data)
@@ -63,11 +66,11 @@ class EnvSlot:
         self._next_step = autoreset_mode is AutoresetMode.NEXT_STEP
         self._regular_step = self._make_step()
         self._checks_left = _CHECKED_STEPS if check else 0
-        self._begin: Callable[[Any], None] = self._checked_step if check else self._regular_step  # how episodes begin
+        self._first_step: Callable[[Any], None] = self._checked_step if check else self._regular_step  # of an episode
         self._check_reset = check
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        """Begin an episode."""
+        """Start an episode."""
         obs, info = self.env.reset(seed=seed, options=options)
         if self._check_reset:
             self._layout.check(obs)
@@ -77,13 +80,13 @@ class EnvSlot:
         self._rewards[i] = 0.0
         self._terminated[i] = self._truncated[i] = self._over[i] = False
         self._write(obs)
-        self.step = self._begin
+        self.step = self._first_step
         if info or self._mask is not None:
-            self._tell(info)
+            self._add_info(info)
 
     def _make_step(self) -> Callable[[Any], None]:
-        """The step that is run millions of times: nothing is looked up in it but local variables."""
-        env_step, write, end, tell, i = self.env.step, self._write, self._end, self._tell, self._index
+        """The step that runs millions of times; it uses only local variables."""
+        env_step, write, end, add_info, i = self.env.step, self._write, self._end, self._add_info, self._index
         rewards, terminated_row, truncated_row, over = self._rewards, self._terminated, self._truncated, self._over
         masked, numbers, flags = self._mask is not None, USUAL_REWARDS, USUAL_FLAGS
 
@@ -104,12 +107,12 @@ class EnvSlot:
             over[i] = False
             write(obs)
             if info or masked:
-                tell(info)
+                add_info(info)
 
         return step
 
     def _checked_step(self, action: Any) -> None:
-        """The same, with checks in between."""
+        """Like the regular step, with checks."""
         outcome = self.env.step(action)
         if not isinstance(outcome, tuple) or len(outcome) != 5:
             raise EmulationError(f"step() must return (obs, reward, terminated, truncated, info), got {outcome!r}.")
@@ -118,17 +121,17 @@ class EnvSlot:
         self._layout.check(obs)
         self._checks_left -= 1
         if self._checks_left == 0:
-            self.step = self._begin = self._regular_step
+            self.step = self._first_step = self._regular_step
         i = self._index
         self._rewards[i], self._terminated[i], self._truncated[i] = reward, terminated, truncated
         if terminated or truncated:
             return self._end(obs, info)
         self._over[i] = False
         self._write(obs)
-        self._tell(info)
+        self._add_info(info)
 
     def _reset_step(self, action: Any) -> None:
-        """NEXT_STEP: the step after an end, which ignores its action."""
+        """Reset instead of stepping: in NEXT_STEP mode, the step after an end ignores its action."""
         self.reset(None, None)
 
     def _end(self, obs: Any, info: dict[str, Any]) -> None:
@@ -136,15 +139,15 @@ class EnvSlot:
         if not self._same_step:
             self._write(obs)
             self.step = self._reset_step if self._next_step else self.step
-            return self._tell(info)
+            return self._add_info(info)
         self._write_final(obs)
-        info = dict(info)  # the env may use the same dict again
+        info = dict(info)  # the env may reuse the dict
         obs, next_info = self.env.reset()
         check_info(next_info)
         self._write(obs)
-        self._tell({**next_info, "final_info": info} if info else next_info)
+        self._add_info({**next_info, "final_info": info} if info else next_info)
 
-    def _tell(self, info: dict[str, Any]) -> None:
+    def _add_info(self, info: dict[str, Any]) -> None:
         if self._mask is not None:
             mask = info.get("action_mask")
             self._mask[...] = True if mask is None else flat_mask(mask)
@@ -157,7 +160,7 @@ class EnvSlot:
 
 
 class AgentsSlot:
-    """An env of several agents and its rows."""
+    """A multi-agent env and its rows."""
 
     def __init__(
         self,
@@ -175,7 +178,7 @@ class AgentsSlot:
         mask = rows.action_mask[index] if description.mask_size else None
         outcome = (rows.rewards[index], rows.terminated[index], rows.truncated[index])
         self._agent_rows = AgentRows(rows.obs[index], *outcome, rows.agent_mask[index], mask)
-        # An autoreset writes what the next action is chosen from, and leaves the outcome of the step alone.
+        # An autoreset writes the input of the next action, and keeps the outcome of this step.
         self._next_rows = replace(self._agent_rows, **{k: np.zeros_like(v) for k, v in zip(_OUTCOME, outcome, strict=True)})
         self._final_row, self._obs_row, self._over = rows.final_obs[index], rows.obs[index], rows.over
         self._infos = infos
@@ -184,8 +187,8 @@ class AgentsSlot:
         self._ended = False
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        """Begin an episode."""
-        self._tell(self.env.reset_into(self._agent_rows, seed=seed, options=options))
+        """Start an episode."""
+        self._add_info(self.env.reset_into(self._agent_rows, seed=seed, options=options))
         self._ended = self._over[self._index] = False
 
     def step(self, actions: np.ndarray) -> None:
@@ -200,9 +203,9 @@ class AgentsSlot:
             infos = {**next_infos, "final_info": infos} if infos else next_infos
         else:
             self._ended = over
-        self._tell(infos)
+        self._add_info(infos)
 
-    def _tell(self, infos: dict[str, Any]) -> None:
+    def _add_info(self, infos: dict[str, Any]) -> None:
         if infos:
             self._infos.append((self._index, infos))
 

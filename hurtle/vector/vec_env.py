@@ -1,4 +1,4 @@
-"""`VecEnv`: Gymnasium's `VectorEnv` plus `async_reset`, `send` and `recv`, and single envs; the interface of all back ends."""
+"""`VecEnv`, the interface of all back ends: Gymnasium's `VectorEnv` plus `async_reset`, `send`, `recv` and `reset_env`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Seed = int | Sequence[int | None] | None
 
 
 class VecEnvClosedError(HurtleError, ClosedEnvironmentError):
-    """The vector env was closed, or an error ended it."""
+    """The vector env was closed, by `close` or by an error."""
 
 
 class VecEnv(VectorEnv):
-    """Many envs at once. Use it in a `with` statement, or call `close()`.
+    """Many envs stepped together. Use it in a `with` statement, or call `close()`.
 
     Attributes:
         batch_size: Envs per `recv`; less than `num_envs` in a pool.
-        num_agents: Agents per env; with several, arrays have an axis of agents after that of the envs.
+        num_agents: Agents per env; if there are several, arrays have an agent axis after the env axis.
     """
 
     batch_size: int
@@ -36,28 +36,28 @@ class VecEnv(VectorEnv):
 
     @cached_property
     def observation_space(self) -> spaces.Space:  # type: ignore[override]
-        """The space of a batch of observations (made when first asked for: a million envs have a large one)."""
+        """The space of a batch of observations, made on first use: it is large for a million envs."""
         return batch_space(self.single_observation_space, self.batch_size)
 
     @cached_property
     def action_space(self) -> spaces.Space:  # type: ignore[override]
-        """The space of a batch of actions (made when first asked for)."""
+        """The space of a batch of actions, made on first use."""
         return batch_space(self.single_action_space, self.batch_size)
 
     @property
     @abstractmethod
     def agent_observation_space(self) -> spaces.Space:
-        """The space of one row of observations, that is of one agent of one env; without agents, `single_observation_space`."""
+        """The observation space of one agent; for single-agent envs, `single_observation_space`."""
 
     @property
     @abstractmethod
     def agent_action_space(self) -> spaces.Space:
-        """The space of one row of actions, that is of one agent of one env; without agents, `single_action_space`."""
+        """The action space of one agent; for single-agent envs, `single_action_space`."""
 
     @property
     @abstractmethod
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The seed that each env was last reset with; before the first reset, the one that it will be reset with."""
+        """The seed of each env's last reset; before the first reset, the seed that it will get."""
 
     @property
     @abstractmethod
@@ -66,31 +66,31 @@ class VecEnv(VectorEnv):
 
     @abstractmethod
     def async_reset(self, seed: Seed = None, options: dict[str, Any] | None = None) -> None:
-        """Begin resetting as `reset` does, without waiting; `recv` returns the first observations."""
+        """Start a reset without waiting; `recv` returns the first observations."""
 
     @abstractmethod
     def send(self, actions: Any, env_id: Any = None) -> None:
-        """Begin stepping the envs of the last `recv`, or those of `env_id`, without waiting."""
+        """Start a step of the envs of the last `recv`, or of those in `env_id`, without waiting."""
 
     @abstractmethod
     def recv(self) -> Results:
-        """Wait for `batch_size` envs; what `step` returns, of these, with their indices in `infos["env_id"]`."""
+        """Wait for `batch_size` envs and return their results like `step`, with their indices in `infos["env_id"]`."""
 
     @abstractmethod
     def reset_env(
         self, index: int, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset one env and leave the others alone; returns what the env itself would.
+        """Reset one env without touching the others; returns what the env's own `reset` returns.
 
         Args:
-            index: Which env; it must not be running, that is sent and not yet received.
-            seed: The env's own, not counted up from that of env 0; None continues its random stream.
-            options: As the env's own `reset` takes them.
+            index: The env; it must not be running, that is, sent and not yet received.
+            seed: The seed of this very env, used as it is; None continues its random stream.
+            options: The options of the env's own `reset`.
         """
 
     @abstractmethod
     def call(self, name: str, *args: Any, indices: Any = None, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of every env, or of those in `indices`, and return what each gave; an attribute is read."""
+        """Call a method (or read an attribute) of every env, or of those in `indices`, and return the results."""
 
     @abstractmethod
     def get_attr(self, name: str, indices: Any = None) -> tuple[Any, ...]:
@@ -100,12 +100,17 @@ class VecEnv(VectorEnv):
     def set_attr(self, name: str, values: Any, indices: Any = None) -> None:
         """Set an attribute of every env, or of those in `indices`: one value for all, or a list or tuple with one for each."""
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Check that the envs can still be stepped.
+
+        Raises:
+            VecEnvClosedError: The vector env was closed, or ended by an error.
+        """
         if self.closed:
             raise VecEnvClosedError("This vector env is closed; make a new one.")
 
     def _indices(self, indices: Any) -> list[int]:
-        """The envs that the user means: None is all of them, and negative ones count from the end."""
+        """Indices as a list: None means all envs, and negative ones count from the end."""
         if indices is None:
             return list(range(self.num_envs))
         given = np.asarray(indices).reshape(-1)
@@ -117,7 +122,7 @@ class VecEnv(VectorEnv):
         return [i % self.num_envs for i in ids]
 
     def _value_of_each(self, name: str, values: Any, count: int) -> list[Any]:
-        """The values that `set_attr` was given, one for each of `count` envs."""
+        """The values given to `set_attr`, one for each of `count` envs."""
         if not isinstance(values, list | tuple):
             return [values] * count
         if len(values) != count:

@@ -1,7 +1,7 @@
-"""What learner and workers say to each other: small frames over pipes, and one int per finished env.
+"""The protocol between learner and workers: small frames over pipes, and one int per finished env.
 
-Frames carry what is rare (set-up, resets, calls, infos, errors). Everything else lies in shared memory, and a done message,
-which passes through the kernel, orders those writes before the reads of the other side on every CPU.
+Frames carry what is rare (set-up, resets, calls, infos, errors). Everything else is in shared memory. A done message passes
+through the kernel and so orders the writes of one side before the reads of the other on every CPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DESCRIBE, SETUP, RESET, STEP, STEP_ALL, CALL, SET_ATTR = range(7)
 # worker → learner
 DESCRIPTION, READY, INFOS, RESULT, ERROR = range(16, 21)
 
-# A done message is an env index, or with ALL a worker index, and whether a frame of infos was written before it.
+# A done message is an env index (a worker index with ALL), plus a flag if a frame of infos was written before it.
 WITH_INFOS, ALL = 1 << 29, 1 << 30
 INDEX = WITH_INFOS - 1
 
@@ -28,7 +28,7 @@ def frame(kind: int, payload: bytes = b"") -> bytes:
 
 
 class FrameReader:
-    """Frames out of a pipe, in the order in which they were written."""
+    """Reads frames from a pipe, in the order in which they were written."""
 
     def __init__(self, fd: int):
         self.fd = fd
@@ -37,7 +37,7 @@ class FrameReader:
         self._frames: deque[tuple[int, bytes]] = deque()
 
     def drain(self) -> None:
-        """Read what there is in a pipe that does not block; its other end is dead, or ours alone by now."""
+        """Read all that is left in a non-blocking pipe whose writer is gone."""
         before = -1
         while self._received != before:
             before = self._received
@@ -45,7 +45,7 @@ class FrameReader:
                 return
 
     def feed(self) -> bool:
-        """Read once, waiting if the pipe is a blocking one; False when the other side is gone."""
+        """Read once (a blocking pipe waits); returns False when the other side is gone."""
         try:
             data = os.read(self.fd, 1 << 20)
         except BlockingIOError:
@@ -72,7 +72,7 @@ class FrameReader:
         return bool(self._frames)
 
     def pop(self) -> tuple[int, bytes] | None:
-        """The next complete frame, if there is one."""
+        """The next complete frame, or None."""
         return self._frames.popleft() if self._frames else None
 
 

@@ -1,6 +1,6 @@
-"""The worker process: reads commands from a pipe, steps its `Shard` of envs in shared memory, says when they are done.
+"""The worker process: reads commands from a pipe, steps its `Shard` of envs in shared memory, reports when they are done.
 
-Started by `ProcessVecEnv` with file descriptors for arguments; imports neither torch nor the user's `__main__`.
+Started by `ProcessVecEnv` with file descriptors as arguments; imports neither torch nor the user's `__main__`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 from hurtle.errors import EnvFailedError, HurtleError
 from hurtle.vector import wire
 from hurtle.vector.description import describe
+from hurtle.vector.env_rows import map_shared
 from hurtle.vector.pickling import dumps, load, portable
-from hurtle.vector.rows import map_shared
 from hurtle.vector.shard import Shard
 
-_REPORT_AFTER = 50e-6  # seconds of finished work that may wait for more before it is reported
-_ATOMIC = 512  # bytes that a pipe takes in one piece on every system
+_REPORT_AFTER = 50e-6  # seconds for which finished envs may wait to be reported together
+_ATOMIC = 512  # bytes that a pipe writes atomically on every system
 
 
 def main() -> None:
@@ -45,8 +45,8 @@ def main() -> None:
 
 def _die_with_learner(life: int) -> None:
     """End this process when the learner's end of `life` closes, even inside a step that never returns."""
-    if sys.platform == "linux":  # the kernel then sends SIGIO, whose default is to end the process; no thread, no GIL
-        fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpid())  # the group: what the env started ends too
+    if sys.platform == "linux":  # the kernel then sends SIGIO, which ends the process by default; needs no thread or GIL
+        fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpid())  # the process group, so that the env's subprocesses end too
         fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
 
 
@@ -60,7 +60,7 @@ class Worker:
         self._finished = array("i")
 
     def run(self) -> None:
-        """Commands in, done messages out."""
+        """Execute commands until the learner is gone."""
         handlers = {
             wire.DESCRIBE: self._describe,
             wire.SETUP: self._set_up,
@@ -82,7 +82,7 @@ class Worker:
                 raise
             except EnvFailedError as error:
                 self._fail(error)
-            except HurtleError as error:  # it names what is wrong, and no env is to blame
+            except HurtleError as error:  # the request itself is wrong
                 self._send(wire.ERROR, (str(error), -1, None, portable(error)))
             except Exception as error:
                 text = "".join(traceback.format_exception(error))
@@ -135,7 +135,7 @@ class Worker:
         self._report()
 
     def _report(self) -> None:
-        """Say which envs are done; infos go first, so that they are there when the message is read."""
+        """Report the envs that are done. Infos are sent first, so that they have arrived when the report is read."""
         assert self._shard is not None
         finished = self._finished
         if not finished:
@@ -167,13 +167,13 @@ class Worker:
         self._answer(lambda: list(map(shard.set_attr, ids, [name] * len(ids), values)))
 
     def _answer(self, run: Callable[[], list[Any]]) -> None:
-        """The results of a call, or what an env raised, which ends neither worker nor vector."""
+        """Send the results of a call, or the error of an env, which ends neither worker nor vector."""
         try:
             answer = dumps((run(), None))
         except EnvFailedError as error:
             answer = dumps((None, _travelling(error)))
         except Exception as error:
-            answer = dumps((None, (f"What the env returned cannot be pickled: {error}", -1, None, None)))
+            answer = dumps((None, (f"The env's return value cannot be pickled: {error}", -1, None, None)))
         wire.write_all(self._frames, wire.frame(wire.RESULT, answer))
 
     def _send(self, kind: int, value: Any) -> None:
@@ -184,5 +184,5 @@ class Worker:
 
 
 def _travelling(error: EnvFailedError) -> tuple[str, int, int | None, bytes | None]:
-    """An error in parts that can be pickled: some exceptions cannot, the text always can."""
+    """An error in parts that can be pickled, even if the exception itself cannot."""
     return str(error), error.env_index, error.seed, portable(error.__cause__)

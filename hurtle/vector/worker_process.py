@@ -1,4 +1,4 @@
-"""`WorkerProcess`: one worker as the learner sees it: start it, talk to it, learn why it died, end it."""
+"""`WorkerProcess`: the learner's handle on one worker: starts it, sends it commands, finds out why it died, ends it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable
 
 from hurtle.vector import wire
-from hurtle.vector.rows import shared_file
+from hurtle.vector.env_rows import shared_file
 
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from hurtle.vector.worker import main; main()"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -23,15 +23,15 @@ class WorkerProcess:
     """A running worker.
 
     Args:
-        index: Which worker.
-        envs: The envs that it holds.
-        done: Descriptor to which it writes done messages.
+        index: Index of the worker.
+        envs: Its envs.
+        done: Descriptor that it writes done messages to.
         memory: Descriptor of the shared memory.
 
     Attributes:
         busy: Its envs that are being reset or stepped.
-        infos_due: Frames of infos that done messages announced and that have not been read.
-        since, seen: When it was last seen to move on, and to which env.
+        infos_due: Frames of infos that were announced by done messages and not yet read.
+        since, seen: When it was last seen to make progress, and at which env.
         watched: Descriptors that become readable when it writes a frame or dies.
     """
 
@@ -54,15 +54,15 @@ class WorkerProcess:
                 pass_fds=passed,
                 stdin=subprocess.DEVNULL,
                 env={**dict.fromkeys(_THREAD_VARIABLES, "1"), **os.environ},
-                process_group=0,  # Ctrl-C is for the learner; it ends its workers
+                process_group=0,  # Ctrl-C goes to the learner alone, which ends its workers
             )
             self.watched = [frame_fd]
-            if hasattr(os, "pidfd_open"):  # an env may fork, and its child keep the pipe open: look at the process too
+            if hasattr(os, "pidfd_open"):  # an env may fork a child that keeps the pipe open, so watch the process too
                 self.watched.append(self._keep(os.pidfd_open(self.process.pid)))
         except BaseException:
             if hasattr(self, "process"):
                 self.kill()
-            self.let_go()
+            self.close_fds()
             raise
         finally:
             for fd in theirs:
@@ -86,7 +86,7 @@ class WorkerProcess:
         return self.process.poll() is not None
 
     def send(self, kind: int, payload: bytes = b"") -> None:
-        """Write a frame; meanwhile what the worker writes is read, so that neither waits for the other."""
+        """Write a frame, reading what the worker writes meanwhile, so that the two cannot deadlock."""
         view = memoryview(wire.frame(kind, payload))
         while view:
             try:
@@ -100,23 +100,23 @@ class WorkerProcess:
                 if self.is_dead:
                     raise BrokenPipeError from None
 
-    def last_words(self) -> str:
-        """What the worker's fault handler wrote: where its threads were."""
+    def stack_trace(self) -> str:
+        """The stack that the worker's fault handler wrote, as an addition to an error message."""
         text = os.pread(self._trace, 1 << 16, 0).decode(errors="replace").strip()
         return f"\n\nWhere it was:\n{text}" if text else ""
 
-    def ask_where(self) -> str:
-        """The stack of a worker that is stuck."""
+    def request_stack_trace(self) -> str:
+        """The stack of a stuck worker, as an addition to an error message."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGUSR1)
         for _ in range(20):
-            if words := self.last_words():
-                return words
+            if trace := self.stack_trace():
+                return trace
             time.sleep(0.01)
         return ""
 
     def cause_of_death(self) -> str:
-        """In words, after the process has ended."""
+        """How the process ended, for an error message."""
         try:
             code = self.process.wait(timeout=1)
         except subprocess.TimeoutExpired:
@@ -131,25 +131,25 @@ class WorkerProcess:
         return f"was killed by {name}{hint}"
 
     def kill(self) -> None:
-        """End it and what it started at once, and let go of everything."""
+        """Kill the worker and its subprocesses and close the descriptors."""
         self._kill_group()
         self.process.kill()
         self.process.wait()
-        self.let_go()
+        self.close_fds()
 
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    def let_go(self) -> None:
-        """Close this process's descriptors."""
+    def close_fds(self) -> None:
+        """Close the learner's descriptors."""
         fds, self._open = self._open, []
         for fd in fds:
             os.close(fd)
 
     @staticmethod
     def stop(workers: Iterable[WorkerProcess], patience: float) -> None:
-        """End workers: let them close their envs, and kill those that take longer than `patience` seconds."""
+        """End workers: let them close their envs, then kill those that take longer than `patience` seconds."""
         workers = [worker for worker in workers if worker._open]
         try:
             for worker in workers:
@@ -159,6 +159,6 @@ class WorkerProcess:
             for worker in workers:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     worker.process.wait(max(deadline - time.monotonic(), 0.001))
-        finally:  # also if Ctrl-C ends the waiting
+        finally:  # also after Ctrl-C
             for worker in workers:
                 worker.kill()

@@ -5,11 +5,25 @@ import torch
 from gymnasium import spaces
 from plain_ppo import Plain
 
-from hurtle.buffers.rollout import Rollout
+from hurtle.buffers.rollout import Done, Rollout
 from hurtle.policies.build import PolicyConfig, build_policy
 
 OBS = spaces.Box(-10, 10, (3,), np.float32)
 ACTIONS = spaces.Discrete(3)
+
+
+class MadeRollout(Rollout):
+    """A rollout whose values of what came after are made up, for every update anew: no learner asks the policy for them."""
+
+    always_done = Done.BOOTSTRAP
+
+    @property
+    def done(self):
+        return self.always_done
+
+    @done.setter
+    def done(self, value):
+        pass
 
 
 def plain_policy(seed=0):
@@ -29,6 +43,8 @@ def fill(rollout, policy, seed=0, invalid=0.0, noise=0.3, ends=0.1):
         return torch.from_numpy(rng.random(shape) < p)
 
     rollout.obs.copy_(normal(*rollout.obs.shape))
+    if policy.normalizer is not None:
+        rollout.inputs.copy_(policy.normalizer.normalize(rollout.obs))
     rollout.starts.copy_(chance(ends, steps, rows))
     if rollout.masks is not None:
         rollout.masks.copy_(chance(0.6, *rollout.masks.shape))
@@ -43,7 +59,7 @@ def fill(rollout, policy, seed=0, invalid=0.0, noise=0.3, ends=0.1):
     rollout.valid.copy_(~chance(invalid, steps, rows))
     rollout.all_valid = bool(rollout.valid.all())
     with torch.no_grad():
-        distribution, values, _ = policy.forward_sequence(rollout.obs, rollout.initial_state, rollout.starts, rollout.masks)
+        distribution, values, _ = policy.forward_sequence(rollout.inputs, rollout.initial_state, rollout.starts, rollout.masks)
         uniforms = torch.from_numpy(rng.random((steps * rows, policy.num_uniforms), np.float32))
         actions = distribution.sample(uniforms)
         rollout.actions.copy_(actions.view_as(rollout.actions))
@@ -54,7 +70,7 @@ def fill(rollout, policy, seed=0, invalid=0.0, noise=0.3, ends=0.1):
 
 def made(policy, steps=16, rows=6, seed=0, has_masks=False, **how):
     """A filled rollout for this policy."""
-    return fill(Rollout(policy, steps, rows, has_masks), policy, seed, **how)
+    return fill(MadeRollout(policy, steps, rows, has_masks), policy, seed, **how)
 
 
 def arrays(rollout):

@@ -6,7 +6,8 @@ import pytest
 import torch
 from made_rollouts import ACTIONS, OBS, arrays, made, parameters, plain_policy
 
-from hurtle.algorithms.a2c import A2C, A2CConfig
+from hurtle.algorithms.a2c import A2C
+from hurtle.algorithms.a2c_config import A2CConfig
 from hurtle.policies.build import PolicyConfig, build_policy
 
 
@@ -49,7 +50,7 @@ def test_one_update(normalize_advantages, max_grad_norm):
 def test_learning_rate_is_annealed_only_if_asked():
     for anneal, expected in ((False, 7e-4), (True, 1.75e-4)):
         policy = plain_policy()
-        metrics = A2C(policy, A2CConfig(anneal_learning_rate=anneal)).update(made(policy), remaining=0.25)
+        metrics = A2C(policy, A2CConfig(anneal_learning_rate=anneal)).update(made(policy), progress=0.75)
         assert metrics["learning_rate"] == pytest.approx(expected)
 
 

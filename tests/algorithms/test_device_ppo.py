@@ -10,8 +10,10 @@ from gymnasium import spaces
 from made_rollouts import made
 from torch.nn.utils import parameters_to_vector
 
-from hurtle.algorithms.device import DevicePPO
-from hurtle.algorithms.ppo import PPO, PPOConfig, segment_probabilities
+from hurtle.algorithms.algorithm import LearnerSetup
+from hurtle.algorithms.ppo import PPO, segment_probabilities
+from hurtle.algorithms.ppo_config import PPOConfig
+from hurtle.algorithms.ppo_device import DevicePPO
 from hurtle.errors import HurtleError, NonFiniteError
 from hurtle.policies.build import PolicyConfig, build_policy
 
@@ -46,7 +48,8 @@ def config_of(**words):
 def pair(policy, config, seed=3):
     """The same policy in the hands of both."""
     own = copy.deepcopy(policy)
-    return PPO(policy, config, seed), DevicePPO(own, config, seed)
+    setup = LearnerSetup(seed)
+    return PPO(policy, config, setup), DevicePPO(own, config, setup)
 
 
 def flat(policy):
@@ -91,10 +94,10 @@ UPDATES = {
 }
 
 
-def compare_updates(policy, config, remaining=(1.0, 0.6), **how):
+def compare_updates(policy, config, progress=(0.0, 0.4), **how):
     before = copy.deepcopy(policy)
     learner, device_learner = pair(policy, config)
-    for seed, part in enumerate(remaining):
+    for seed, part in enumerate(progress):
         rollout = made(before, STEPS, ROWS, seed=seed, **how)
         assert_same_metrics(device_learner.update(rollout, part), learner.update(rollout, part))
     assert optimizer_steps(device_learner) == optimizer_steps(learner) > 0
@@ -221,7 +224,7 @@ def test_every_epoch_uses_everything_once_in_another_order(kind):
     items = ROWS if kind == "lstm" else ONE
     found = []
     for seed in (3, 3, 4):
-        learner = DevicePPO(copy.deepcopy(policy), config_of(shuffle=True), seed)
+        learner = DevicePPO(copy.deepcopy(policy), config_of(shuffle=True), LearnerSetup(seed))
         seen = watched(learner)
         for _ in range(2):
             learner.update(made(policy, STEPS, ROWS))
@@ -274,21 +277,21 @@ def test_rows_are_drawn_by_their_priorities(invalid):
     assert (variance - 1).abs().max() < 0.3
 
 
-@pytest.mark.parametrize("remaining", [1.0, 0.25])
+@pytest.mark.parametrize("progress", [0.0, 0.75])
 @pytest.mark.parametrize("kind", ["categorical", "lstm"])
-def test_priorities_have_importance_weights_that_count(kind, remaining):
+def test_priorities_have_importance_weights_that_count(kind, progress):
     policy = make_policy(kind)
     before = copy.deepcopy(policy)
     learner, device_learner = pair(policy, config_of(priority_alpha=0.8, priority_beta=0.3))
     seen, rollout = watched(device_learner), made(policy, STEPS, ROWS)
-    metrics = device_learner.update(rollout, remaining)
-    probability, beta = priorities(rollout, 0.8), 0.3 + 0.7 * (1 - remaining)
+    metrics = device_learner.update(rollout, progress)
+    probability, beta = priorities(rollout, 0.8), 0.3 + 0.7 * progress
     for chosen, weights in seen:
         assert weights.dtype == torch.float32
         torch.testing.assert_close(weights.double(), (ROWS * probability[chosen]) ** -beta, rtol=1e-5, atol=0)
     draws = iter(seen)
-    learner._draw = lambda *_: (next(draws) for _ in range(4))  # what the other one drew
-    assert_same_metrics(metrics, learner.update(rollout, remaining))
+    learner.order.epoch = lambda *_: (next(draws) for _ in range(4))  # what the other one drew
+    assert_same_metrics(metrics, learner.update(rollout, progress))
     assert_same_learning(before, learner.policy, device_learner.policy)
 
 
@@ -319,10 +322,10 @@ def test_what_one_saves_the_other_goes_on_with(optimizer):
 @pytest.mark.parametrize("words", [{}, {"priority_alpha": 0.5}])
 def test_going_on_from_a_saved_state_changes_no_bit(words):
     policy = make_policy()
-    learner = DevicePPO(policy, config_of(shuffle=True, **words), 5)
+    learner = DevicePPO(policy, config_of(shuffle=True, **words), LearnerSetup(5))
     rollout = made(policy, STEPS, ROWS)
     learner.update(rollout)
-    other = DevicePPO(copy.deepcopy(policy), learner.config, 77)
+    other = DevicePPO(copy.deepcopy(policy), learner.config, LearnerSetup(77))
     other.load_state_dict(copy.deepcopy(learner.state_dict()))
     for one in (learner, other):
         for _ in range(2):

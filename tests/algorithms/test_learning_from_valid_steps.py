@@ -6,8 +6,10 @@ import torch
 from gymnasium import spaces
 from made_rollouts import ACTIONS, OBS, made, parameters, plain_policy
 
-from hurtle.algorithms.a2c import A2C, A2CConfig
-from hurtle.algorithms.ppo import PPO, PPOConfig
+from hurtle.algorithms.a2c import A2C
+from hurtle.algorithms.a2c_config import A2CConfig
+from hurtle.algorithms.ppo import PPO
+from hurtle.algorithms.ppo_config import PPOConfig
 from hurtle.errors import NonFiniteError
 from hurtle.policies.build import PolicyConfig, build_policy
 
@@ -149,7 +151,7 @@ def test_parameters_are_those_before_the_bad_minibatch():
     with pytest.raises(NonFiniteError, match="gradient"):
         PPO(policy, config).update(rollout)
     first = made(good, steps=8)
-    for name in ("obs", "actions", "log_probs", "values"):
+    for name in ("inputs", "actions", "log_probs", "values"):
         getattr(first, name).copy_(getattr(half, name).view_as(getattr(first, name)))
     for name in ("rewards", "terminated", "truncated", "final_values"):
         getattr(first, name).copy_(getattr(rollout, name)[:8])

@@ -10,12 +10,16 @@ import torch
 from gymnasium import spaces
 from made_rollouts import made
 
-from hurtle.algorithms.a2c import A2C, A2CConfig
-from hurtle.algorithms.native import NativeA2C, NativePPO
-from hurtle.algorithms.ppo import PPO, PPOConfig
-from hurtle.errors import HurtleError, NonFiniteError
+from hurtle.algorithms.a2c import A2C
+from hurtle.algorithms.a2c_config import A2CConfig
+from hurtle.algorithms.a2c_native import NativeA2C
+from hurtle.algorithms.algorithm import LearnerSetup
+from hurtle.algorithms.ppo import PPO
+from hurtle.algorithms.ppo_config import PPOConfig
+from hurtle.algorithms.ppo_native import native_ppo
+from hurtle.buffers.rollout import Done
+from hurtle.errors import HurtleError, NonFiniteError, UnsupportedError
 from hurtle.policies.build import PolicyConfig, build_policy
-from hurtle.policies.native_plan import UnsupportedError
 
 OBS = spaces.Box(-10, 10, (7,), np.float32)
 ACTIONS = {
@@ -38,10 +42,10 @@ def make_policy(kind="categorical", hidden=(32, 20), activation="tanh", separate
 
 def pair(policy, config, **how):
     """The same policy in torch's hands and in the kernels'."""
-    own = copy.deepcopy(policy)
+    own, setup = copy.deepcopy(policy), LearnerSetup(seed=3, **how)
     if isinstance(config, A2CConfig):
-        return A2C(policy, config), NativeA2C(own, config, **how)
-    return PPO(policy, config, seed=3), NativePPO(own, config, seed=3, **how)
+        return A2C(policy, config, setup), NativeA2C(own, config, setup)
+    return PPO(policy, config, setup), native_ppo(own, config, setup)
 
 
 def assert_equal_policies(expected, found, rtol=1e-4, atol=2e-6):
@@ -57,8 +61,8 @@ def assert_equal_metrics(expected, found):
 
 def gradient(learner):
     """Of the last minibatch, before clipping, in the order of the parameters."""
-    flat = np.full(learner.native.plan.num_weights, np.nan, np.float32)
-    learner.native.plan.unpack(learner.native._kept["total"], flat)
+    flat = np.full(learner.epochs.native.plan.num_weights, np.nan, np.float32)
+    learner.epochs.native.plan.unpack(learner.epochs.native._kept["total"], flat)
     return flat
 
 
@@ -123,9 +127,9 @@ def test_whole_updates_agree(case, invalid):
     policy = make_policy()
     config = PPOConfig(**{"num_epochs": 3, "minibatch_size": 48, "learning_rate": 1e-3, **UPDATES[case]})
     torch_learner, learner = pair(policy, config)
-    for seed, remaining in enumerate((1.0, 0.6)):
+    for seed, progress in enumerate((0.0, 0.4)):
         rollout = made(policy, steps=16, rows=12, seed=seed, invalid=invalid)
-        assert_equal_metrics(torch_learner.update(rollout, remaining), learner.update(rollout, remaining))
+        assert_equal_metrics(torch_learner.update(rollout, progress), learner.update(rollout, progress))
     assert_equal_policies(policy, learner.policy)
 
 
@@ -163,7 +167,7 @@ def test_wide_observations_with_few_numbers_that_are_not_zero(obs, share):
     rollout.obs.masked_fill_(torch.rand(rollout.obs.shape) > share, lowest)
     assert_equal_metrics(torch_learner.update(rollout), learner.update(rollout))
     assert_equal_policies(policy, learner.policy)
-    listed = learner.native._job["list_length"][0] > 0
+    listed = learner.epochs.native._job["list_length"][0] > 0
     assert listed == (share < 0.1 and lowest == 0)
 
 
@@ -205,10 +209,10 @@ def test_the_number_of_threads_does_not_change_a_bit(minibatch_size, optimizer, 
     for threads in (1, 2, 3, 7):
         _, learner = pair(policy, config, num_threads=threads)
         if threads == 2:
-            monkeypatch.setattr(learner.native, "_pace", 1e9)  # one minibatch per call at first
+            monkeypatch.setattr(learner.epochs.native, "_pace", 1e9)  # one minibatch per call at first
         metrics = [learner.update(rollout) for _ in range(2)]
         found.append((metrics, learner.policy))
-        learner.native.close()
+        learner.epochs.native.close()
     for metrics, trained in found[1:]:
         assert metrics == found[0][0]
         assert_equal_policies(found[0][1], trained, 0, 0)
@@ -229,12 +233,12 @@ def test_minibatches_of_two_sizes(steps, minibatch_size, threads, monkeypatch):
     for _ in range(2):
         assert_equal_metrics(torch_learner.update(rollout), learner.update(rollout))
     assert_equal_policies(policy, learner.policy)
-    job = learner.native._job[0]
+    job = learner.epochs.native._job[0]
     assert job["list_length"] > 0
-    assert len(learner.native._kept["gradients"]) == (1 + job["has_copies"]) * job["num_shards"] * (
-        job["trained_size"] + learner.native._kernels.STATS
+    assert len(learner.epochs.native._kept["gradients"]) == (1 + job["has_copies"]) * job["num_shards"] * (
+        job["trained_size"] + learner.epochs.native._kernels.STATS
     )
-    learner.native.close()
+    learner.epochs.native.close()
 
 
 def test_rollouts_that_grow_shrink_and_change_their_share_of_zeros():
@@ -246,7 +250,7 @@ def test_rollouts_that_grow_shrink_and_change_their_share_of_zeros():
         torch.manual_seed(steps)
         rollout.obs.masked_fill_(torch.rand(rollout.obs.shape) > share, 0.0)
         assert_equal_metrics(torch_learner.update(rollout), learner.update(rollout))
-        assert (learner.native._job["list_length"][0] > 0) == (share < 1)
+        assert (learner.epochs.native._job["list_length"][0] > 0) == (share < 1)
     assert_equal_policies(policy, learner.policy)
 
 
@@ -256,22 +260,22 @@ def test_nan_stops_all_threads(threads, monkeypatch):
     policy = make_policy()
     _, learner = pair(policy, PPOConfig(num_epochs=2, minibatch_size=256, shuffle=False), num_threads=threads)
     rollout = made(policy, steps=64, rows=8)
-    rollout.use_advantages = lambda *args: None
+    rollout.always_done |= Done.ADVANTAGES
     rollout.advantages.normal_()
     rollout.returns[-1, 0] = torch.nan  # in the second minibatch, in the second thread's shard
     with pytest.raises(NonFiniteError, match="not finite"):
         learner.update(rollout)
-    assert learner.native.steps == 1
+    assert learner.epochs.native.steps == 1
     assert all(parameter.isfinite().all() for parameter in learner.policy.parameters())
-    learner.native.close()
+    learner.epochs.native.close()
 
 
-@pytest.mark.parametrize("field", ["advantages", "obs", "log_probs", "returns"])
+@pytest.mark.parametrize("field", ["advantages", "inputs", "log_probs", "returns"])
 def test_nan_anywhere_stops_the_update_and_leaves_the_weights(field):
     policy = make_policy()
     _, learner = pair(policy, PPOConfig(num_epochs=1, minibatch_size=64))
     rollout = made(policy, steps=8, rows=8)
-    rollout.use_advantages = lambda *args: None
+    rollout.always_done |= Done.ADVANTAGES
     rollout.advantages.normal_()
     getattr(rollout, field)[3, 2] = torch.nan
     with pytest.raises(NonFiniteError, match="not finite"):
@@ -297,7 +301,7 @@ def test_what_one_saves_the_other_goes_on_with(optimizer):
     rollouts = [made(policy, steps=16, rows=8, seed=seed) for seed in range(3)]
     for one in (torch_learner, learner):
         one.update(rollouts[0])
-    crossed_torch, crossed_native = PPO(make_policy(seed=9), config), NativePPO(make_policy(seed=8), config)
+    crossed_torch, crossed_native = PPO(make_policy(seed=9), config), native_ppo(make_policy(seed=8), config)
     for source, target in ((learner, crossed_torch), (torch_learner, crossed_native)):
         target.policy.load_state_dict(source.policy.state_dict())
         target.load_state_dict(copy.deepcopy(source.state_dict()))
@@ -322,16 +326,16 @@ def test_weights_that_a_user_changes_are_those_that_are_trained():
 
 def test_what_the_kernels_do_not_know_is_named():
     with pytest.raises(UnsupportedError, match="muon"):
-        NativePPO(make_policy(), PPOConfig(optimizer="muon"))
+        native_ppo(make_policy(), PPOConfig(optimizer="muon"))
     recurrent = build_policy(PolicyConfig(recurrent="lstm"), OBS, spaces.Discrete(2))
     with pytest.raises(UnsupportedError, match="memory"):
-        NativePPO(recurrent, PPOConfig())
+        native_ppo(recurrent, PPOConfig())
     squashed = build_policy(PolicyConfig(distribution="squashed_gaussian"), OBS, spaces.Box(-1, 1, (2,)))
     with pytest.raises(UnsupportedError, match="squashed_gaussian"):
-        NativePPO(squashed, PPOConfig())
+        native_ppo(squashed, PPOConfig())
     grid = build_policy(PolicyConfig(policy="grid_cnn"), spaces.Box(0, 1, (10, 10, 4)), spaces.Discrete(2))
     with pytest.raises(UnsupportedError, match="GridCNN"):
-        NativePPO(grid, PPOConfig())
+        native_ppo(grid, PPOConfig())
 
 
 def test_other_python_threads_run_meanwhile():
@@ -382,7 +386,7 @@ def test_a_field_that_is_exchanged_is_looked_at_again():
 def test_another_policys_rollout_is_refused():
     _, learner = pair(make_policy(), PPOConfig(num_epochs=1, minibatch_size=64))
     other = make_policy(obs=spaces.Box(-1, 1, (3,)))
-    with pytest.raises(HurtleError, match=r"obs must be torch.float32 of shape \(8, 8, 7\)"):
+    with pytest.raises(HurtleError, match=r"inputs must be torch.float32 of shape \(8, 8, 7\)"):
         learner.update(made(other, steps=8, rows=8))
 
 
@@ -405,27 +409,28 @@ def test_an_interrupt_leaves_weights_moments_and_their_count_together(threads, m
     policy = make_policy()
     _, learner = pair(policy, PPOConfig(num_epochs=2, minibatch_size=128), num_threads=threads)
     rollout = made(policy, steps=16, rows=32)
-    call, calls = learner.native._call, []
+    call, calls = learner.epochs.native._call, []
 
     def interrupted(first, last, threads):
         calls.append(call(first, last, threads))
         raise KeyboardInterrupt
 
-    learner.native._call = interrupted
+    learner.epochs.native._call = interrupted
     with pytest.raises(KeyboardInterrupt):
         learner.update(rollout)
-    assert learner.native.steps == sum(calls) > 0
-    packed = learner.native.current_weights().copy()
-    learner.native.weights.pack(transposed=True)
-    np.testing.assert_array_equal(packed, learner.native.weights.packed)  # torch's parameters are what the kernels have
-    learner.native._call = call
+    assert learner.epochs.native.steps == sum(calls) > 0
+    weights = learner.epochs.native._packed
+    packed = weights.packed.copy()
+    weights.pack(transposed=True)
+    np.testing.assert_array_equal(packed, weights.packed)  # torch's parameters are what the kernels have
+    learner.epochs.native._call = call
     learner.update(rollout)
 
 
 def test_moments_of_another_network_are_refused():
     _, learner = pair(make_policy(), PPOConfig())
     small = make_policy(hidden=(8,))
-    other = NativePPO(small, PPOConfig(num_epochs=1, minibatch_size=64))
+    other = native_ppo(small, PPOConfig(num_epochs=1, minibatch_size=64))
     other.update(made(small, steps=8, rows=8))
     with pytest.raises(HurtleError, match="built differently"):
         learner.load_state_dict(other.state_dict())
@@ -435,11 +440,11 @@ def test_layers_that_a_user_exchanged_are_named():
     policy = make_policy()
     policy.network.actor_body.hidden[1] = torch.nn.GELU()
     with pytest.raises(UnsupportedError, match="its activation is GELU"):
-        NativePPO(policy, PPOConfig())
+        native_ppo(policy, PPOConfig())
     policy = make_policy()
     policy.network.actor = torch.nn.Linear(20, 5, bias=False)
     with pytest.raises(UnsupportedError, match="Linear with a bias"):
-        NativePPO(policy, PPOConfig())
+        native_ppo(policy, PPOConfig())
 
 
 def test_a_parameter_that_is_frozen_later_is_not_trained_silently():

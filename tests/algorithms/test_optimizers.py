@@ -8,10 +8,13 @@ import torch
 from made_rollouts import ACTIONS, OBS, made, parameters, plain_policy
 from torch import nn
 
-from hurtle.algorithms.a2c import A2C, A2CConfig
-from hurtle.algorithms.optimizers import Optimizers
-from hurtle.algorithms.ppo import PPO, PPOConfig
+from hurtle.algorithms.a2c import A2C
+from hurtle.algorithms.a2c_config import A2CConfig
+from hurtle.algorithms.algorithm import LearnerSetup
+from hurtle.algorithms.ppo import PPO
+from hurtle.algorithms.ppo_config import PPOConfig
 from hurtle.errors import HurtleError, NonFiniteError, UnknownNameError
+from hurtle.kernels.optimizers import Optimizers
 from hurtle.policies.build import PolicyConfig, build_policy
 
 GRADIENT = torch.tensor([1e-5, -2e-3, 3.0])
@@ -166,13 +169,14 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
 @pytest.mark.parametrize("learner", ["ppo", "a2c"])
 def test_mixed_precision_learns_nearly_the_same(recurrent, learner):
     found = []
-    for autocast in (None, torch.bfloat16):
+    for precision in ("float32", "bf16"):
         policy = build_policy(PolicyConfig(hidden_sizes=(16,), recurrent=recurrent), OBS, ACTIONS)
         rollout = made(policy, steps=8, rows=16, noise=0.0)
+        setup = LearnerSetup(precision=precision)
         if learner == "ppo":
-            found.append(PPO(policy, PPOConfig(minibatch_size=128, num_epochs=1), autocast=autocast).update(rollout))
+            found.append(PPO(policy, PPOConfig(minibatch_size=128, num_epochs=1), setup).update(rollout))
         else:
-            found.append(A2C(policy, A2CConfig(), autocast=autocast).update(rollout))
+            found.append(A2C(policy, A2CConfig(), setup).update(rollout))
         assert all(parameter.dtype == torch.float32 for parameter in policy.parameters())
     for name in ("value_loss", "entropy"):
         assert found[1][name] == pytest.approx(found[0][name], rel=0.02)
@@ -185,7 +189,7 @@ def test_a_compiled_learner_learns_the_same():
     for compiled in (False, True):
         policy = build_policy(PolicyConfig(hidden_sizes=(16,)), OBS, ACTIONS)
         rollout = made(policy, steps=8, rows=16)
-        PPO(policy, PPOConfig(minibatch_size=64, num_epochs=2), compiled=compiled).update(rollout)
+        PPO(policy, PPOConfig(minibatch_size=64, num_epochs=2), LearnerSetup(compiled=compiled)).update(rollout)
         found.append(parameters(policy))
     for name, parameter in found[0].items():
         torch.testing.assert_close(parameter, found[1][name], rtol=0, atol=1e-5)

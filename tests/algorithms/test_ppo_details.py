@@ -10,7 +10,9 @@ import pytest
 import torch
 from made_rollouts import ACTIONS, OBS, arrays, made, parameters, plain_policy
 
-from hurtle.algorithms.ppo import PPO, PPOConfig, evaluate_actions, explained_variance, ppo_loss, segments_per_minibatch
+from hurtle.algorithms.algorithm import LearnerSetup
+from hurtle.algorithms.ppo import PPO, evaluate_actions, explained_variance, ppo_loss
+from hurtle.algorithms.ppo_config import PPOConfig, segments_per_minibatch
 from hurtle.buffers.rollout import Minibatch
 from hurtle.errors import HurtleError
 from hurtle.policies.build import PolicyConfig, build_policy
@@ -110,11 +112,11 @@ def test_a_single_advantage_is_not_normalized():
 
 
 def test_learning_rate_is_annealed_linearly():
-    for anneal, remaining, expected in ((True, 1.0, 1.0), (True, 0.25, 0.25), (True, 0.0, 0.0), (False, 0.25, 1.0)):
+    for anneal, progress, expected in ((True, 0.0, 1.0), (True, 0.75, 0.25), (True, 1.0, 0.0), (False, 0.75, 1.0)):
         policy = plain_policy()
         before = parameters(policy)
         config = PPOConfig(learning_rate=1e-3, anneal_learning_rate=anneal, num_epochs=1, minibatch_size=96)
-        metrics = PPO(policy, config).update(made(policy), remaining)
+        metrics = PPO(policy, config).update(made(policy), progress)
         assert metrics["learning_rate"] == pytest.approx(1e-3 * expected)
         moved = max(float((p - before[name]).abs().max()) for name, p in parameters(policy).items())
         assert moved == pytest.approx(1e-3 * expected, rel=0.01)  # Adam's first step is the learning rate
@@ -124,14 +126,14 @@ def test_clip_range_is_annealed_linearly():
     policy = plain_policy()
     config = PPOConfig(clip_range=0.4, anneal_clip_range=True, learning_rate=0.0, num_epochs=1, minibatch_size=96)
     fractions = []
-    for remaining in (1.0, 0.5, 0.1):
+    for progress in (0.0, 0.5, 0.9):
         rollout = made(policy)
-        metrics = PPO(policy, config).update(rollout, remaining)
-        assert metrics["clip_range"] == pytest.approx(0.4 * remaining)
+        metrics = PPO(policy, config).update(rollout, progress)
+        assert metrics["clip_range"] == pytest.approx(0.4 * (1 - progress))
         log_probs, _, _ = evaluate_actions(policy, rollout.steps(rollout.valid_steps()))
         ratios = (log_probs - rollout.log_probs.flatten()).exp()
         fractions.append(metrics["clip_fraction"])
-        assert metrics["clip_fraction"] == pytest.approx(float(((ratios - 1).abs() > 0.4 * remaining).float().mean()))
+        assert metrics["clip_fraction"] == pytest.approx(float(((ratios - 1).abs() > 0.4 * (1 - progress)).float().mean()))
     assert fractions[0] < fractions[1] < fractions[2]
 
 
@@ -200,8 +202,8 @@ def test_recurrent_minibatches_are_whole_sequences(monkeypatch, shuffle):
     assert all(sorted(epoch) == list(range(6)) for epoch in epochs)
     assert all(epoch == list(range(6)) for epoch in epochs) is not shuffle
     batch = rollout.segments(torch.tensor([4, 1]))
-    assert batch.obs.shape == (8, 2, 3)
-    torch.testing.assert_close(batch.obs[:, 0], rollout.obs[:, 4])
+    assert batch.inputs.shape == (8, 2, 3)
+    torch.testing.assert_close(batch.inputs[:, 0], rollout.obs[:, 4])
     torch.testing.assert_close(batch.log_probs.view(8, 2)[:, 1], rollout.log_probs[:, 1])
     torch.testing.assert_close(batch.state[0][1], rollout.initial_state[0][1])
 
@@ -252,7 +254,7 @@ def test_masked_actions_have_probability_zero_in_the_update():
     rollout = made(policy, has_masks=True)
     batch = rollout.steps(rollout.valid_steps())
     every = torch.stack([evaluate_actions(policy, batch._replace(actions=torch.full((96,), a)))[0] for a in range(3)], 1)
-    expected, _ = plain.forward(plain.double(policy.network), batch.obs.double(), batch.masks)
+    expected, _ = plain.forward(plain.double(policy.network), batch.inputs.double(), batch.masks)
     np.testing.assert_allclose(every.exp().detach(), expected.exp().detach(), atol=1e-6)
     assert bool((every.exp()[~batch.masks] == 0).all())
     _, entropies, _ = evaluate_actions(policy, batch)
@@ -292,7 +294,7 @@ def test_segments_are_drawn_by_priority():
         return batch
 
     rollout.segments = record
-    PPO(policy, config).update(rollout, remaining=0.25)
+    PPO(policy, config).update(rollout, progress=0.75)
     magnitude = np.where(rollout.valid, np.abs(rollout.advantages.numpy()), 0.0).sum(0) ** alpha
     expected = magnitude / magnitude.sum()
     counts = np.bincount(drawn, minlength=5)
@@ -368,7 +370,7 @@ def test_vtrace_follows_the_policy_from_epoch_to_epoch():
 def test_a_saved_learner_goes_on_bitwise():
     def learner():
         policy = plain_policy()
-        return policy, PPO(policy, PPOConfig(minibatch_size=24), seed=3)
+        return policy, PPO(policy, PPOConfig(minibatch_size=24), LearnerSetup(seed=3))
 
     policy, ppo = learner()
     for seed in range(2):
@@ -387,7 +389,7 @@ def test_the_seed_decides_the_minibatches():
     found = []
     for seed in (0, 0, 1):
         policy = plain_policy()
-        PPO(policy, PPOConfig(minibatch_size=24, learning_rate=1e-2), seed).update(made(policy))
+        PPO(policy, PPOConfig(minibatch_size=24, learning_rate=1e-2), LearnerSetup(seed)).update(made(policy))
         found.append(policy.network.actor.weight.detach())
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])

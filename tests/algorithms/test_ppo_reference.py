@@ -8,7 +8,9 @@ import pytest
 import torch
 from made_rollouts import arrays, made, plain_policy
 
-from hurtle.algorithms.ppo import PPO, PPOConfig, ppo_loss
+from hurtle.algorithms.algorithm import LearnerSetup
+from hurtle.algorithms.ppo import PPO, ppo_loss
+from hurtle.algorithms.ppo_config import PPOConfig
 from hurtle.buffers.rollout import Minibatch
 
 OPTIONS = list(itertools.product([False, True], repeat=3))  # clip_values, normalize_advantages, weights
@@ -61,14 +63,14 @@ def test_gradients_equal_finite_differences(clip_values, normalize, weights):
         np.testing.assert_allclose(given[k].grad, expected, atol=1e-8)
 
 
-def reference_update(start, rollout, config, orders, remaining=1.0):
+def reference_update(start, rollout, config, orders, progress=0.0):
     """Parameters, mean losses and mean gradient norm after an update whose epochs take steps in these orders."""
     found = plain.advantages(*arrays(rollout), config.gamma, config.gae_lambda, rollout.valid.numpy())
     flat = {name: getattr(rollout, name).flatten(0, 1).numpy().copy() for name in ("obs", "actions", "log_probs", "values")}
     flat |= {"advantages": found.reshape(-1), "returns": found.reshape(-1) + flat["values"]}
     options = {name: getattr(config, name) for name in ("clip_values", "normalize_advantages", "entropy_coef", "value_coef")}
-    learning_rate = config.learning_rate * (remaining if config.anneal_learning_rate else 1)
-    clip_range = config.clip_range * (remaining if config.anneal_clip_range else 1)
+    learning_rate = config.learning_rate * (1 - progress if config.anneal_learning_rate else 1)
+    clip_range = config.clip_range * (1 - progress if config.anneal_clip_range else 1)
     steps, adam, norms = np.flatnonzero(rollout.valid.numpy().reshape(-1)), plain.Adam(config.adam_eps), []
     for order in orders:
         for part in np.array_split(order, -(-len(steps) // config.minibatch_size)):
@@ -80,11 +82,11 @@ def reference_update(start, rollout, config, orders, remaining=1.0):
     return start, np.mean(norms)
 
 
-def check_update(config, seed=0, remaining=1.0, **how):
+def check_update(config, seed=0, progress=0.0, **how):
     policy = plain_policy(seed)
     start = plain.double(policy.network)
     rollout = made(policy, seed=seed, **how)
-    ppo = PPO(policy, config, seed)
+    ppo = PPO(policy, config, LearnerSetup(seed))
     generator = torch.Generator()
     generator.set_state(ppo.state_dict()["generator"])
     count = int(rollout.valid.sum())
@@ -92,8 +94,8 @@ def check_update(config, seed=0, remaining=1.0, **how):
         torch.randperm(count, generator=generator).numpy() if config.shuffle else np.arange(count)
         for _ in range(config.num_epochs)
     ]
-    expected, norm = reference_update(start, rollout, config, orders, remaining)
-    metrics = ppo.update(rollout, remaining)
+    expected, norm = reference_update(start, rollout, config, orders, progress)
+    metrics = ppo.update(rollout, progress)
     for name, parameter in policy.network.named_parameters():
         np.testing.assert_allclose(parameter.detach(), expected[name].detach(), rtol=0, atol=1e-6, err_msg=name)
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
@@ -117,4 +119,4 @@ def test_epochs_of_minibatches(clip_values, normalize, shuffle):
 
 def test_annealed_and_with_steps_left_out():
     config = PPOConfig(num_epochs=3, minibatch_size=20, anneal_clip_range=True, learning_rate=1e-3, gamma=0.9, gae_lambda=0.7)
-    check_update(config, seed=7, remaining=0.3, invalid=0.25, ends=0.2)
+    check_update(config, seed=7, progress=0.7, invalid=0.25, ends=0.2)

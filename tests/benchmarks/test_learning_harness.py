@@ -19,8 +19,8 @@ from learning_sb3 import sb3_words
 from learning_tasks import TASKS, Goal, MaskedCartPole
 
 import hurtle
+from hurtle.algorithms.ppo_config import check_divides
 from hurtle.errors import HurtleError
-from hurtle.runners.config import check_divides
 
 MACHINE = {"cpu": "a CPU", "cores": 2, "system": "Linux", "python": "3.11", "versions": {"torch": "2"}, "commit": "abc"}
 
@@ -80,7 +80,7 @@ def test_a_rerun_does_only_what_is_missing(tmp_path, capsys):
 def test_ctrl_c_ends_what_runs_and_keeps_what_is_finished(tmp_path):
     done, slow, interrupts = (Job("bandit", "hurtle", seed) for seed in (0, 2, 3))
     keep(tmp_path, done, 1.0)
-    started = writes(tmp_path, seconds=60)
+    started = writes(tmp_path, seconds=3600)
 
     def command(job: Job) -> list[str]:
         if job == interrupts:
@@ -90,7 +90,7 @@ def test_ctrl_c_ends_what_runs_and_keeps_what_is_finished(tmp_path):
     grid, began = Grid([slow, interrupts], 2, command, tmp_path), time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         grid.run()
-    assert time.monotonic() - began < 20  # it did not wait for the slow one
+    assert time.monotonic() - began < 300  # it did not wait for the slow one
     assert unfinished([done, slow, interrupts], tmp_path) == [slow, interrupts]
 
 

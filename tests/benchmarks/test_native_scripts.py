@@ -26,7 +26,7 @@ def test_it_prints_its_table(script, said):
         [sys.executable, *shlex.split(str(BENCHMARKS / script)), "--quick"],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr

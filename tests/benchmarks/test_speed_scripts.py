@@ -23,7 +23,7 @@ from side_by_side import GENERAL, NATIVE, compare, repeated
 
 import hurtle
 from hurtle import cli
-from hurtle.native.gae import gae_reference
+from hurtle.kernels.gae import gae_reference
 from hurtle.runners.trainer import Run
 
 

@@ -7,7 +7,7 @@ from gymnasium import spaces
 
 from hurtle.buffers.rollout import Rollout, gathered, torch_dtype
 from hurtle.errors import HurtleError
-from hurtle.native.gae import gae_reference
+from hurtle.kernels.gae import gae_reference
 from hurtle.policies.build import PolicyConfig, build_policy
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
@@ -58,9 +58,33 @@ def test_a_rollout_of_nothing_is_refused(steps, rows):
         Rollout(policy, steps, rows)
 
 
-def test_normalized_observations_are_floats():
-    policy = build_policy(PolicyConfig(), spaces.Box(-1, 1, (3,), np.float64), spaces.Discrete(2), normalize_observations=True)
-    assert Rollout(policy, 2, 2).obs.dtype == torch.float32
+@pytest.mark.parametrize(("given", "stored"), [(np.float64, torch.float64), (np.float32, torch.float32)])
+def test_normalized_observations_are_floats_apart_from_the_envs(given, stored):
+    """Statistics use every digit of what the env gave."""
+    policy = build_policy(PolicyConfig(), spaces.Box(0, 1, (3,), given), spaces.Discrete(2), normalize_observations=True)
+    rollout = Rollout(policy, 2, 2)
+    assert rollout.obs.dtype == rollout.last_obs.dtype == rollout.finals.obs.dtype == stored
+    assert rollout.inputs.dtype == torch.float32
+    assert rollout.inputs.data_ptr() != rollout.obs.data_ptr()
+
+
+def test_without_a_normalizer_the_policy_sees_what_the_env_gave():
+    rollout = numbered()
+    assert rollout.inputs is rollout.obs
+    assert rollout.scaled_rewards is rollout.rewards
+
+
+def test_room_for_final_observations():
+    rollout = numbered(recurrent="lstm", obs=spaces.Box(0, 255, (2, 2), np.uint8))
+    policy = build_policy(
+        PolicyConfig(hidden_sizes=(4,), recurrent="lstm"), spaces.Box(0, 255, (2, 2), np.uint8), spaces.Discrete(5)
+    )
+    assert len(rollout.finals.steps) == 0
+    finals = rollout.new_finals(3, policy)
+    assert finals.steps.tolist() == finals.rows.tolist() == [-1, -1, -1]
+    assert finals.obs.shape == (3, 2, 2)
+    assert finals.obs.dtype == torch.uint8
+    assert [tuple(part.shape) for part in finals.state] == [(3, 4), (3, 4)]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +109,7 @@ def test_steps_keep_their_fields_together():
     chosen = torch.tensor([11, 0, 4])  # step 3 row 2, step 0 row 0, step 1 row 1
     batch = rollout.steps(chosen)
     numbers = torch.tensor([32.0, 0.0, 11.0])
-    assert torch.equal(batch.obs[:, 0], numbers)
+    assert torch.equal(batch.inputs[:, 0], numbers)
     assert torch.equal(batch.actions, numbers.long())
     for k, field in enumerate((batch.log_probs, batch.values, batch.advantages, batch.returns)):
         assert torch.equal(field, numbers + 1000 * (k + 1))
@@ -108,7 +132,7 @@ def test_segments_keep_their_fields_together(some_invalid):
     rollout.starts[2, 0] = True
     batch = rollout.segments(rows, torch.tensor([0.5, 2.0]))
     numbers = (10.0 * torch.arange(4)[:, None] + torch.tensor([2.0, 0.0]))[valid]
-    assert batch.obs[..., 0].tolist() == (10.0 * torch.arange(4)[:, None] + torch.tensor([2.0, 0.0])).tolist()  # all of them
+    assert batch.inputs[..., 0].tolist() == (10.0 * torch.arange(4)[:, None] + torch.tensor([2.0, 0.0])).tolist()  # all of them
     assert torch.equal(batch.actions, numbers.long())
     for k, field in enumerate((batch.log_probs, batch.values, batch.advantages, batch.returns)):
         assert torch.equal(field, numbers + 1000 * (k + 1))
@@ -122,7 +146,8 @@ def test_segments_keep_their_fields_together(some_invalid):
 def test_advantages_are_written_in_place(some_invalid):
     rollout = numbered(steps=9, rows=4)
     rng = np.random.default_rng(0)
-    for name in ("rewards", "values", "final_values", "last_values"):
+    rollout.scaled_rewards = torch.zeros_like(rollout.rewards)  # what is learned from, apart from the env's
+    for name in ("rewards", "scaled_rewards", "values", "final_values", "last_values"):
         field = getattr(rollout, name)
         field.copy_(torch.from_numpy(rng.normal(size=field.shape)))
     for name in ("terminated", "truncated"):
@@ -132,7 +157,7 @@ def test_advantages_are_written_in_place(some_invalid):
         rollout.all_valid = False
     memory = rollout.advantages.data_ptr()
     rollout.compute_advantages(0.97, 0.9)
-    names = ("rewards", "values", "terminated", "truncated", "final_values", "last_values")
+    names = ("scaled_rewards", "values", "terminated", "truncated", "final_values", "last_values")
     fields = [getattr(rollout, name).numpy() for name in names]
     expected = gae_reference(*fields, 0.97, 0.9, rollout.valid.numpy())
     np.testing.assert_allclose(rollout.advantages, expected, atol=1e-6)

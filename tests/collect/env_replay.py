@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scripted_envs import assert_finals_of_truncations, finals_of
 
 
 class Replay:
@@ -24,27 +25,32 @@ class Replay:
         self.episodes = []  # (return, length) of those that ended
 
     def see(self, obs):
-        seen = torch.from_numpy(np.asarray(obs))[None]
-        return seen.float() if self.policy.normalizer is None else self.policy.normalizer.normalize(seen)
+        raw = torch.from_numpy(np.asarray(obs))[None]
+        return raw.float() if self.policy.normalizer is None else self.policy.normalizer.normalize(raw)
 
     @torch.no_grad()
     def value(self, obs, state, start):
         return float(self.policy.value(self.see(obs), state, torch.tensor([start])))
 
     @torch.no_grad()
-    def check(self, rollout, n, rewards=None):
-        """Check column n of a rollout, field by field, and its `rewards` if they were changed."""
-        rewards = rollout.rewards if rewards is None else rewards
+    def check(self, rollout, n):
+        """Check column n of a rollout, field by field."""
         for part, memory in zip(rollout.initial_state, self.state, strict=True):
             torch.testing.assert_close(part[n], memory[0], rtol=0, atol=1e-5)
         for t in range(rollout.num_steps):
-            self.check_step(rollout, t, n, rewards)
+            self.check_step(rollout, t, n)
+        np.testing.assert_allclose(rollout.last_obs[n], self.obs, rtol=1e-6)
+        assert bool(rollout.last_starts[n]) == self.start
+        for part, memory in zip(rollout.last_state, self.state, strict=True):
+            torch.testing.assert_close(part[n], memory[0], rtol=0, atol=1e-5)
+        assert_finals_of_truncations(rollout)
         assert float(rollout.last_values[n]) == close(self.value(self.obs, self.state, self.start))
 
     @torch.no_grad()
-    def check_step(self, rollout, t, n, rewards):
+    def check_step(self, rollout, t, n):
         at = f"step {t} of row {n}"
-        np.testing.assert_allclose(rollout.obs[t, n].numpy(), self.see(self.obs)[0].numpy(), rtol=1e-6, atol=1e-7, err_msg=at)
+        np.testing.assert_allclose(rollout.obs[t, n], self.obs, rtol=1e-6, err_msg=at)
+        np.testing.assert_allclose(rollout.inputs[t, n], self.see(self.obs)[0], rtol=1e-6, atol=1e-7, err_msg=at)
         assert bool(rollout.starts[t, n]) == self.start, at
         assert bool(rollout.valid[t, n]) == (not self.resetting), at
         mask = self.info.get("action_mask")
@@ -67,11 +73,13 @@ class Replay:
             self.obs, reward, terminated, truncated, self.info = self.env.step(taken)
             over = terminated or truncated
             self.returns, self.length = self.returns + reward, self.length + 1
-        assert float(rewards[t, n]) == close(float(reward)), at
+        assert float(rollout.rewards[t, n]) == close(float(reward)), at
         assert bool(rollout.terminated[t, n]) == terminated, at
         assert bool(rollout.truncated[t, n]) == truncated, at
         cut_off = truncated and not terminated
         assert float(rollout.final_values[t, n]) == close(self.value(self.obs, self.state, False) if cut_off else 0.0), at
+        if cut_off:
+            np.testing.assert_allclose(finals_of(rollout)[t, n], self.obs, rtol=1e-6, err_msg=at)
         if over:
             self.episodes.append((self.returns, self.length))
             self.returns, self.length = 0.0, 0

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from hurtle.buffers.rollout import Rollout
-from hurtle.collect.general import GeneralCollector
+from hurtle.collect.general_collector import GeneralCollector
 from hurtle.collect.inference import Actor
-from hurtle.collect.pool import PoolCollector
+from hurtle.collect.pool_collector import PoolCollector
+from hurtle.collect.postprocess import Postprocess
 from hurtle.collect.rewards import RewardRule
 from hurtle.native import Box, Discrete, Env, float32, int32
 from hurtle.policies.build import PolicyConfig, build_policy
@@ -117,9 +117,48 @@ def sharp_policy(observation_space, action_space, recurrent="none", seed=0, norm
     return policy
 
 
+class Staged:
+    """A collector and the stage that every learner runs first; whatever else is asked of it, the collector answers."""
+
+    def __init__(self, collector, postprocess):
+        self.collector, self.postprocess = collector, postprocess
+
+    def collect(self, rollout):
+        episodes = self.collector.collect(rollout)
+        if episodes is not None:
+            self.postprocess(rollout)
+        return episodes
+
+    def state_dict(self, with_envs=True):
+        return {**self.collector.state_dict(with_envs), "postprocess": self.postprocess.state_dict()}
+
+    def load_state_dict(self, saved):
+        self.collector.load_state_dict(saved)
+        self.postprocess.load_state_dict(saved["postprocess"])
+
+    def __getattr__(self, name):
+        return getattr(self.collector, name)
+
+
 def collector_of(vec, policy, num_steps, mode="raw", seed=0, gamma=0.9, clip=10.0):
     """A collector for the vector, pool or not, and a rollout for it."""
     num_rows = vec.num_envs * getattr(vec, "num_agents", 1)
     kind = PoolCollector if getattr(vec, "batch_size", vec.num_envs) < vec.num_envs else GeneralCollector
-    collector = kind(vec, Actor(policy, num_rows, seed), RewardRule(mode, num_rows, gamma, clip), seed)
-    return collector, Rollout(policy, num_steps, num_rows, collector.has_masks)
+    collector = kind(vec, Actor(policy, num_rows, seed), seed)
+    stage = Postprocess(policy, gamma, 0.8, RewardRule(mode, num_rows, gamma, clip))
+    return Staged(collector, stage), collector.new_rollout(num_steps)
+
+
+def finals_of(rollout):
+    """The final observations that a rollout holds, by step and row."""
+    steps, rows, obs, _ = rollout.finals
+    places = list(zip(steps.tolist(), rows.tolist(), strict=True))
+    used = [k for k, (step, _) in enumerate(places) if step >= 0]
+    assert len({places[k] for k in used}) == len(used)  # one for each truncation
+    return {places[k]: obs[k].clone() for k in used}
+
+
+def assert_finals_of_truncations(rollout):
+    """Every truncated episode has its final observation, and nothing else has one."""
+    cut = (rollout.truncated & ~rollout.terminated).nonzero().tolist()
+    assert sorted(finals_of(rollout)) == sorted(map(tuple, cut))

@@ -8,14 +8,24 @@ from gymnasium import spaces
 from scripted_envs import Script, collector_of, sharp_policy
 
 import hurtle
+from hurtle.buffers.rollout import Rollout
 from hurtle.collect.inference import Actor
+from hurtle.collect.postprocess import Postprocess
 from hurtle.collect.transfer import Staging
+from hurtle.policies.numpy_acting import see
 
 OBS, ACTIONS = spaces.Box(-1, 1, (3,), np.float64), spaces.Discrete(3)
 
 
+def seen(actor, obs):
+    """Observations as the actor's policy sees them, by the way that they take into rollouts."""
+    rollout = Rollout(actor.policy, 1, len(obs))
+    actor.store_obs(rollout.obs[0], rollout.inputs[0], obs)
+    return rollout.inputs[0]
+
+
 @pytest.mark.parametrize(
-    ("dtype", "seen"),
+    ("dtype", "stored"),
     [
         (np.float64, torch.float32),
         (np.float32, torch.float32),
@@ -25,12 +35,13 @@ OBS, ACTIONS = spaces.Box(-1, 1, (3,), np.float64), spaces.Discrete(3)
         (np.int32, torch.int32),
     ],
 )
-def test_observations_are_seen_as_rollouts_store_them(dtype, seen):
+def test_observations_are_seen_as_rollouts_store_them(dtype, stored):
     """A network of the user's must not get float64 at the end of a rollout and float32 within it."""
     policy = sharp_policy(spaces.Box(0, 9, (3,), dtype), ACTIONS)
-    actor = Actor(policy, 2, 0)
-    assert actor.see(np.ones((2, 3), dtype)).dtype == seen
-    assert actor.values(np.ones((2, 3), dtype)).dtype == torch.float32
+    rollout = Rollout(policy, 1, 2)
+    assert see(policy, np.ones((2, 3), dtype), rollout.device).dtype == rollout.obs.dtype == rollout.last_obs.dtype == stored
+    Postprocess(policy, 0.9, 0.8)(rollout)
+    assert rollout.last_values.dtype == torch.float32
 
 
 def test_rows_draw_from_streams_of_their_own():
@@ -39,12 +50,12 @@ def test_rows_draw_from_streams_of_their_own():
     obs = np.random.default_rng(0).normal(size=(6, 3))
     whole, parts = Actor(policy, 6, 9), Actor(policy, 6, 9)
     starts = torch.zeros(6, dtype=torch.bool)
-    expected = [whole.act(whole.see(obs), None, starts)[0] for _ in range(4)]
+    expected = [whole.act(seen(whole, obs), None, starts)[0] for _ in range(4)]
     found = torch.zeros(4, 6, dtype=torch.int64)
     rng, done = np.random.default_rng(1), np.zeros(6, int)
     while (done < 4).any():
         rows = rng.permutation(np.flatnonzero(done < 4))[:2]
-        actions, _, _ = parts.act(parts.see(obs[rows]), None, starts[: len(rows)], rows)
+        actions, _, _ = parts.act(seen(parts, obs[rows]), None, starts[: len(rows)], rows)
         found[done[rows], rows] = actions
         done[rows] += 1
     assert torch.equal(torch.stack(expected), found)
@@ -55,7 +66,7 @@ def test_draws_follow_the_probabilities():
     policy = sharp_policy(OBS, ACTIONS)
     actor = Actor(policy, 4000, 0)
     obs = np.tile([[0.9, -0.5, 0.7]], (4000, 1))
-    actions, log_probs, _ = actor.act(actor.see(obs), None, torch.zeros(4000, dtype=torch.bool))
+    actions, log_probs, _ = actor.act(seen(actor, obs), None, torch.zeros(4000, dtype=torch.bool))
     share = np.bincount(actions, minlength=3) / 4000
     for action in range(3):
         probability = float(log_probs[actions == action][0].exp())
@@ -67,12 +78,12 @@ def test_memory_of_some_rows():
     policy = sharp_policy(OBS, ACTIONS, "lstm")
     actor = Actor(policy, 4, 0)
     obs, starts = np.ones((4, 3)), torch.zeros(4, dtype=torch.bool)
-    actor.act(actor.see(obs), None, starts)
+    actor.act(seen(actor, obs), None, starts)
     before = [part.clone() for part in actor.state]
-    actor.values(obs)
-    actor.values(obs, starts=np.ones(4, bool))
+    policy.value(seen(actor, obs), actor.state)
+    policy.value(seen(actor, obs), actor.state, ~starts)
     assert all(torch.equal(part, old) for part, old in zip(actor.state, before, strict=True))
-    actor.act(actor.see(obs[:2]), None, starts[:2], np.array([3, 1]))
+    actor.act(seen(actor, obs[:2]), None, starts[:2], np.array([3, 1]))
     for part, old in zip(actor.state, before, strict=True):
         assert torch.equal(part[[0, 2]], old[[0, 2]])
         assert not torch.equal(part[[1, 3]], old[[1, 3]])
@@ -85,8 +96,8 @@ def test_starts_forget():
     policy = sharp_policy(OBS, ACTIONS, "gru")
     actor = Actor(policy, 2, 0)
     obs = np.ones((2, 3))
-    _, _, fresh = actor.act(actor.see(obs), None, torch.tensor([True, True]))
-    _, _, values = actor.act(actor.see(obs), None, torch.tensor([True, False]))
+    _, _, fresh = actor.act(seen(actor, obs), None, torch.tensor([True, True]))
+    _, _, values = actor.act(seen(actor, obs), None, torch.tensor([True, False]))
     assert float(values[0]) == pytest.approx(float(fresh[0]), abs=1e-6)
     assert abs(float(values[1]) - float(fresh[1])) > 1e-4
 
@@ -96,15 +107,15 @@ def test_saved_streams_go_on():
     actor, again, fewer = Actor(policy, 3, 5), Actor(policy, 3, 5), Actor(policy, 2, 5)
     obs, starts = np.ones((3, 3)), torch.zeros(3, dtype=torch.bool)
     for _ in range(3):
-        actor.act(actor.see(obs), None, starts)
+        actor.act(seen(actor, obs), None, starts)
     saved = actor.state_dict()
-    expected = [actor.act(actor.see(obs), None, starts) for _ in range(3)]
+    expected = [actor.act(seen(actor, obs), None, starts) for _ in range(3)]
     again.load_state_dict(saved)
     fewer.load_state_dict(saved, with_state=False)  # another number of rows
     for actions, log_probs, values in expected:
-        for one, other in zip((actions, log_probs, values), again.act(again.see(obs), None, starts), strict=True):
+        for one, other in zip((actions, log_probs, values), again.act(seen(again, obs), None, starts), strict=True):
             assert torch.equal(one, other)
-    fewer.act(fewer.see(obs[:2]), None, starts[:2])
+    fewer.act(seen(fewer, obs[:2]), None, starts[:2])
 
 
 @pytest.mark.parametrize("recurrent", ["none", "lstm"])
@@ -116,7 +127,7 @@ def test_mixed_precision(recurrent):
         actor = Actor(policy, 8, 0, autocast=autocast)
         obs, starts = np.random.default_rng(0).normal(size=(8, 3)), torch.zeros(8, dtype=torch.bool)
         for _ in range(3):
-            _, log_probs, values = actor.act(actor.see(obs), None, starts)
+            _, log_probs, values = actor.act(seen(actor, obs), None, starts)
         assert log_probs.dtype == values.dtype == torch.float32
         found.append(values)
     torch.testing.assert_close(found[1], found[0], rtol=0.05, atol=0.05)
@@ -135,11 +146,11 @@ def test_actions_come_back_while_the_rest_is_still_under_way():
 
     obs, starts = np.random.default_rng(0).normal(size=(4, 3)), torch.zeros(4, dtype=torch.bool)
     for rows in (None, np.array([2, 0])):
-        seen = actor.see(obs if rows is None else obs[rows])
+        inputs = seen(actor, obs if rows is None else obs[rows])
         gpu.log.clear()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.Tensor, "gather", noted)
-            actions, _, _ = actor.act(seen, None, starts[: len(seen)], rows)
+            actions, _, _ = actor.act(inputs, None, starts[: len(inputs)], rows)
         launched = ["upload"] * (1 if rows is None else 2)  # the uniforms; which rows these are
         assert gpu.log == [*launched, "download", "log_prob"]
         assert actor.env_actions().tolist() == (actions + 5).tolist()
@@ -155,11 +166,11 @@ def test_a_policy_acts_the_same_through_a_gpu():
     for _ in range(20):
         rows = rng.permutation(6)[: rng.integers(1, 6)]
         obs, starts = rng.normal(size=(len(rows), 3)), torch.from_numpy(rng.random(len(rows)) < 0.3)
-        found, expected = ((*actor.act(actor.see(obs), None, starts, rows), actor.env_actions()) for actor in (staged, plain))
+        found, expected = ((*actor.act(seen(actor, obs), None, starts, rows), actor.env_actions()) for actor in (staged, plain))
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_array_equal(one, other)
-        every, begun = rng.normal(size=(6, 3)), rng.random(6) < 0.5
-        assert torch.equal(staged.values(every, None, begun), plain.values(every, None, begun))
+        for one, other in zip(staged.state_of(rows), plain.state_of(rows), strict=True):
+            assert torch.equal(one, other)
     for one, other in zip(staged.state, plain.state, strict=True):
         assert torch.equal(one, other)
 
@@ -171,7 +182,7 @@ def test_a_compiled_actor_collects_the_same():
         vec = hurtle.make_vec(Script, 3, backend="serial")
         policy = sharp_policy(vec.single_observation_space, vec.single_action_space)
         collector, rollout = collector_of(vec, policy, 6)
-        collector.actor = Actor(policy, 3, 0, compiled=compiled)
+        collector.collector.actor = Actor(policy, 3, 0, compiled=compiled)
         collector.collect(rollout)
         found.append((rollout.actions.clone(), rollout.log_probs.clone(), rollout.last_values.clone()))
         collector.close()

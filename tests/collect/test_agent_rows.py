@@ -11,7 +11,8 @@ from sample_envs import SNAKES
 from scripted_envs import collector_of, sharp_policy
 
 import hurtle
-from hurtle.algorithms.ppo import PPO, PPOConfig, evaluate_actions
+from hurtle.algorithms.ppo import PPO, evaluate_actions
+from hurtle.algorithms.ppo_config import PPOConfig
 from hurtle.native import Box, Discrete, Env, float32, int32
 
 SAME, NEXT = AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP

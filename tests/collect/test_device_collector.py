@@ -7,24 +7,30 @@ import numpy as np
 import pytest
 import torch
 from sample_envs import SNAKES, Levers, Masked, Shift, Thrust
+from scripted_envs import Staged, assert_finals_of_truncations, finals_of
 from test_native_collector import Comings, Spoilt
 from torch import nn
 from torch.distributions import Normal
 
 import hurtle
-from hurtle.buffers.rollout import EpisodeTotals, Rollout
-from hurtle.collect.device import DeviceCollector
-from hurtle.collect.general import GeneralCollector
+from hurtle.buffers.rollout import Done, Rollout
+from hurtle.collect.device_collector import DeviceCollector
+from hurtle.collect.general_collector import GeneralCollector
 from hurtle.collect.inference import Actor
+from hurtle.collect.postprocess import Postprocess
 from hurtle.collect.rewards import RewardRule
+from hurtle.contracts import SHOWN, Weights
 from hurtle.errors import HurtleError, NonFiniteError
 from hurtle.native import Box, Discrete, Env, float32, int32
 from hurtle.policies.build import PolicyConfig, build_policy
 
 GAMMA, SEED = 0.97, 3
-FLAGS = ("actions", "masks", "terminated", "truncated", "starts", "valid")
-POLICY_WORDS = ("normalize", "module", "distribution", "recurrent", "hidden_sizes")
-NUMBERS = ("obs", "rewards", "log_probs", "values", "final_values", "last_values")
+FLAGS = ("actions", "masks", "terminated", "truncated", "starts", "valid", "last_starts")
+POLICY_SETTINGS = ("normalize", "module", "distribution", "recurrent", "hidden_sizes")
+NUMBERS = (
+    *("obs", "inputs", "last_obs", "rewards", "scaled_rewards", "log_probs", "values", "final_values", "last_values"),
+    *("advantages", "returns"),
+)
 
 
 class Faulty(Env):
@@ -109,16 +115,17 @@ def sharp_policy(vec, normalize=False, module=None, seed=0, **config):
     return policy
 
 
-def rule(mode, vec):
-    return RewardRule(mode, vec.num_envs * vec.num_agents, GAMMA)
+def stage(policy, mode, vec):
+    return Postprocess(policy, GAMMA, 0.9, RewardRule(mode, vec.num_envs * vec.num_agents, GAMMA))
 
 
-def on_device(env, num_envs=5, mode="raw", final_slots=None, policy=None, **words):
-    """A collector on the CPU; `words` are POLICY_WORDS and those of its env."""
-    config = {key: words.pop(key) for key in POLICY_WORDS if key in words}
-    vec = hurtle.make_vec(env, num_envs, num_workers=1, **words)
-    policy = policy if policy is not None else sharp_policy(vec, **config)
-    return DeviceCollector(vec, policy, rule(mode, vec), SEED, final_slots=final_slots)
+def on_device(env, num_envs=5, mode="raw", final_slots=None, **settings):
+    """A collector on the CPU; `settings` are POLICY_SETTINGS and those of its env."""
+    config = {key: settings.pop(key) for key in POLICY_SETTINGS if key in settings}
+    vec = hurtle.make_vec(env, num_envs, num_workers=1, **settings)
+    policy = sharp_policy(vec, **config)
+    postprocess = stage(policy, mode, vec)
+    return Staged(DeviceCollector(vec, policy, SEED, postprocess=postprocess, final_slots=final_slots), postprocess)
 
 
 def noting_metrics(vec):
@@ -140,7 +147,7 @@ def general(collector):
     vec = hurtle.make_vec(collector.vec.native_spec.env, collector.vec.num_envs, num_workers=1)
     vec.step = noting_metrics(vec)
     actor = Taught(copy.deepcopy(collector.policy), collector.rows.num_rows, SEED)
-    return GeneralCollector(vec, actor, rule(collector.rewards.mode, vec), SEED)
+    return Staged(GeneralCollector(vec, actor, SEED), stage(actor.policy, collector.postprocess.rewards.mode, vec))
 
 
 def rollout_like(rollout, other):
@@ -156,21 +163,37 @@ def assert_same_rollout(rollout, expected):
     for name in NUMBERS:
         mine, theirs = getattr(rollout, name), getattr(expected, name)
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
-    for mine, theirs in zip(rollout.initial_state, expected.initial_state, strict=True):
+    states = (rollout.initial_state, expected.initial_state), (rollout.last_state, expected.last_state)
+    for mine, theirs in ((one, other) for pair in states for one, other in zip(*pair, strict=True)):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    assert_finals_of_truncations(rollout)
+    finals = finals_of(expected)
+    assert all(torch.equal(obs, finals[place]) for place, obs in finals_of(rollout).items())
 
 
 def assert_same_episodes(totals, stats, told):
-    assert isinstance(totals, EpisodeTotals)
+    """Each episode that totals list is the mean. An env that ends with nobody in it brings metrics, but only to episodes."""
     assert totals.count == len(stats.returns)
-    assert totals.lengths == stats.lengths.sum()
-    assert totals.returns == pytest.approx(stats.returns.sum(), rel=1e-5, abs=1e-4)
+    assert len(totals.returns) == len(totals.lengths) == min(totals.count, SHOWN)
     if totals.count:
+        assert np.unique(totals.lengths) * totals.count == pytest.approx(stats.lengths.sum())
+        assert np.unique(totals.returns) * totals.count == pytest.approx(stats.returns.sum(), rel=1e-5, abs=1e-4)
         assert totals.best_return == pytest.approx(stats.returns.max(), rel=1e-6)
         assert totals.best_length == stats.lengths.max()
     values = {name: np.concatenate([np.zeros(0), *(metrics[name] for metrics in told)]) for name in (told[0] if told else ())}
-    assert totals.metrics == pytest.approx({name: found.mean() for name, found in values.items() if len(found)}, rel=1e-5)
+    means = {name: value for name, (value,) in ((name, np.unique(listed)) for name, listed in totals.metrics.items())}
+    expected = {name: found.mean() for name, found in values.items() if len(found) and totals.count}
+    assert means == pytest.approx(expected, rel=1e-5)
     told.clear()
+
+
+def assert_equal_episodes(found, expected):
+    assert (found.count, found.best_return, found.best_length) == (expected.count, expected.best_return, expected.best_length)
+    np.testing.assert_array_equal(found.returns, expected.returns)
+    np.testing.assert_array_equal(found.lengths, expected.lengths)
+    assert {name: list(values) for name, values in found.metrics.items()} == {
+        name: list(values) for name, values in expected.metrics.items()
+    }
 
 
 def compare(collector, other, num_steps, rollouts=2):
@@ -186,7 +209,6 @@ def compare(collector, other, num_steps, rollouts=2):
         seen.append((rollout.terminated & ~rollout.truncated, rollout.truncated & ~rollout.terminated, ~rollout.valid))
     assert collector.steps == other.steps
     assert rollout.all_valid == (not collector.vec.native_spec.has_present)
-    assert rollout.advantages_for is None
     return [bool(torch.stack(kind).any()) for kind in zip(*seen, strict=True)]
 
 
@@ -220,7 +242,7 @@ def test_every_field_of_every_step(case):
     assert collector.overflow == 0
     for mine, theirs in (
         (collector.policy.normalizer, other.actor.policy.normalizer),
-        (collector.rewards.normalizer, other.rewards.normalizer),
+        (collector.postprocess.rewards.normalizer, other.postprocess.rewards.normalizer),
     ):
         assert (mine is None) == (theirs is None)
         for name, value in theirs.state_dict().items() if theirs is not None else ():
@@ -288,28 +310,44 @@ def test_a_rollout_with_masks_of_an_env_without():
 def test_a_request_to_stop():
     collector = on_device("cartpole", 2)
     rollout = collector.new_rollout(5)
-    collector.stop_requested = True
+    collector.request_stop()
     assert collector.collect(rollout) is None
     assert collector.steps == 0
-    collector.stop_requested = False
     assert collector.collect(rollout) is not None
     assert collector.steps == 5
 
 
-def test_episodes_are_told_once():
+def test_episodes_are_reported_once():
     collector = on_device("memory", 6)
     totals = collector.collect(collector.new_rollout(40))
     assert totals.count > 0
-    assert collector.arrived(wait=True) == EpisodeTotals()
+    assert collector.pending(wait=True).count == 0
 
 
-def test_totals_of_several_rollouts():
-    first = EpisodeTotals(3, 6.0, 4.0, 30, 20, {"score": 1.0})
-    second = EpisodeTotals(1, -8.0, -8.0, 25, 25, {})
-    assert EpisodeTotals.of([first, EpisodeTotals(), second]) == EpisodeTotals(4, -2.0, 4.0, 55, 25, {"score": 1.0})
-    assert EpisodeTotals.of([]) == EpisodeTotals()
-    assert EpisodeTotals().best_return == -np.inf
-    assert EpisodeTotals.of([second]).best_return == -8.0
+def test_what_is_done_of_the_stage():
+    """Rewards and statistics where it knows the learner's stage, V of what came after always."""
+    staged = on_device("pendulum", max_steps=3, mode="normalize", normalize=True)
+    collector, rollout = staged.collector, staged.new_rollout(8)
+    collector.collect(rollout)
+    assert rollout.done == Done.BOOTSTRAP | Done.REWARDS | Done.STATISTICS
+    alone = DeviceCollector(hurtle.make_vec("pendulum", 5, max_steps=3), collector.policy, SEED)
+    same = alone.new_rollout(8)
+    alone.collect(same)
+    assert same.done == Done.BOOTSTRAP
+    assert same.scaled_rewards is same.rewards
+
+
+def test_weights_of_another_policy():
+    collector, other = on_device("cartpole", 3), on_device("cartpole", 3)
+    with torch.no_grad():
+        for parameter in other.policy.parameters():
+            parameter.add_(0.1)
+    collector.load_weights(Weights.of(other.policy, version=4))
+    rollout, expected = collector.new_rollout(6), other.new_rollout(6)
+    collector.collect(rollout)
+    other.collect(expected)
+    assert torch.equal(rollout.values, expected.values)
+    assert (rollout.version, expected.version) == (4, 0)
 
 
 # Going on from a saved state, in both directions
@@ -340,7 +378,7 @@ def test_the_state_moves_to_the_general_collector_and_back(case):
     assert {key: type(value) for key, value in back.items()} == {key: type(value) for key, value in saved.items()}
     last.load_state_dict(back)
     again = last.new_rollout(11)
-    assert last.collect(again) == first.collect(rollout)
+    assert_equal_episodes(last.collect(again), first.collect(rollout))
     assert_same_rollout(again, rollout)
     assert last.steps == first.steps == 31
 
@@ -356,7 +394,7 @@ def test_going_on_from_a_saved_state_changes_no_bit(case):
     last.collect(again)  # what it did before does not matter
     last.load_state_dict(saved)
     for _ in range(2):
-        assert last.collect(again) == first.collect(rollout)
+        assert_equal_episodes(last.collect(again), first.collect(rollout))
         for name in (*FLAGS, *NUMBERS):
             mine, theirs = getattr(again, name), getattr(rollout, name)
             assert (mine is None and theirs is None) or torch.equal(mine, theirs), name
@@ -474,7 +512,7 @@ def test_nothing_is_learned_from_bad_numbers(what):
     rollout = spoil(collector, [0, 0, what, 0, 0], 2)
     with pytest.raises(NonFiniteError):
         collector.collect(rollout)
-    for normalizer in (collector.policy.normalizer, collector.rewards.normalizer):
+    for normalizer in (collector.policy.normalizer, collector.postprocess.rewards.normalizer):
         assert not any(bool(value.any()) for value in normalizer.state_dict().values())
 
 

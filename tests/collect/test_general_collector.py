@@ -17,8 +17,8 @@ from hurtle.errors import HurtleError
 
 NUM_ENVS = 5
 FIELDS = (
-    *("obs", "actions", "log_probs", "values", "rewards", "terminated", "truncated", "final_values", "starts", "valid"),
-    "last_values",
+    *("obs", "inputs", "actions", "log_probs", "values", "rewards", "terminated", "truncated", "starts", "valid"),
+    *("last_obs", "last_starts", "last_values", "final_values", "scaled_rewards", "advantages", "returns"),
 )
 SAME, NEXT = AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP
 
@@ -183,9 +183,8 @@ def test_stopping_in_the_middle():
     vec = VECTORS["serial"](SAME)
     policy = sharp_policy(vec.single_observation_space, vec.single_action_space)
     collector, rollout = collector_of(vec, policy, 10)
-    collector.stop_requested = True
+    collector.request_stop()
     assert collector.collect(rollout) is None
-    collector.stop_requested = False
     assert collector.collect(rollout) is not None
     collector.close()
 
@@ -206,7 +205,7 @@ def test_a_saved_native_collector_goes_on_bitwise():
     other.load_state_dict(saved)
     for _ in range(3):
         first, second = collector.collect(rollout), other.collect(other_rollout)
-        for name in ("obs", "actions", "log_probs", "values", "rewards", "terminated", "truncated", "starts", "last_values"):
+        for name in FIELDS:
             assert torch.equal(getattr(rollout, name), getattr(other_rollout, name)), name
         assert first.returns.tolist() == second.returns.tolist()
     collector.close()
@@ -242,7 +241,7 @@ def test_a_gpu_in_between_changes_no_bit(mode, recurrent):
         policy = sharp_policy(vec.single_observation_space, vec.single_action_space, recurrent, normalize=True)
         collector, rollout = collector_of(vec, policy, 7, mode="normalize", seed=3)
         if gpu is not None:
-            collector.actor = Actor(policy, NUM_ENVS, 3, staging=Staging("cpu", gpu))
+            collector.collector.actor = Actor(policy, NUM_ENVS, 3, staging=Staging("cpu", gpu))
         for _ in range(3):
             collector.collect(rollout)
             fields = {name: getattr(rollout, name).clone() for name in (*FIELDS, "masks")}
@@ -259,7 +258,7 @@ def test_a_step_waits_for_its_actions_and_for_nothing_else():
     vec, gpu = VECTORS["serial"](SAME), FakeGpu(late_uploads=False)
     policy = sharp_policy(vec.single_observation_space, vec.single_action_space)
     collector, rollout = collector_of(vec, policy, 6)
-    collector.actor = Actor(policy, NUM_ENVS, 0, staging=Staging("cpu", gpu))
+    collector.collector.actor = Actor(policy, NUM_ENVS, 0, staging=Staging("cpu", gpu))
     step = vec.step
 
     def noted(actions):

@@ -12,9 +12,10 @@ from scripted_envs import Script, Walk, collector_of, sharp_policy
 
 import hurtle
 from hurtle.algorithms.ppo import evaluate_actions
-from hurtle.collect import pool
+from hurtle.buffers.rollout import FIELDS
+from hurtle.collect import pool_collector as pool
 from hurtle.collect.inference import Actor
-from hurtle.collect.pool import HOST_FIELDS, POLICY_FIELDS, double_buffered_batch
+from hurtle.collect.pool_collector import double_buffered_batch
 from hurtle.collect.transfer import Staging
 
 SAME, NEXT = AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP
@@ -137,7 +138,7 @@ def test_native_pool(recurrent):
 
 
 def test_a_pool_of_processes():
-    slow = {4: 0.02}
+    slow = {4: 0.1}
     maker = partial(Script, seconds=0.001, slow=slow)
     vec = hurtle.make_vec(maker, 4, backend="process", num_workers=2, batch_size=2)
     policy = sharp_policy(vec.single_observation_space, vec.single_action_space, "lstm")
@@ -167,22 +168,18 @@ def test_rewards_and_observations_of_a_pool_are_normalized():
     running, returns, seen = np.zeros(4), [], []
     lives = {env: iter(life(env)) for env in range(4)}
     envs_of = []
-    hand_over = collector.rewards.apply
-
-    def apply(rollout, rows):
-        envs_of.append(rows.copy())
-        hand_over(rollout, rows)
-
-    collector.rewards.apply = apply
-    for k in range(5):
+    for _ in range(5):
         std = np.sqrt(np.var(returns) + 1e-8) if returns else 1.0
         collector.collect(rollout)
-        for n, env in enumerate(envs_of[k].tolist()):
+        envs_of.append(rollout.columns)
+        for n, env in enumerate(rollout.columns.tolist()):
             for t in range(4):
                 obs, reward, over = next(lives[env])
                 reward += 0.01 * int(rollout.actions[t, n])
                 seen.append(obs)
-                assert float(rollout.rewards[t, n]) == pytest.approx(np.clip(reward / std, -10, 10), rel=1e-5)
+                assert float(rollout.rewards[t, n]) == pytest.approx(reward, rel=1e-6)
+                assert float(rollout.scaled_rewards[t, n]) == pytest.approx(np.clip(reward / std, -10, 10), rel=1e-5)
+                np.testing.assert_array_equal(rollout.obs[t, n], obs)  # raw, to the last digit
                 running[env] = 0.9 * running[env] + reward
                 returns.append(running[env])
                 running[env] *= not over
@@ -233,9 +230,8 @@ def test_stopping_a_pool():
     policy = sharp_policy(vec.single_observation_space, vec.single_action_space)
     collector, rollout = collector_of(vec, policy, 4, seed=3)
     replays = [Replay(Script(), 3 + i, policy) for i in range(3)]
-    collector.stop_requested = True
+    collector.request_stop()
     assert collector.collect(rollout) is None
-    collector.stop_requested = False
     for _ in range(3):
         assert collector.collect(rollout) is not None
         for n in range(3):
@@ -261,10 +257,10 @@ def test_a_gpu_in_between_changes_no_bit(mode, recurrent):
         policy = sharp_policy(vec.single_observation_space, vec.single_action_space, recurrent, normalize=True)
         collector, rollout = collector_of(vec, policy, 4, mode="normalize", seed=3)
         if gpu is not None:
-            collector.actor = Actor(policy, 6, 3, staging=Staging("cpu", gpu))
+            collector.collector.actor = Actor(policy, 6, 3, staging=Staging("cpu", gpu))
         for _ in range(5):
             collector.collect(rollout)
-            fields = {name: getattr(rollout, name).clone() for name in (*POLICY_FIELDS, *HOST_FIELDS, "last_values")}
+            fields = {name: getattr(rollout, name).clone() for name in (*FIELDS, "last_obs", "last_starts", "scaled_rewards")}
             fields |= {f"state {k}": part.clone() for k, part in enumerate(rollout.initial_state)}
             found.append({**fields, "all valid": rollout.all_valid, "mean": policy.normalizer.mean.clone()})
         collector.close()
@@ -278,7 +274,7 @@ def test_a_batch_is_sent_as_soon_as_its_actions_are_there():
     vec, gpu = OddPool([1, 1, 1, 1], 2, SAME), FakeGpu(late_uploads=False)
     policy = sharp_policy(vec.single_observation_space, vec.single_action_space)
     collector, rollout = collector_of(vec, policy, 3)
-    collector.actor = Actor(policy, 4, 0, staging=Staging("cpu", gpu))
+    collector.collector.actor = Actor(policy, 4, 0, staging=Staging("cpu", gpu))
 
     def noted(owner, name):
         inner = getattr(owner, name)
@@ -289,7 +285,7 @@ def test_a_batch_is_sent_as_soon_as_its_actions_are_there():
 
         setattr(owner, name, call)
 
-    for owner, name in ((vec, "recv"), (vec, "send"), (collector, "_write")):
+    for owner, name in ((vec, "recv"), (vec, "send"), (collector.collector, "_write")):
         noted(owner, name)
     for _ in range(3):
         collector.collect(rollout)

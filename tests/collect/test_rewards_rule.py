@@ -1,4 +1,4 @@
-"""What becomes of rewards before they are learned from, and of observations before they are seen."""
+"""Scaled rewards and normalized observations: what learners and policies see of what the env gave."""
 
 import numpy as np
 import pytest
@@ -24,9 +24,8 @@ def collected(mode, autoreset=AutoresetMode.SAME_STEP, rollouts=3, steps=6, clip
         parts = []
         for _ in range(rollouts):
             stats = collector.collect(rollout)
-            parts.append(
-                {name: getattr(rollout, name).numpy().copy() for name in ("rewards", "terminated", "truncated", "valid")}
-            )
+            names = ("rewards", "scaled_rewards", "terminated", "truncated", "valid")
+            parts.append({name: getattr(rollout, name).numpy().copy() for name in names})
             parts[-1]["stats"] = stats
         collector.close()
         found.append(parts)
@@ -37,13 +36,16 @@ def test_raw_rewards_are_the_envs():
     with_rule, without = collected("raw")
     for one, other in zip(with_rule, without, strict=True):
         np.testing.assert_array_equal(one["rewards"], other["rewards"])
+        np.testing.assert_array_equal(one["scaled_rewards"], one["rewards"])
 
 
 def test_signs():
     rule = RewardRule("sign")
-    rollout = type("Fake", (), {"rewards": torch.tensor([[-3.0, 0.0, 0.2]])})()
+    rewards, never = np.array([[-3.0, 0.0, 0.5]], np.float32), np.zeros((1, 3), bool)
+    rollout = FakeRollout(rewards, never, ~never)
     rule.apply(rollout)
-    assert rollout.rewards.tolist() == [[-1, 0, 1]]
+    assert rollout.scaled_rewards.tolist() == [[-1, 0, 1]]
+    assert rollout.rewards.tolist() == rewards.tolist()
 
 
 @pytest.mark.parametrize("autoreset", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
@@ -55,7 +57,8 @@ def test_rewards_over_the_std_of_returns(autoreset, clip):
     for scaled, raw in zip(with_rule, without, strict=True):
         std = np.sqrt(np.var(returns) + 1e-8) if returns else 1.0
         expected = np.clip(raw["rewards"] / std, -clip, clip)
-        np.testing.assert_allclose(scaled["rewards"], expected, rtol=1e-5)
+        np.testing.assert_allclose(scaled["scaled_rewards"], expected, rtol=1e-5)
+        np.testing.assert_array_equal(scaled["rewards"], raw["rewards"])
         for t in range(len(expected)):
             for n in range(NUM_ENVS):
                 if raw["valid"][t, n]:
@@ -70,9 +73,10 @@ def test_rewards_over_the_std_of_returns(autoreset, clip):
 class FakeRollout:
     """The fields that a rule looks at."""
 
-    def __init__(self, rewards, ended, valid):
+    def __init__(self, rewards, ended, valid, columns=None):
         self.rewards, self.terminated, self.valid = (torch.from_numpy(part.copy()) for part in (rewards, ended, valid))
-        self.truncated = torch.zeros_like(self.terminated)
+        self.truncated, self.columns = torch.zeros_like(self.terminated), columns
+        self.scaled_rewards = self.rewards
 
 
 def test_segments_of_a_pool_give_what_their_rows_would():
@@ -88,10 +92,10 @@ def test_segments_of_a_pool_give_what_their_rows_would():
             columns.append([part[at[row] : at[row] + steps] for part in lives[row]])
             at[row] += steps
         rewards, ended, valid = (np.stack(part, 1) for part in zip(*columns, strict=True))
-        rollout = FakeRollout(rewards, ended, valid)
+        rollout = FakeRollout(rewards, ended, valid, np.array(rows))
         std = np.sqrt(np.var(returns) + 1e-8) if returns else 1.0
-        pool.apply(rollout, np.array(rows))
-        np.testing.assert_allclose(rollout.rewards, np.clip(rewards / std, -10, 10), rtol=1e-5)
+        pool.apply(rollout)
+        np.testing.assert_allclose(rollout.scaled_rewards, np.clip(rewards / std, -10, 10), rtol=1e-5)
         for (segment, ends, real), row in zip(columns, rows, strict=True):  # in order, so that a row's own are too
             for reward, end, counts in zip(segment, ends, real, strict=True):
                 if counts:
@@ -124,7 +128,7 @@ def test_unknown_modes():
 
 @pytest.mark.parametrize("autoreset", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
 def test_observations_are_normalized_by_the_rollouts_before(autoreset):
-    """Statistics are frozen in a rollout, its valid observations are merged after it, and what is stored is what was seen."""
+    """Statistics are frozen in a rollout, and its valid observations, which are stored raw, are merged after it."""
     vec = hurtle.make_vec(Script, NUM_ENVS, backend="serial", autoreset_mode=autoreset)
     policy = sharp_policy(vec.single_observation_space, vec.single_action_space, "gru", normalize=True)
     collector, rollout = collector_of(vec, policy, 6, seed=1)
@@ -140,7 +144,7 @@ def test_observations_are_normalized_by_the_rollouts_before(autoreset):
             for t in range(6):
                 if not replay.resetting:
                     seen.append(np.array(replay.obs))
-                replay.check_step(rollout, t, n, rollout.rewards)
+                replay.check_step(rollout, t, n)
             assert float(rollout.last_values[n]) == pytest.approx(
                 replay.value(replay.obs, replay.state, replay.start), abs=1e-5
             )

@@ -11,9 +11,8 @@ from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 
 import hurtle
-from hurtle.collect.inference import see
 from hurtle.policies.distributions import Beta, Gaussian
-from hurtle.runners.playing import choose
+from hurtle.policies.numpy_acting import choose, see
 
 TOLERANCE = 1e-5
 QUICK = {"num_envs": 2, "num_steps": 8, "eval_episodes": 2, "total_steps": 32, "learning_rate": 0.03, "backend": "serial"}

@@ -15,9 +15,9 @@ from hurtle.deploy.card import MAX_NUMBERS, Card
 from hurtle.deploy.exported import ExportedPolicy
 from hurtle.deploy.policy_file import read_policy_file
 from hurtle.deploy.pt2_file import MEMBER
-from hurtle.emulation.layout import SpaceLayout
+from hurtle.emulation.flat_layout import SpaceLayout
 from hurtle.errors import HurtleError, PolicyFileError
-from hurtle.policies.spaces import layout_to_dict, space_to_dict
+from hurtle.policies.saved_spaces import layout_to_dict, space_to_dict
 
 BAD_CARDS = {
     "another format": set_to("format", 2),

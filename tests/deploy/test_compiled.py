@@ -14,11 +14,11 @@ from numba.core.errors import TypingError
 
 from hurtle.deploy import compiled
 from hurtle.deploy.compiled import CompiledMLP, Layer, MLPDescription
-from hurtle.emulation.layout import SpaceLayout
+from hurtle.emulation.flat_layout import SpaceLayout
 from hurtle.errors import HurtleError
 from hurtle.policies.build import PolicyConfig, build_policy
-from hurtle.policies.native_plan import UnsupportedError
-from hurtle.runners.playing import choose
+from hurtle.policies.numpy_acting import choose
+from hurtle.policies.plain_mlp import UnsupportedError
 
 
 def bounded(low, high):
@@ -300,7 +300,7 @@ def test_wrong_rows_and_masks_are_refused():
     with pytest.raises(HurtleError, match=r"mask: expected a contiguous array of bool \[2, 3\], got bool \[3\]"):
         fast.act_rows(rows, np.ones(3, bool))
     box = CompiledMLP(MLPDescription.of(made(OBSERVATIONS["vector"], spaces.Box(-1, 1, (2,)))))
-    with pytest.raises(HurtleError, match="A mask is for actions that are chosen from a list"):
+    with pytest.raises(HurtleError, match="A mask is for discrete actions"):
         box.act_rows(rows, np.ones((2, 2), bool))
 
 
@@ -387,7 +387,7 @@ def test_native_refuses_what_is_not_an_observation():
     native = CompiledMLP(MLPDescription.of(made(OBSERVATIONS["vector"], spaces.Discrete(3)))).native
     with pytest.raises(TypingError, match="obs: expected a contiguous array of float32"):
         native(np.zeros(4))
-    with pytest.raises(ValueError, match="not as many numbers"):
+    with pytest.raises(ValueError, match="size is not the policy"):
         native(np.zeros(3, np.float32))
     with pytest.raises(ValueError, match="NaN"):
         native(np.array([0, 0, 0, np.nan], np.float32))

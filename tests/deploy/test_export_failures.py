@@ -40,7 +40,7 @@ def test_a_difference_leaves_no_file_and_the_old_one_untouched(tmp_path, monkeyp
     before = file.read_bytes()
     spoil(monkeypatch, amount)
     for name in (file.name, f"another{suffix}"):
-        with pytest.raises(PolicyFileError, match=r"not the trained one: on .* differs by .*Nothing was written"):
+        with pytest.raises(PolicyFileError, match=r"differs from the trained one: on .* differs by .*Nothing was written"):
             hurtle.export(run, folder / name, outputs=outputs)
     assert [entry.name for entry in folder.iterdir()] == [file.name]
     assert file.read_bytes() == before
@@ -167,14 +167,14 @@ def test_a_users_network_of_ordinary_operations_is_exported(tmp_path, suffix):
 def test_what_could_not_be_read_again_is_not_written(tmp_path, monkeypatch, suffix):
     monkeypatch.setattr(exporting, "policy_bytes", lambda *given: b"no policy")
     file = tmp_path / "new" / f"policy{suffix}"
-    with pytest.raises(HurtleError, match=rf"cannot be exported: .*/new/policy\{suffix} is no policy.*Nothing was written"):
+    with pytest.raises(HurtleError, match=rf"cannot be exported: .*/new/policy\{suffix} is not a policy.*Nothing was written"):
         hurtle.export(hand_made(tmp_path), file)
     assert not file.parent.exists()
 
 
 def test_a_file_that_is_too_large_to_be_read_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setitem(exporting.MAX_BYTES, ".pt2", 1000)
-    with pytest.raises(HurtleError, match=r"policy.pt2 would have [\d,]+ bytes, and may have 1,000"):
+    with pytest.raises(HurtleError, match=r"policy.pt2 would have [\d,]+ bytes; the limit is 1,000"):
         hurtle.export(hand_made(tmp_path), tmp_path / "policy.pt2")
     assert not (tmp_path / "policy.pt2").exists()
 

@@ -11,9 +11,9 @@ from hand_made_runs import policy_for, write_run
 import hurtle
 from hurtle.deploy.exported import ExportedPolicy
 from hurtle.deploy.policy_file import read_policy_file
-from hurtle.deploy.scoring import evaluate_file
 from hurtle.errors import HurtleError, NonFiniteError, PolicyFileError, TrustError, UnknownNameError
 from hurtle.runners.evaluate import evaluate_run
+from hurtle.runners.evaluate_file import evaluate_file
 
 both = pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
 
@@ -82,7 +82,7 @@ def test_memory_of_a_batch(recurrent, kind, suffix):
         if k == 10:  # the second episode ends
             for each in (policy, reference):
                 each.reset(np.array([False, True, False]))
-    with pytest.raises(HurtleError, match=r"remembers 3 episodes and got 1 observations"):
+    with pytest.raises(HurtleError, match=r"keeps the state of 3 episodes and got 1 observations"):
         policy.act(steps[0, 0])
     policy.reset()
     policy.act(steps[0, 0])
@@ -162,7 +162,7 @@ def test_the_action_is_one_of_its_own(tmp_path, runtime):
 
 def test_masks(tmp_path, plain):
     file = hurtle.export(plain[0], tmp_path / "masked.onnx", masked=True).path
-    with pytest.raises(HurtleError, match="takes masks, and a native function knows none"):
+    with pytest.raises(HurtleError, match="takes masks, which a native function cannot"):
         _ = hurtle.load(file).native
     for runtime in ("native", "onnxruntime"):
         policy = hurtle.load(file, runtime=runtime)
@@ -193,7 +193,7 @@ def test_a_file_is_either_deterministic_or_not(tmp_path, plain):
 def test_what_was_not_exported(tmp_path, plain):
     obs = np.ones(5, np.float32)
     logits = hurtle.load(hurtle.export(plain[0], tmp_path / "logits.onnx", outputs=("logits",)).path)
-    with pytest.raises(HurtleError, match=r"without an action; it gives logits"):
+    with pytest.raises(HurtleError, match=r"without an action; it computes logits"):
         logits.act(obs)
     with pytest.raises(HurtleError, match=r"without values: export it with outputs=\('action', 'value'\)"):
         logits.value(obs)
@@ -220,7 +220,7 @@ def test_runtimes(plain, recurrent):
         hurtle.load(files[".onnx"], runtime="native")
     with pytest.raises(HurtleError, match="is for exported files"):
         hurtle.load(plain[0], runtime="native")
-    with pytest.raises(HurtleError, match="it needs no module"):
+    with pytest.raises(HurtleError, match="it takes no module"):
         hurtle.load(file, device="cuda")
 
 
@@ -275,7 +275,7 @@ def test_a_file_is_scored_like_its_run(tmp_path, suffix):
     by_file, by_run = evaluate_file(file, episodes=10), evaluate_run(run, episodes=10)
     assert by_file.mean == by_run.mean
     assert by_file.mean != evaluate_file(file, episodes=10, seed=1).mean
-    with pytest.raises(HurtleError, match=r"gives the most likely actions.*with --stochastic"):
+    with pytest.raises(HurtleError, match=r"takes the most likely actions.*with --stochastic"):
         evaluate_file(file, episodes=2, sampled=True)
 
 

@@ -262,7 +262,11 @@ def test_export_and_eval_on_the_command_line(tmp_path, capsys):
     run, _ = write_run(tmp_path / "runs", "cartpole")
     file = tmp_path / "cartpole.onnx"
     assert main(["export", str(run), str(file), "--outputs", "action", "value"]) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert [line for line in err.splitlines() if line.startswith("hurtle: ")][:4] == [
+        "hurtle: loading torch …", "hurtle: loading onnx …", "hurtle: tracing the network …", "hurtle: converting it to ONNX …",
+    ]  # fmt: skip
+    assert "hurtle: comparing the onnxruntime runtime with the policy …" in err
     assert f"wrote       {file}" in out
     assert "cartpole, ppo, 100 steps" in out
     assert "obs → action, value" in out
@@ -271,7 +275,7 @@ def test_export_and_eval_on_the_command_line(tmp_path, capsys):
     assert main(["eval", str(run), "--episodes", "4"]) == 0
     assert by_file.split("\n")[0] == capsys.readouterr().out.split("\n")[0]
     assert main(["eval", str(file), "--sampled"]) == 2
-    assert "gives the most likely actions" in capsys.readouterr().err
+    assert "takes the most likely actions" in capsys.readouterr().err
     assert main(["eval", str(file), "--device", "cuda"]) == 2
     assert "run on the CPU" in capsys.readouterr().err
     assert main(["export", str(run), str(tmp_path / "cartpole.bin")]) == 2

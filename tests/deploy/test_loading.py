@@ -197,7 +197,7 @@ def test_memory_of_a_batch(tmp_path):
     np.testing.assert_array_equal(mixed[1], fresh[1])
     assert (mixed[[0, 2]] != fresh[[0, 2]]).all()
     assert values.shape == (3,)
-    with pytest.raises(HurtleError, match=r"remembers 3 episodes and got 1 observations: call reset\(\)"):
+    with pytest.raises(HurtleError, match=r"keeps the state of 3 episodes and got 1 observations: call reset\(\)"):
         policy.act(first[0])
     with pytest.raises(HurtleError, match=r"reset takes a mask of bool \[3\], got bool \[2\]"):
         policy.reset([True, False])

@@ -80,7 +80,7 @@ def test_any_flipped_bit_of_a_pt2_file_is_found_or_means_nothing(good, put):
 def test_what_is_no_file(tmp_path, suffix):
     assert_refused(tmp_path / f"none{suffix}", "No such file")
     (tmp_path / f"folder{suffix}").mkdir()
-    assert_refused(tmp_path / f"folder{suffix}", "it is no file")
+    assert_refused(tmp_path / f"folder{suffix}", "it is not a file")
     (tmp_path / f"loop{suffix}").symlink_to(tmp_path / f"loop{suffix}")
     assert_refused(tmp_path / f"loop{suffix}")
 
@@ -108,7 +108,7 @@ def test_a_read_that_fails(good, put, suffix, monkeypatch):
 def test_files_that_are_too_large(good, put, suffix, monkeypatch):
     path = put(good[suffix], suffix)
     monkeypatch.setitem(policy_file.MAX_BYTES, suffix, len(good[suffix]) - 1)
-    assert_refused(path, f"it has {len(good[suffix]):,} bytes, of at most {len(good[suffix]) - 1:,}")
+    assert_refused(path, f"it has {len(good[suffix]):,} bytes, and must have 1 to {len(good[suffix]) - 1:,}")
 
 
 def test_a_new_hash_makes_a_changed_card_good(good, put):

@@ -157,7 +157,7 @@ MALICIOUS = {
 def test_archives_that_would_run_code(good, put, tmp_path, change):
     marker = tmp_path / "marker"
     path = put(pt2_with(good[".pt2"], lambda members: change(members, marker)), ".pt2")
-    assert_refused(path, "is no policy that Hurtle can load")
+    assert_refused(path, "is not a policy that Hurtle can load")
     assert not marker.exists()
 
 
@@ -209,7 +209,7 @@ def test_a_container_that_names_a_module(good, put, tmp_path, monkeypatch):
         members["models/model.json"] = json.dumps(graph).encode()
 
     path = put(pt2_with(good[".pt2"], change), ".pt2")
-    assert_refused(path, "takes or gives")
+    assert_refused(path, "takes or returns")
     assert not marker.exists()
     with contextlib.suppress(Exception):  # torch does import it
         torch.export.load(path)
@@ -231,7 +231,7 @@ def test_an_archive_that_claims_to_be_larger_than_it_is(good, put):
             archive.filelist.append(copy)
         archive._didModify = True
         archive.start_dir = start
-    assert_refused(put(buffer.getvalue(), ".pt2"), "holds more than it does")
+    assert_refused(put(buffer.getvalue(), ".pt2"), "claims to hold more than it does")
 
 
 def test_a_long_comparison_of_sizes(good, put):

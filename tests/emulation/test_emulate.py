@@ -14,9 +14,9 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 from gymnasium.utils.env_checker import data_equivalence
 
-from hurtle.emulation.checks import check_env, check_seeding
+from hurtle.emulation.emulated_env import EmulatedEnv
 from hurtle.emulation.hooks import PRINTED_LINES, PrintLog, featurized_space
-from hurtle.emulation.single import EmulatedEnv
+from hurtle.emulation.start_checks import check_env, check_seeding
 from hurtle.emulation.wrap import emulate
 from hurtle.errors import ActionError, EmulationError, HurtleError
 

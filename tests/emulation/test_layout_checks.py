@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces
 from random_spaces import same, sample
 
-from hurtle.emulation.layout import SpaceLayout
+from hurtle.emulation.flat_layout import SpaceLayout
 from hurtle.errors import EmulationError, HurtleError
 
 Dict, Tuple, Box, Discrete = spaces.Dict, spaces.Tuple, spaces.Box, spaces.Discrete
@@ -119,7 +119,7 @@ def test_memory_of_the_wrong_kind():
 def test_empty_containers_are_refused(empty: spaces.Space):
     kind = type(empty).__name__
     message = refusal(SpaceLayout, Dict(a=Discrete(2), b=Dict(c=empty)))
-    assert message == f'observation["b"]["c"]: an empty {kind} holds nothing to learn from; remove it or give it a space.'
+    assert message == f'observation["b"]["c"]: an empty {kind} has nothing to learn from; remove it or add a space to it.'
 
 
 def test_unknown_spaces_are_refused():
@@ -134,7 +134,7 @@ def test_unknown_spaces_are_refused():
 @pytest.mark.parametrize("name", ["observation", "action"])
 def test_no_space_at_all_is_refused(name: str):
     what = f"{name}_space"
-    expected = f"{name}: the env has no such space, its {what} is None; set {what} to a Gymnasium space."
+    expected = f"{name}: the env's {what} is None; set it to a Gymnasium space."
     assert refusal(SpaceLayout, None, name) == expected
 
 

@@ -14,7 +14,7 @@ from hurtle.errors import ActionError, HurtleError, UnknownNameError
 pytest.importorskip("ale_py", reason="needs hurtle[atari]")
 
 from hurtle.envs.atari import Atari, make_atari, shrinker
-from hurtle.vector.atari import atari_vector
+from hurtle.vector.atari_vec import atari_vector
 
 PLAIN = {"noop_max": 0, "episodic_life": False, "fire_reset": False, "clip_reward": False}
 NOOP, FIRE = 0, 1
@@ -270,7 +270,7 @@ def test_errors_teach():
         Atari(gymnasium.make("CartPole-v1"))
     with pytest.raises(HurtleError, match="leave out continuous=True"):
         Atari(gymnasium.make("ALE/Pong-v5", continuous=True))
-    with pytest.raises(HurtleError, match=r"size must be from 1 to 160, the screen being 210 × 160; got 200"):
+    with pytest.raises(HurtleError, match=r"size must be from 1 to 160 \(the screen is 210 × 160\), got 200"):
         make_atari("Pong", size=200)
     with pytest.raises(HurtleError, match="frame_skip must be at least 1, got 0"):
         make_atari("Pong", frame_skip=0)

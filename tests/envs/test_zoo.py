@@ -26,7 +26,7 @@ def near_the_end(vec):
         vec.states["frames_left"][:] = 20 + np.arange(vec.num_envs)
     if limit > 100:
         steps = limit - 30 - np.arange(vec.num_envs)
-        vec._batch.arrays.envs["_steps"][:] = steps
+        vec.batch.arrays.envs["_steps"][:] = steps
         return steps
     return np.zeros(vec.num_envs, int)
 
@@ -108,7 +108,7 @@ def test_final_observation_is_the_one_that_next_step_autoreset_shows(name):
             for got, wanted in zip(outcome, expected[1:], strict=True):
                 np.testing.assert_array_equal(got[i], wanted)
         taken += ~resets
-        resets = np.where(resets, False, later._batch.arrays.ended)
+        resets = np.where(resets, False, later.batch.arrays.ended)
         finals += int(resets.sum())
     assert finals >= NUM_ENVS / 2
 
@@ -184,7 +184,7 @@ def test_a_native_env_under_the_name_of_another_package(name, native):
 
 
 def test_a_folder_or_a_malformed_name_is_no_env(tmp_path, monkeypatch):
-    with pytest.raises(UnknownNameError, match=r"is a folder; name a file in it, and its class: .*/my_env.py:MyEnv"):
+    with pytest.raises(UnknownNameError, match=r"is a folder; add a file and a class: .*/my_env.py:MyEnv"):
         hurtle.make(f"{tmp_path}/")
     (tmp_path / "CartPole-v1").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -271,7 +271,7 @@ def test_make_takes_classes_instances_ids_and_callables():
     assert hurtle.make(Walk(start_range=2), debug=True).native_spec.env.start_range == 2
     assert hurtle.make("CartPole-v1").spec.id == "CartPole-v1"
     assert hurtle.make(lambda: gymnasium.make("Acrobot-v1")).spec.id == "Acrobot-v1"
-    with pytest.raises(HurtleError, match="is an instance; give its parameters to its constructor"):
+    with pytest.raises(HurtleError, match="is an instance; pass its parameters to its constructor"):
         hurtle.make(Walk(), start_range=2)
     with pytest.raises(HurtleError, match="debug=True is for native envs"):
         hurtle.make("CartPole-v1", debug=True)

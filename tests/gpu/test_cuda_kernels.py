@@ -5,8 +5,8 @@ import pytest
 
 import hurtle
 from hurtle.errors import HurtleError
-from hurtle.native.gae import gae_cuda, gae_reference
-from hurtle.native.vtrace import vtrace_cuda, vtrace_reference
+from hurtle.kernels.gae import gae_cuda, gae_reference
+from hurtle.kernels.vtrace import vtrace_cuda, vtrace_reference
 
 pytestmark = pytest.mark.gpu
 CLOSE = {"rtol": 2e-6, "atol": 1e-5}

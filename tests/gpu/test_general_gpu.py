@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
-from scripted_envs import Script, collector_of, sharp_policy
+from scripted_envs import Script, assert_finals_of_truncations, collector_of, finals_of, sharp_policy
 
 import hurtle
 from hurtle.algorithms.ppo import evaluate_actions
-from hurtle.buffers.rollout import Rollout
+from hurtle.buffers.rollout import Finals, Rollout
 from hurtle.collect.transfer import Staging
 from hurtle.errors import DeviceError
 from hurtle.runners.devices import gpu_errors
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
-TOLD = ("obs", "terminated", "truncated", "starts", "valid")  # what does not depend on the actions
+GIVEN = ("obs", "terminated", "truncated", "starts", "valid")  # what does not depend on the actions
 NUM_ENVS, NUM_STEPS = 6, 9
 LONG = 200_000_000  # cycles, about 0.1 s
 CLOSE = {
@@ -99,9 +99,9 @@ def on_cpu(policy, rollout):
     copied = Rollout(policy, rollout.num_steps, rollout.num_rows, rollout.masks is not None)
     for name, field in vars(rollout).items():
         if isinstance(field, torch.Tensor):
-            getattr(copied, name).copy_(field)
+            setattr(copied, name, field.cpu().clone())
     copied.initial_state = tuple(part.clone().cpu() for part in rollout.initial_state)
-    copied.all_valid = rollout.all_valid
+    copied.all_valid, copied.finals = rollout.all_valid, Finals(*(part.cpu() for part in rollout.finals[:3]))
     return copied
 
 
@@ -127,11 +127,13 @@ def test_rollouts_are_those_of_the_cpu(mode, recurrent):
     make = partial(hurtle.make_vec, partial(Script, masks=True), NUM_ENVS, backend="serial", autoreset_mode=mode)
     found, expected = (collected(device, make, recurrent, 8) for device in (DEVICE, "cpu"))
     for rollout, reference in zip(found, expected, strict=True):
-        for name in (*TOLD, "masks"):
+        for name in (*GIVEN, "masks"):
             assert torch.equal(getattr(rollout, name), getattr(reference, name)), name
         assert rollout.all_valid == reference.all_valid
         torch.testing.assert_close(rollout.last_values, reference.last_values, **CLOSE)
         torch.testing.assert_close(rollout.final_values, reference.final_values, **CLOSE)
+        assert_finals_of_truncations(rollout)
+        assert all(torch.equal(obs, finals_of(reference)[place]) for place, obs in finals_of(rollout).items())
         assert rollout.masks.gather(-1, rollout.actions[..., None]).all()
         check_actions_reached_the_envs(rollout)
         check_policy_fields(rollout, recurrent)
@@ -143,8 +145,10 @@ def test_normalized_observations_and_rewards_are_those_of_the_cpu():
     make = partial(hurtle.make_vec, Script, NUM_ENVS, backend="serial")
     found, expected = (collected(device, make, "none", 6, True, "normalize") for device in (DEVICE, "cpu"))
     for rollout, reference in zip(found, expected, strict=True):
-        torch.testing.assert_close(rollout.obs, reference.obs, rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(rollout.rewards, reference.rewards, rtol=0.02, atol=0.02)  # an action may differ
+        assert torch.equal(rollout.obs, reference.obs)
+        torch.testing.assert_close(rollout.inputs, reference.inputs, rtol=1e-6, atol=1e-6)
+        scaled, expected_rewards = rollout.scaled_rewards, reference.scaled_rewards
+        torch.testing.assert_close(scaled, expected_rewards, rtol=0.02, atol=0.02)  # an action may differ
 
 
 @pytest.mark.parametrize("recurrent", ["none", "lstm"])

@@ -3,16 +3,20 @@
 import gc
 
 import pytest
+from scripted_envs import Staged, finals_of
 
 import hurtle
-from hurtle.algorithms.device import DevicePPO
-from hurtle.algorithms.ppo import PPO, PPOConfig
-from hurtle.collect.device import DeviceCollector
-from hurtle.collect.general import GeneralCollector
+from hurtle.algorithms.algorithm import LearnerSetup
+from hurtle.algorithms.ppo import PPO
+from hurtle.algorithms.ppo_config import PPOConfig
+from hurtle.algorithms.ppo_device import DevicePPO
+from hurtle.collect.device_collector import DeviceCollector
+from hurtle.collect.general_collector import GeneralCollector
 from hurtle.collect.inference import Actor
+from hurtle.collect.postprocess import Postprocess
 from hurtle.collect.rewards import RewardRule
 from hurtle.errors import HurtleError, NonFiniteError
-from hurtle.native.graphs import Graphs
+from hurtle.kernels.cuda_graphs import Graphs
 from hurtle.policies.build import PolicyConfig, build_policy
 from hurtle.tracking.checkpoints import load_checkpoint
 
@@ -33,7 +37,7 @@ CASES = {
     "memory mingru": ("memory", {"recurrent": "mingru"}, {}),
 }
 EXACT = ("actions", "terminated", "truncated", "starts", "valid", "masks")
-CLOSE = ("obs", "log_probs", "values", "rewards", "final_values", "last_values")
+CLOSE = ("obs", "inputs", "log_probs", "values", "rewards", "scaled_rewards", "final_values", "last_values")
 
 
 def make(env, device, config, normalize=False, num_envs=64):
@@ -41,7 +45,7 @@ def make(env, device, config, normalize=False, num_envs=64):
     spaces = vec.agent_observation_space, vec.agent_action_space
     policy = build_policy(PolicyConfig(**config), *spaces, normalize_observations=normalize, seed=1).to(device)
     rule = RewardRule("normalize" if normalize else "raw", num_envs * vec.num_agents)
-    return vec, policy, rule
+    return vec, policy, Postprocess(policy, 0.99, 0.95, rule)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -50,18 +54,17 @@ def test_rollouts_are_those_of_the_general_gear(case):
     import torch
 
     env, config, options = CASES[case]
-    cpu_vec, cpu_policy, cpu_rule = make(env, "cpu", config, **options)
-    general = GeneralCollector(cpu_vec, Actor(cpu_policy, 64 * cpu_vec.num_agents, 3), cpu_rule, 3)
-    gpu_vec, gpu_policy, gpu_rule = make(env, "cuda", config, **options)
-    device = DeviceCollector(gpu_vec, gpu_policy, gpu_rule, 3)
-    if "fused" in case:
-        device.follow(fused_kernels(gpu_policy))
+    cpu_vec, cpu_policy, cpu_stage = make(env, "cpu", config, **options)
+    general = Staged(GeneralCollector(cpu_vec, Actor(cpu_policy, 64 * cpu_vec.num_agents, 3), 3), cpu_stage)
+    gpu_vec, gpu_policy, gpu_stage = make(env, "cuda", config, **options)
+    fused = fused_kernels(gpu_policy) if "fused" in case else None
+    device = Staged(DeviceCollector(gpu_vec, gpu_policy, 3, postprocess=gpu_stage, fused=fused), gpu_stage)
     expected, found = general.new_rollout(24), device.new_rollout(24)
     cut = 0
     for k in range(10 if "pendulum" in case else 4):
         general.collect(expected)
         device.collect(found)
-        device.arrived(wait=True)
+        device.pending(wait=True)
         same = (
             (expected.actions.double() - found.actions.cpu().double()).abs().flatten(2).amax(2) < 1e-3
             if (expected.actions.ndim > 2)
@@ -79,6 +82,10 @@ def test_rollouts_are_those_of_the_general_gear(case):
                 assert torch.equal(own, wanted), name
             else:
                 torch.testing.assert_close(own.float(), wanted.float(), rtol=1e-3, atol=1e-3, msg=lambda m: f"{name}: {m}")  # noqa: B023
+        finals, wanted = finals_of(found), finals_of(expected)
+        assert {place for place in finals if rows[place[1]]} == {place for place in wanted if rows[place[1]]}
+        for place in (place for place in wanted if rows[place[1]]):
+            torch.testing.assert_close(finals[place].cpu(), wanted[place], rtol=1e-3, atol=1e-3)
         cut += int(expected.truncated.sum())
         general.load_state_dict(device.state_dict())  # rounding must not add up
         cpu_policy.load_state_dict(gpu_policy.state_dict())
@@ -95,7 +102,7 @@ def test_an_update_has_the_gradients_of_the_general_gear(case, precision):
     env, config, _ = CASES[case]
     limit = {"float32": 1e-4, "tf32": 1e-3}[precision]
     vec, policy, _ = make(env, "cuda", config)
-    device = DeviceCollector(vec, policy, None, 3)
+    device = DeviceCollector(vec, policy, 3)
     rollout = device.new_rollout(16)
     device.collect(rollout)
     size = 16 * rollout.num_rows
@@ -107,9 +114,8 @@ def test_an_update_has_the_gradients_of_the_general_gear(case, precision):
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     try:
-        ppo = DevicePPO(policy, settings, precision=precision)
-        if "fused" in case:
-            ppo.fuse(fused_kernels(policy, ppo.parameters.values, precision))
+        ppo = DevicePPO(policy, settings, LearnerSetup(precision=precision))
+        ppo.fuse(fused_kernels(policy, ppo.parameters.values, precision) if "fused" in case else None)
         ppo.update(rollout)
     finally:
         torch.set_float32_matmul_precision("highest")
@@ -128,7 +134,7 @@ def general_rollout(policy, rollout):
     for name in (*EXACT, *CLOSE):
         if getattr(copy, name) is not None:
             getattr(copy, name).copy_(getattr(rollout, name))
-    copy.all_valid = bool(copy.valid.all())
+    copy.all_valid, copy.done = bool(copy.valid.all()), rollout.done
     for own, given in zip(copy.initial_state, rollout.initial_state, strict=True):
         own.copy_(given)
     return copy
@@ -136,8 +142,9 @@ def general_rollout(policy, rollout):
 
 def fused_kernels(policy, weights=None, precision="float32"):
     """The kernels of a policy; without flat weights, its parameters become views of some."""
-    from hurtle.algorithms.flat import FlatParameters
-    from hurtle.native.triton.mlp import FusedMLP, mlp_shape
+    from hurtle.kernels.optimizers import FlatParameters
+    from hurtle.kernels.triton.mlp import FusedMLP
+    from hurtle.policies.native_plan import mlp_shape
 
     return FusedMLP(mlp_shape(policy), FlatParameters(policy).values if weights is None else weights, precision)
 
@@ -164,16 +171,15 @@ def test_graphs_replay_what_plain_runs_do(case):
     for enabled in (False, True):
         vec, policy, _ = make(env, "cuda", config)
         graphs = Graphs("cuda", enabled=enabled)
-        collector = DeviceCollector(vec, policy, None, 3, graphs=graphs)
-        ppo = DevicePPO(policy, PPOConfig(num_steps=16, minibatch_size=256, num_epochs=2, **options), graphs=graphs)
-        if case == "fused":
-            kernels = fused_kernels(policy, ppo.parameters.values)
-            collector.follow(kernels)
-            ppo.fuse(kernels)
+        settings = PPOConfig(num_steps=16, minibatch_size=256, num_epochs=2, **options)
+        ppo = DevicePPO(policy, settings, LearnerSetup(graphs=graphs))
+        ppo.fuse(fused_kernels(policy, ppo.parameters.values) if case == "fused" else None)
+        fused = ppo.acting_kernels
+        collector = DeviceCollector(vec, policy, 3, postprocess=ppo.postprocess, graphs=graphs, fused=fused)
         rollout = collector.new_rollout(16)
         for k in range(6):
             collector.collect(rollout)
-            ppo.update(rollout, 1.0 - k / 6)
+            ppo.update(rollout, k / 6)
         weights.append(ppo.parameters.values.clone())
         assert graphs.failure == ""
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-5, atol=1e-6)
@@ -205,7 +211,7 @@ def test_what_cannot_be_captured_runs_without_a_graph():
 
 def test_rollouts_of_several_lengths_are_captured():
     vec, policy, _ = make("cartpole", "cuda", {})
-    collector = DeviceCollector(vec, policy, None, 3)
+    collector = DeviceCollector(vec, policy, 3)
     for steps in (7, 30, 7):
         rollout = collector.new_rollout(steps)
         for _ in range(3):
@@ -233,23 +239,23 @@ def test_a_users_module_with_torchs_own_distribution_is_captured(tmp_path):
 
     warned = []
     words = {"progress": "quiet", "trackers": (), "preset": False, "num_envs": 64, "num_steps": 16, "minibatch_size": 256}
-    words |= {"eval_episodes": 5, "callbacks": [lambda trainer: warned.append(trainer._parts.gear.warning) or True]}
+    words |= {"eval_episodes": 5, "callbacks": [lambda trainer: warned.append(trainer._parts.collector.warning) or True]}
     run = hurtle.train("cartpole", device="cuda", total_steps=8192, runs=str(tmp_path), policy=Own, **words)
     assert run.steps == 8192
     assert set(warned) == {""}
     assert torch.distributions.Distribution._validate_args
 
 
-def test_numbers_that_are_not_finite_are_told():
+def test_numbers_that_are_not_finite_are_reported():
     vec, policy, _ = make("cartpole", "cuda", {})
-    collector = DeviceCollector(vec, policy, None, 3)
+    collector = DeviceCollector(vec, policy, 3)
     rollout = collector.new_rollout(8)
     collector.collect(rollout)
-    collector.arrived(wait=True)
+    collector.pending(wait=True)
     policy.network.actor.bias.data.fill_(float("nan"))
     collector.collect(rollout)
     with pytest.raises(NonFiniteError, match="log-probability in env 0, at step 1"):
-        collector.arrived(wait=True)
+        collector.pending(wait=True)
 
 
 def test_a_run_moves_between_gears(tmp_path):

@@ -34,7 +34,7 @@ def test_the_creator_takes_what_make_takes(env):
 
 
 def test_agents_in_one_array_are_refused():
-    with pytest.raises(HurtleError, match="has 4 agents in one array; RLlib wants a dict"):
+    with pytest.raises(HurtleError, match="has 4 agents in one array; RLlib needs a dict"):
         env_creator("snake")({})
 
 

@@ -8,7 +8,7 @@ import pytest
 from sample_envs import Indexer, Late
 
 import hurtle
-from hurtle.collect.native import NativeCollector
+from hurtle.collect.native_collector import NativeCollector
 from hurtle.errors import EnvCodeError, EnvIndexError
 from hurtle.native.env import EnvSpec
 from hurtle.policies.build import PolicyConfig
@@ -142,7 +142,7 @@ def test_unsafe_leaves_the_checks_out_and_keeps_the_meaning(uncompiled):
 
 
 def generated(env):
-    from hurtle.native.build import generate
+    from hurtle.native.generate import generate
 
     return generate(EnvSpec.of(env), "cpu")[0]
 
@@ -157,7 +157,7 @@ def test_unsafe_is_for_native_envs():
 def test_constants_and_own_lengths_are_not_checked_when_run():
     text = generated(Indexer())
     body = text[text.index("def env_reset") : text.index("def env_step")]
-    assert "_at(k, 4," in body  # the compiler removes it: it knows that k < 4
+    assert "_at(k, i8(4)," in body  # the compiler removes it: it knows that k < 4
     assert "state.grid[_at(state.index" not in body
     assert "obs[U64(0) * U64(3) + U64(0)]" in text
 

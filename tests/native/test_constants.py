@@ -183,8 +183,8 @@ def test_parameters_must_be_numbers_with_names_of_their_own():
 
 
 def test_rows_longer_than_shared_memory_are_not_staged():
-    from hurtle.native.build import staged_rows
     from hurtle.native.env import EnvSpec
+    from hurtle.native.generate import staged_rows
 
     class Picture(Base):
         observation_space = Box(0, 255, (84, 84, 4), uint8)

@@ -14,8 +14,9 @@ import hurtle
 from hurtle.envs.registry import names
 from hurtle.errors import ActionError, EnvDefinitionError, HurtleError, ResetMaskError, UnknownNameError
 from hurtle.native import Box, Env
-from hurtle.native.build import build, cache_folder, generate
+from hurtle.native.build import build, cache_folder
 from hurtle.native.env import EnvSpec
+from hurtle.native.generate import generate
 
 BOTH_TARGETS = pytest.mark.parametrize("debug", [False, True], ids=["compiled", "uncompiled"])
 BOTH_MODES = pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
@@ -644,7 +645,7 @@ def test_threads_end_with_close_or_with_the_object():
             del vec
             gc.collect()
         for thread in helpers:
-            thread.join(5.0)
+            thread.join(300)
             assert not thread.is_alive()
 
 
@@ -672,7 +673,7 @@ def test_a_step_after_close_does_not_hang(num_workers):
 
     thread = threading.Thread(target=step, daemon=True)
     thread.start()
-    thread.join(3.0)
+    thread.join(300)
     assert outcome, "step waits for threads that have ended"
     assert isinstance(outcome[0], tuple | HurtleError)
 

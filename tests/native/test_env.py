@@ -300,15 +300,15 @@ def test_underscores_belong_to_the_engine():
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (uint8["hight"], "'hight' is no attribute of the env. Did you mean height?"),
+        (uint8["hight"], "'hight' is not an attribute of the env. Did you mean height?"),
         (uint8["gravity"], "dimension 'gravity' must be an int of at least 1, got 9.8"),
         (uint8[0], "dimension 0 must be an int of at least 1"),
         (uint8[3, -1], "dimension -1 must be an int of at least 1"),
-        (uint8["2 * hight"], "'hight' is no attribute of the env. Did you mean height?"),
+        (uint8["2 * hight"], "'hight' is not an attribute of the env. Did you mean height?"),
         (uint8["height - 100"], "dimension 'height - 100' must be an int of at least 1, got -"),
-        (uint8["max(height, 3)"], "'max(height, 3)' must be made of names of attributes and ints with +, -, * and //. For any"),
-        (uint8["height // 0"], "name a property of the env that computes it"),
-        (uint8["2 height"], "the dimension '2 height' must be made of"),
+        (uint8["max(height, 3)"], "'max(height, 3)' may contain names of attributes, ints, +, -, * and //. For any"),
+        (uint8["height // 0"], "compute it in a property of the env and name that"),
+        (uint8["2 height"], "the dimension '2 height' may contain"),
     ],
 )
 def test_dimensions(kind, message):
@@ -341,7 +341,7 @@ def test_dimension_from_a_parameter_of_zero():
     refused(Good(height=0), "Good.State.grid: dimension 'height' must be an int of at least 1, got 0")
 
 
-@pytest.mark.parametrize(("metric", "hint"), [("scor", "Did you mean score?"), ("grid", "is no scalar field of State")])
+@pytest.mark.parametrize(("metric", "hint"), [("scor", "Did you mean score?"), ("grid", "is not a scalar field of State")])
 def test_metrics_name_scalar_fields(metric, hint):
     refused(variant(metrics=(metric,)), f"Variant.metrics names {metric!r}", hint)
 

@@ -142,7 +142,7 @@ def test_errors(monkeypatch):
         env.action_space("agent_3")
     with pytest.raises(UnknownNameError, match=r"No api 'petting'\. Did you mean pettingzoo\?"):
         hurtle.make("snake", api="petting")
-    with pytest.raises(HurtleError, match="api='pettingzoo' is for native envs; 'CartPole-v1' is made as it is"):
+    with pytest.raises(HurtleError, match="api='pettingzoo' is for native envs; 'CartPole-v1' has its own"):
         hurtle.make("CartPole-v1", api="pettingzoo")
     monkeypatch.setitem(sys.modules, "pettingzoo", None)
     with pytest.raises(HurtleError, match=r'pip install "hurtle\[pettingzoo\]"'):

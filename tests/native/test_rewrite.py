@@ -10,8 +10,8 @@ import pytest
 import hurtle
 from hurtle.errors import EnvCodeError
 from hurtle.native import Box, Discrete, Env, bool_, float32, int8, int32, int64, uint8
-from hurtle.native.build import generate
 from hurtle.native.env import EnvSpec
+from hurtle.native.generate import generate
 from hurtle.native.rewrite import rewrite
 
 

@@ -9,7 +9,7 @@ from numba import njit
 
 from hurtle.native import rng as reference
 from hurtle.native.bounds import OutOfBounds, at_source
-from hurtle.native.build import paste
+from hurtle.native.generate import paste
 
 RECORD = np.dtype([("_rng", np.uint64)])
 SEEDS = [0, 1, 2, 7, 12345, 2**31 - 1, 2**63, 2**64 - 1]

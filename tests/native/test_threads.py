@@ -53,9 +53,12 @@ def test_ctrl_c_waits_for_the_running_shard_and_leaves_no_stale_result():
     threads.close()
 
 
-def test_a_closed_pool_refuses_to_run():
+def test_a_closed_pool_refuses_to_run_and_its_threads_have_ended():
+    before = set(threading.enumerate())
     threads = ShardThreads(2, 2)
+    assert set(threading.enumerate()) - before
     threads.close()
+    assert not set(threading.enumerate()) - before
     with pytest.raises(HurtleError, match="closed"):
         threads.run(lambda lo, hi: None)
 
@@ -63,17 +66,19 @@ def test_a_closed_pool_refuses_to_run():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_has_threads_of_its_own():
-    threads = ShardThreads(2, 2)
+    threads, unused = ShardThreads(2, 2), ShardThreads(2, 2)
     threads.run(lambda lo, hi: lo)
     child = os.fork()
     if child == 0:
+        unused.close()  # does not wait for threads that only the parent has
         os._exit(0 if threads.run(lambda lo, hi: lo) == [0, 1] else 1)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
         assert time.monotonic() < deadline, "the child hangs"
         time.sleep(0.01)
     assert os.waitstatus_to_exitcode(ended[1]) == 0
     threads.close()
+    unused.close()
 
 
 def test_many_threads_may_make_envs_at_once(tmp_path, monkeypatch):
@@ -95,6 +100,7 @@ def test_many_threads_may_make_envs_at_once(tmp_path, monkeypatch):
     for maker in makers:
         maker.start()
     for maker in makers:
-        maker.join(60)
+        maker.join(300)
+        assert not maker.is_alive()
     build.cache_folder.cache_clear()
     assert errors == []

@@ -6,7 +6,9 @@ import torch
 from gymnasium import spaces
 
 from hurtle.errors import HurtleError, UnknownNameError
-from hurtle.policies.actions import ActionHead
+from hurtle.kernels.cpu import policy_table
+from hurtle.policies.action_head import ActionHead
+from hurtle.policies.action_transform import HEAD_KINDS
 from hurtle.policies.distributions import Beta, Categorical, Gaussian, MultiCategorical, SquashedGaussian
 
 BOX = spaces.Box(np.array([-1.0, 0.0, 5.0], np.float32), np.array([1.0, 4.0, 6.0], np.float32))
@@ -122,3 +124,7 @@ def test_tensors_at_and_beyond_the_bounds():
     weight = torch.ones(3, requires_grad=True)
     head.env_tensor(raw * weight).sum().backward()
     assert weight.grad.tolist() == [0.0, 1.5, 0.0]
+
+
+def test_compiled_code_numbers_the_kinds_of_heads_in_the_same_way():
+    assert {kind: getattr(policy_table, kind.upper()) for kind in HEAD_KINDS} == HEAD_KINDS

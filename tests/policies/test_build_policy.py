@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from hurtle.emulation.layout import SpaceLayout
+from hurtle.emulation.flat_layout import SpaceLayout
 from hurtle.errors import HurtleError, UnknownNameError
 from hurtle.policies.build import PolicyConfig, build_policy
 from hurtle.policies.cnn import GridCNN, NatureCNN

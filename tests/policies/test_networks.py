@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 
 from hurtle.errors import HurtleError, UnknownNameError
-from hurtle.policies.actions import ActionHead
+from hurtle.policies.action_head import ActionHead
 from hurtle.policies.cnn import GridCNN, NatureCNN
 from hurtle.policies.mlp import MLP
 

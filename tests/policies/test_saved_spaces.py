@@ -7,9 +7,9 @@ import pytest
 from gymnasium import Space, spaces
 from random_spaces import LIMITS, random_space
 
-from hurtle.emulation.layout import SpaceLayout
+from hurtle.emulation.flat_layout import SpaceLayout
 from hurtle.errors import HurtleError
-from hurtle.policies.spaces import AnyString, layout_from_dict, layout_to_dict, space_from_dict, space_to_dict
+from hurtle.policies.saved_spaces import AnyString, layout_from_dict, layout_to_dict, space_from_dict, space_to_dict
 
 
 def through_json(saved):

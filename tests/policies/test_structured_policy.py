@@ -6,11 +6,11 @@ import torch
 from gymnasium import spaces
 from random_spaces import LIMITS, random_space, sample
 
-from hurtle.emulation.layout import SpaceLayout
+from hurtle.emulation.flat_layout import SpaceLayout
 from hurtle.emulation.leaves import map_tree, tree_leaves
-from hurtle.policies.actions import ActionHead
+from hurtle.policies.action_head import ActionHead
 from hurtle.policies.leaf_encoders import EMBEDDING_SIZE, LEAF_SIZE, encoder_of
-from hurtle.policies.spaces import AnyString
+from hurtle.policies.saved_spaces import AnyString
 from hurtle.policies.structured import Structured
 
 HEAD = ActionHead(spaces.MultiDiscrete([3, 2]))

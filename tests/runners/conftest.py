@@ -7,7 +7,7 @@ import pytest
 def no_curve(request, monkeypatch):
     """Unless a test asks for `with_curve`; tests/tracking/test_curves.py looks at the pictures."""
     if "with_curve" not in request.fixturenames:
-        monkeypatch.setattr("hurtle.runners.trainer.plot_run", lambda folder: None)
+        monkeypatch.setattr("hurtle.runners.reporting.plot_run", lambda folder: None)
 
 
 @pytest.fixture

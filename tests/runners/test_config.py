@@ -1,4 +1,4 @@
-"""Settings: precedence, types, ranges, TOML files, and messages that name the word."""
+"""Settings: precedence, types, ranges, TOML files, and messages that name the setting."""
 
 import subprocess
 import sys
@@ -7,12 +7,11 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
+from hurtle.algorithms.algorithm import algorithm_names
+from hurtle.algorithms.ppo_config import PPOConfig, check_divides
 from hurtle.errors import HurtleError, UnknownNameError
-from hurtle.runners.config import (
-    ALGORITHMS,
+from hurtle.runners.settings import (
     TrainConfig,
-    algorithm_config,
-    check_divides,
     make_settings,
     read_settings_file,
     setting_types,
@@ -34,15 +33,15 @@ def toml(tmp_path):
     return write
 
 
-def refused(match, kind=HurtleError, **words):
+def refused(match, kind=HurtleError, **values):
     with pytest.raises(kind, match=match):
-        make_settings(PLAIN, words)
+        make_settings(PLAIN, values)
 
 
-def test_every_word_is_in_one_part_only():
-    for algorithm in ALGORITHMS:
-        words = [field.name for part in vars(settings_from_dict({"algorithm": algorithm})).values() for field in fields(part)]
-        assert len(words) == len(set(words)) == len(setting_types(algorithm))
+def test_every_setting_is_in_one_part_only():
+    for algorithm in algorithm_names():
+        names = [field.name for part in vars(settings_from_dict({"algorithm": algorithm})).values() for field in fields(part)]
+        assert len(names) == len(set(names)) == len(setting_types(algorithm))
 
 
 def test_preset_file_and_overrides_in_order(toml):
@@ -56,11 +55,11 @@ def test_preset_file_and_overrides_in_order(toml):
 
 
 def test_presets_can_be_left_out(toml):
-    assert make_settings("cartpole", {"preset": False}).algorithm == algorithm_config("ppo")()
-    assert make_settings("cartpole", {}, toml("preset = false")).algorithm == algorithm_config("ppo")()
+    assert make_settings("cartpole", {"preset": False}).algorithm == PPOConfig()
+    assert make_settings("cartpole", {}, toml("preset = false")).algorithm == PPOConfig()
 
 
-def test_the_algorithm_decides_which_words_there_are(toml):
+def test_the_algorithm_decides_which_settings_there_are(toml):
     settings = make_settings(PLAIN, {"algorithm": "a2c", "num_steps": 7})
     assert type(settings.algorithm).__name__ == "A2CConfig"
     assert settings.algorithm.num_steps == 7
@@ -69,13 +68,13 @@ def test_the_algorithm_decides_which_words_there_are(toml):
     assert make_settings(PLAIN, {}, toml("algorithm = 'a2c'")).train.algorithm == "a2c"
 
 
-def test_an_unknown_word_gets_a_suggestion():
+def test_an_unknown_setting_gets_a_suggestion():
     refused(r"No setting clip_rang\. Did you mean clip_range\?", UnknownNameError, clip_rang=0.1)
     refused("`hurtle train --help` lists them", UnknownNameError, zzzzzz=1)
 
 
 @pytest.mark.parametrize(
-    ("word", "value", "message"),
+    ("name", "value", "message"),
     [
         ("num_envs", "eight", "num_envs must be a whole number, got 'eight'"),
         ("num_steps", 0.5, "num_steps must be a whole number, got 0.5"),
@@ -113,12 +112,12 @@ def test_an_unknown_word_gets_a_suggestion():
         ("pool_batch_size", 9, "pool_batch_size must be at most num_envs=8, got 9"),
     ],
 )
-def test_a_bad_value_is_refused_by_name(word, value, message):
-    refused(message, **{word: value})
+def test_a_bad_value_is_refused_by_name(name, value, message):
+    refused(message, **{name: value})
 
 
 def test_values_that_mean_the_same_are_taken():
-    words = {
+    values = {
         "total_steps": 1e6,
         "num_steps": "1e2",
         "minibatch_size": np.int64(50),
@@ -130,7 +129,7 @@ def test_values_that_mean_the_same_are_taken():
         "separate_networks": "true",
         "env_parameters": {"gravity": np.float32(0.5), "sizes": (1, 2)},
     }
-    settings = make_settings(PLAIN, words)
+    settings = make_settings(PLAIN, values)
     assert settings.train.total_steps == 1_000_000
     assert type(settings.train.total_steps) is int
     assert (settings.algorithm.num_steps, settings.algorithm.minibatch_size) == (100, 50)
@@ -206,10 +205,10 @@ def test_a_missing_file_is_named(tmp_path):
         make_settings(PLAIN, {}, tmp_path / "none.toml")
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", algorithm_names())
 def test_config_toml_reads_back_equal(tmp_path, algorithm):
-    words = {"algorithm": algorithm, "env_parameters": {"gravity": 1.6, "mode": 'it\'s "so"'}, "hidden_sizes": ()}
-    settings = make_settings("cartpole", words | {"separate_networks": False, "stop_at_return": 475.0, "num_workers": None})
+    values = {"algorithm": algorithm, "env_parameters": {"gravity": 1.6, "mode": 'it\'s "so"'}, "hidden_sizes": ()}
+    settings = make_settings("cartpole", values | {"separate_networks": False, "stop_at_return": 475.0, "num_workers": None})
     run = RunFolder.create(tmp_path, env="cartpole", algorithm=algorithm)
     run.write_config(settings_to_dict(settings))
     assert settings_from_dict(run.read_config()) == settings
@@ -228,11 +227,11 @@ def test_minibatches_must_divide_the_batch():
 
 
 def test_settings_load_no_torch():
-    code = "import sys, hurtle, hurtle.cli, hurtle.runners.config; sys.exit('torch' in sys.modules)"
+    code = "import sys, hurtle, hurtle.cli, hurtle.runners.settings; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_words_that_the_api_promises():
+def test_the_settings_that_the_api_promises():
     promised = (
         "env algorithm total_steps seed device num_envs backend num_workers pool_batch_size env_parameters "
         "step_timeout restart_workers unsafe normalize_observations observation_clip reward_mode reward_clip "

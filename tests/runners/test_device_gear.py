@@ -11,12 +11,12 @@ from sample_envs import Levers, Shift
 
 import hurtle
 from hurtle.algorithms.a2c import A2C
-from hurtle.algorithms.device import DevicePPO
 from hurtle.algorithms.ppo import PPO
-from hurtle.collect.device import DeviceCollector
+from hurtle.algorithms.ppo_device import DevicePPO
+from hurtle.collect.device_collector import DeviceCollector
 from hurtle.errors import HurtleError
 from hurtle.runners.assembly import assemble
-from hurtle.runners.config import make_settings
+from hurtle.runners.settings import make_settings
 from hurtle.tracking.checkpoints import load_checkpoint
 
 SMALL = {"preset": False, "num_envs": 4, "num_steps": 16, "minibatch_size": 32, "num_epochs": 2, "hidden_sizes": (16,)}
@@ -134,7 +134,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(case, tmp_path):
     rest = hurtle.train(None if isinstance(env, str) else env, resume=half)
     assert rest.steps == whole.steps
     found, expected = saved(rest), saved(whole)
-    for key in ("policy", "algorithm", "collector", "progress"):
+    for key in ("policy", "learner", "collector", "progress"):
         assert_equal_trees(found[key], expected[key], key)
 
 
@@ -167,9 +167,9 @@ def test_ppo_is_updated_on_the_device():
     try:
         assert parts.gear.name == "device"
         assert isinstance(parts.collector, DeviceCollector)
-        assert isinstance(parts.algorithm, DevicePPO)
-        assert "on the CPU" in parts.gear.why
-        assert parts.can_resume_exactly
+        assert isinstance(parts.learner, DevicePPO)
+        assert "on the CPU" in parts.gear.reason
+        assert parts.collector.resumes_exactly
     finally:
         parts.close()
 
@@ -192,10 +192,11 @@ def test_getting_ready_leaves_everything_as_it_was(case):
         for updates in (0, 2):
             for _ in range(updates):
                 parts.collector.collect(parts.rollout)
-                parts.algorithm.update(parts.rollout)
-            held = (parts.policy, parts.collector, parts.algorithm)
+                parts.learner.update(parts.rollout)
+            held = (parts.policy, parts.collector, parts.learner)
             before = copy.deepcopy([part.state_dict() for part in held])
-            parts.gear.prepare(parts.rollout)
+            parts.collector.prepare(parts.rollout)
+            parts.learner.prepare(parts.rollout)
             assert_equal_trees([part.state_dict() for part in held], before, case)
     finally:
         parts.close()
@@ -209,9 +210,9 @@ def test_other_updates_stay_in_torch_and_the_run_says_so(words, kind):
     parts = parts_of("cartpole", **words)
     try:
         assert isinstance(parts.collector, DeviceCollector)
-        assert type(parts.algorithm) is kind
-        assert "by torch" in parts.gear.why
-        assert "CUDA graphs" not in parts.gear.why  # there is no GPU
+        assert type(parts.learner) is kind
+        assert "by torch" in parts.gear.reason
+        assert "CUDA graphs" not in parts.gear.reason  # there is no GPU
     finally:
         parts.close()
 

@@ -253,7 +253,7 @@ def test_the_policy_plays_in_eval_mode_and_comes_back_in_its_own():
 def test_nan_in_an_observation(emulate):
     make = (lambda: Broken("observation")) if emulate else (lambda: Broken("observation", plain=True))
     policy, _, _ = policy_for((lambda: Broken()) if emulate else (lambda: Broken(plain=True)), Fixed([0.0, 1.0]), emulate)
-    with pytest.raises(NonFiniteError, match="Env 0 gave an observation with NaN after 15 steps"):
+    with pytest.raises(NonFiniteError, match="Env 0 returned an observation with NaN after 15 steps"):
         evaluate_policy(policy, make, episodes=2, num_envs=2, backend="serial", emulate=emulate)
 
 
@@ -347,5 +347,5 @@ def test_evaluate_run_needs_the_env_where_that_was_an_object(tmp_path):
 def test_an_empty_run(tmp_path):
     path, _ = write_run(tmp_path, "bandit")
     next((path / "checkpoints").glob("*.pt")).unlink()
-    with pytest.raises(HurtleError, match="has no checkpoint"):
+    with pytest.raises(HurtleError, match="has no complete checkpoint"):
         evaluate_run(path)

@@ -8,13 +8,14 @@ import torch
 from sample_envs import SHORT_PENDULUM, SNAKES, Levers
 
 import hurtle
-from hurtle.algorithms.native import NativeA2C, NativePPO
-from hurtle.algorithms.ppo import PPO
-from hurtle.collect.general import GeneralCollector
-from hurtle.collect.native import NativeCollector
+from hurtle.algorithms.a2c_native import NativeA2C
+from hurtle.algorithms.ppo import PPO, TorchEpochs
+from hurtle.algorithms.ppo_native import NativeEpochs
+from hurtle.collect.general_collector import GeneralCollector
+from hurtle.collect.native_collector import NativeCollector
 from hurtle.errors import HurtleError
 from hurtle.runners.assembly import assemble
-from hurtle.runners.config import make_settings
+from hurtle.runners.settings import make_settings
 from hurtle.tracking.checkpoints import load_checkpoint
 
 SMALL = {"preset": False, "num_envs": 4, "num_steps": 16, "minibatch_size": 32, "num_epochs": 2, "hidden_sizes": (16,)}
@@ -45,7 +46,7 @@ def test_native_envs_with_mlps_are_compiled_as_a_whole(case):
     try:
         assert parts.gear.name == "native"
         assert isinstance(parts.collector, NativeCollector)
-        assert isinstance(parts.algorithm, NativePPO)
+        assert isinstance(parts.learner.epochs, NativeEpochs)
     finally:
         parts.close()
 
@@ -64,9 +65,9 @@ def test_everything_else_is_general_and_says_why(reason):
     env, words = GENERAL[reason]
     parts = parts_of(env, **words)
     try:
-        assert (parts.gear.name, type(parts.algorithm)) == ("general", PPO)
+        assert (parts.gear.name, type(parts.learner), type(parts.learner.epochs)) == ("general", PPO, TorchEpochs)
         assert isinstance(parts.collector, GeneralCollector)
-        assert reason in parts.gear.why
+        assert reason in parts.gear.reason
     finally:
         parts.close()
     with pytest.raises(HurtleError, match=f"gear='native' is not possible here: .*{reason}.*policy='mlp' and recurrent='none'"):
@@ -86,7 +87,8 @@ def test_general_may_be_asked_for():
     parts = parts_of("cartpole", gear="general")
     try:
         assert isinstance(parts.collector, GeneralCollector)
-        assert type(parts.algorithm) is PPO
+        assert type(parts.learner.epochs) is TorchEpochs
+        assert parts.gear.reason == "as asked for"
     finally:
         parts.close()
 
@@ -103,7 +105,7 @@ def test_an_update_that_is_not_compiled_stays_in_torch_alone(tmp_path, capsys):
 def test_a2c_is_compiled_too(tmp_path):
     settings = make_settings("cartpole", {"algorithm": "a2c", "preset": False})
     parts = assemble(settings, "cartpole")
-    assert isinstance(parts.algorithm, NativeA2C)
+    assert isinstance(parts.learner, NativeA2C)
     parts.close()
 
 

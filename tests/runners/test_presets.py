@@ -2,9 +2,11 @@
 
 import pytest
 
+from hurtle.algorithms.algorithm import algorithm_names
+from hurtle.algorithms.ppo_config import check_divides
 from hurtle.envs.registry import names
-from hurtle.runners.config import ALGORITHMS, check_divides, make_settings
 from hurtle.runners.presets import preset_for, preset_tables
+from hurtle.runners.settings import make_settings
 
 AGENTS = {"snake": 4}
 OTHERS = ["atari/Pong", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"]
@@ -25,10 +27,10 @@ def test_every_preset_makes_settings_and_divides_its_batch(env):
 def test_no_table_is_for_an_env_or_algorithm_that_does_not_exist():
     known = {*names(), *OTHERS}
     for name, table in preset_tables().items():
-        assert set(table) <= {"envs", *ALGORITHMS}
+        assert set(table) <= {"envs", *algorithm_names()}
         patterns = table.get("envs", [name])
         assert any(pattern in known or "*" in pattern or "[" in pattern for pattern in patterns), name
-        for algorithm in set(table) & set(ALGORITHMS):
+        for algorithm in set(table) & set(algorithm_names()):
             make_settings(patterns[0], {"algorithm": algorithm})
 
 

@@ -397,7 +397,7 @@ def test_a_dead_worker_is_replaced_if_asked(small, tmp_path):
 
 def test_a_finished_run_asks_for_more_steps(small):
     run = hurtle.train("cartpole", total_steps=64, **small)
-    with pytest.raises(HurtleError, match="is done: it has trained for 64 steps"):
+    with pytest.raises(HurtleError, match="is done after 64 steps"):
         hurtle.train(resume=run)
 
 
@@ -536,6 +536,6 @@ def test_a_run_says_why_the_command_line_cannot_play_it(small, capsys):
     run = hurtle.train(Local, total_steps=64, **{**small, "progress": "plain", "backend": "serial"})
     out = capsys.readouterr().out
     assert "next        hurtle watch and eval cannot play it: the env has no name: " in out
-    assert "Local is not at the top level of a file, where it could be imported from. In Python, hurtle.load(run) can" in out
+    assert "Local is not at the top level of a file, so it cannot be imported. In Python, hurtle.load(run) can" in out
     assert main(["eval", str(run.path)]) == 2
     assert "an object without a name" in capsys.readouterr().err

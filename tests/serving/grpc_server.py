@@ -1,4 +1,4 @@
-"""A gRPC server on a thread over a shell that is a fake: it tests the transport alone."""
+"""A gRPC server on a thread over a service that is a fake: it tests the transport alone."""
 
 import asyncio
 import threading
@@ -16,21 +16,21 @@ from hurtle.serving.messages import InferResponse
 from hurtle.serving.notices import Notices
 from hurtle.serving.protos import POOL, message_class
 
-TIMEOUT = 10
+TIMEOUT = 60
 
 
 class Ticket:
-    def __init__(self, shell, timer):
-        self.shell, self.timer = shell, timer
+    def __init__(self, service, timer):
+        self.service, self.timer = service, timer
 
     def cancel(self):
         self.timer.cancel()
-        self.shell.cancelled += 1
+        self.service.cancelled += 1
 
 
-class FakeShell:
+class FakeService:
     """Models: `echo` gives each input back as `<name>_out`; `slow` does so after the parameter `seconds`; `big` gives `bytes`
-    zeros; `broken` raises what a shell never should."""
+    zeros; `broken` raises what a service never should."""
 
     def __init__(self, max_message_bytes=1 << 26, token=None, max_buffered_bytes=1 << 30):
         self.config = SimpleNamespace(max_message_bytes=max_message_bytes, auth_token=token)
@@ -134,11 +134,11 @@ class FakeShell:
 class GrpcServer:
     """Runs on a thread; `call` runs a function on its loop."""
 
-    def __init__(self, shell, make_loop=uvloop.new_event_loop, **options):
-        self.shell, self.loop = shell, make_loop()
+    def __init__(self, service, make_loop=uvloop.new_event_loop, **options):
+        self.service, self.loop = service, make_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
-        start = self.loop.create_server(lambda: GrpcConnection(shell), "127.0.0.1", 0, **options)
+        start = self.loop.create_server(lambda: GrpcConnection(service), "127.0.0.1", 0, **options)
         self.server = asyncio.run_coroutine_threadsafe(start, self.loop).result(TIMEOUT)
         self.port = self.server.sockets[0].getsockname()[1]
 
@@ -151,7 +151,7 @@ class GrpcServer:
     def close(self):
         async def stop():
             self.server.close()
-            for connection in list(self.shell.connections):
+            for connection in list(self.service.connections):
                 connection.abort()
             await asyncio.sleep(0)
 
@@ -162,8 +162,8 @@ class GrpcServer:
 
 
 @contextmanager
-def serving(shell=None, **options):
-    server = GrpcServer(shell or FakeShell(), **options)
+def serving(service=None, **options):
+    server = GrpcServer(service or FakeService(), **options)
     try:
         yield server
     finally:

@@ -1,4 +1,4 @@
-"""A client that sends what it likes, frame by frame; `feed` does so without a socket."""
+"""`RawClient` sends any frames to an HTTP/2 server; `feed` does so without a socket. Shared by the tests of HTTP/2."""
 
 import asyncio
 import socket
@@ -47,6 +47,11 @@ def call(stream_id=1, path=INFER, payload=None, **more):
     """A whole unary call."""
     head = frame(HEADERS, END_HEADERS, stream_id, block(path, **more))
     return head + frame(DATA, END_STREAM, stream_id, message(payload))
+
+
+OPEN = frame(HEADERS, END_HEADERS, 1, block())
+OPEN_STREAM = frame(HEADERS, END_HEADERS, 1, block(STREAM_INFER))
+"""The headers of a call alone, unary or streaming."""
 
 
 def in_frames(stream_id, data, flags=0, size=16_000):
@@ -105,17 +110,17 @@ class RawClient:
         return None
 
     def goaway(self):
-        """Why the connection ended; None: it did without a word."""
+        """The error code of GOAWAY, or None if the connection ended without one."""
         payload = self.until(GOAWAY)
         return None if payload is None else struct.unpack(">I", payload[4:8])[0]
 
     def reset(self, stream_id):
-        """Why a stream was reset."""
+        """The error code of a stream's RST_STREAM."""
         return struct.unpack(">I", self.until(RST_STREAM, stream_id))[0]
 
     def answer(self, stream_id):
         """All headers of a stream, and its data."""
-        found, data = {}, b""
+        found, data = {}, bytearray()
         while (got := self.next_frame()) is not None:
             kind, flags, number, payload = got
             if kind == HEADERS:
@@ -125,7 +130,7 @@ class RawClient:
             elif kind == DATA and number == stream_id:
                 data += payload
             if kind in (HEADERS, DATA) and number == stream_id and flags & END_STREAM:
-                return found, data
+                return found, bytes(data)
         raise AssertionError("the connection ended")
 
     def status(self, stream_id):
@@ -177,9 +182,9 @@ class MemoryTransport(asyncio.Transport):
         self.reading_paused = False
 
 
-def feed(shell, chunks):
+def feed(service, chunks):
     """A connection that got these bytes; must be called on an event loop."""
-    connection, transport = GrpcConnection(shell), MemoryTransport()
+    connection, transport = GrpcConnection(service), MemoryTransport()
     connection.connection_made(transport)
     for chunk in chunks:
         connection.data_received(chunk)

@@ -1,4 +1,4 @@
-"""A fake shell and an HTTP server around it on a thread, for tests of the transport alone; plain sockets to talk to it."""
+"""A fake service and an HTTP server around it on a thread, for tests of the transport alone; plain sockets to talk to it."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ METADATA = {
 
 
 class Ticket:
-    def __init__(self, shell: FakeShell):
-        self.shell, self.timer = shell, None
+    def __init__(self, service: FakeService):
+        self.service, self.timer = service, None
 
     def cancel(self) -> None:
-        self.shell.cancelled += 1
+        self.service.cancelled += 1
         if self.timer is not None:
             self.timer.cancel()
 
 
-class FakeShell:
+class FakeService:
     """Model `echo` gives its inputs back at once, `slow` after 50 ms, `stuck` never; `broken` fails; others are not there."""
 
     def __init__(self, token: str | None = None, max_message_bytes: int = 1 << 20, max_buffered_bytes: int = 1 << 30):
@@ -127,14 +127,14 @@ class FakeShell:
 
 
 class HttpServer:
-    """Serves a shell at a free port of this machine until it is closed."""
+    """Serves a service at a free port of this machine until it is closed."""
 
-    def __init__(self, shell: Any):
-        self.shell = shell
+    def __init__(self, service: Any):
+        self.service = service
         started: Future[int] = Future()
         self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
         self._thread.start()
-        self.port = started.result(timeout=10)
+        self.port = started.result(timeout=60)
 
     def _run(self, started: Future[int]) -> None:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -144,11 +144,11 @@ class HttpServer:
         self.loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
         self.loop_errors: list[Any] = []
         self.loop.set_exception_handler(lambda _, context: self.loop_errors.append(context))
-        server = await self.loop.create_server(lambda: HttpConnection(self.shell), "127.0.0.1", 0)
+        server = await self.loop.create_server(lambda: HttpConnection(self.service), "127.0.0.1", 0)
         started.set_result(server.sockets[0].getsockname()[1])
         await self._stopped.wait()
         server.close()
-        for connection in list(self.shell.connections):
+        for connection in list(self.service.connections):
             connection.abort()
         await asyncio.sleep(0)
 
@@ -158,10 +158,15 @@ class HttpServer:
         async def run() -> Any:
             return function(*arguments)
 
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(timeout=10)
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(timeout=60)
 
-    def connect(self) -> socket.socket:
-        found = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+    def connect(self, receive_bytes: int | None = None) -> socket.socket:
+        """A connection; `receive_bytes` keeps the kernel from receiving more than that ahead of the reader."""
+        found = socket.socket()
+        if receive_bytes:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        found.settimeout(60)
+        found.connect(("127.0.0.1", self.port))
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return found
 
@@ -173,7 +178,7 @@ class HttpServer:
 
     def close(self) -> None:
         self.loop.call_soon_threadsafe(self._stopped.set)
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=60)
         assert not self._thread.is_alive()
         assert self.loop_errors == []
 

@@ -16,6 +16,9 @@ from hurtle.serving.event_loop import new_event_loop
 from hurtle.serving.messages import InferRequest
 from hurtle.serving.model import Model
 
+LIMIT = 60.0
+"""Seconds after which a test that waits has failed, however busy the machine."""
+
 
 class Doubler(Backend):
     """y = 2·x; fails where x is negative; counts its calls."""
@@ -50,6 +53,18 @@ class Doubler(Backend):
         self.closed = True
 
 
+class Gated(Doubler):
+    """A `Doubler` whose calls wait while `gate` is closed, so that tests need not guess how long anything takes."""
+
+    gate = threading.Event()
+    gate.set()
+
+    def _run(self, inputs):
+        self.calls.append(len(inputs["x"]))
+        assert self.gate.wait(LIMIT)
+        return {"y": inputs["x"] * 2}
+
+
 class Counter(Backend):
     """Recurrent: total += x, and gives the total."""
 
@@ -77,24 +92,24 @@ def make_model(backend=Doubler, version="1", parameters=None, **options) -> Mode
 
 
 def run(main):
-    """Run a coroutine on the server's kind of loop, for at most 20 s."""
+    """Run a coroutine on the server's kind of event loop."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(asyncio.wait_for(main, 20))
+        return runner.run(asyncio.wait_for(main, 2 * LIMIT))
 
 
 class Answers(list):
     """Collects replies; `await wait(n)` until there are n."""
 
     async def wait(self, count: int):
-        end = time.monotonic() + 10
+        end = time.monotonic() + LIMIT
         while len(self) < count:
             assert time.monotonic() < end, f"{len(self)} of {count} answers came"
             await asyncio.sleep(0.001)
         return self
 
 
-def wait_until(is_true, seconds=10.0):
-    """Fails where it does not become true in time."""
+def wait_until(is_true, seconds=LIMIT):
+    """Fails if it does not become true in time."""
     end = time.monotonic() + seconds
     while not is_true():
         assert time.monotonic() < end

@@ -26,7 +26,7 @@ from hurtle.serving.grpc.http2_frames import SETTINGS, ErrorCode
 from hurtle.serving.notices import Notices
 from hurtle.serving.rest.connection import HttpConnection
 from hurtle.serving.server import ServerThread
-from hurtle.serving.shell import Shell
+from hurtle.serving.service import InferenceService
 
 REFUSED = "connections refused: limit of 1 reached (--max-connections)"
 
@@ -54,7 +54,7 @@ def count_files():
 
 
 def pending(server):
-    return server.call(server.server.shell.notices.pending)
+    return server.call(server.server.service.notices.pending)
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,7 @@ def test_grpc_clients_over_the_limit_get_unavailable(model, loops):
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "too many connections" in caught.value.details()
         assert Client(channel).ask("ServerLive").live
-        wait_until(lambda: len(server.server.shell.connections) == 1)  # they are closed after it
+        wait_until(lambda: len(server.server.service.connections) == 1)  # they are closed after it
         assert pending(server)[REFUSED] >= 1
 
 
@@ -126,9 +126,9 @@ def test_refused_connections_do_not_take_the_place_of_others(model):
     with one_connection(model) as (server, first), ExitStack() as stack:
         for port in (server.http_port, server.grpc_port) * 3:
             stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT))
-        wait_until(lambda: len(server.server.shell.connections) == 7)
+        wait_until(lambda: len(server.server.service.connections) == 7)
         first.close()
-        wait_until(lambda: len(server.server.shell.connections) == 6)
+        wait_until(lambda: len(server.server.service.connections) == 6)
         assert get(first)[0] == 200
 
 
@@ -137,7 +137,7 @@ def test_a_client_counts_once_while_it_is_let_in(model, monkeypatch, loops):
 
     def noted(self, transport):
         made(self, transport)
-        counted.append(len(self.shell.connections) + len(server.server._acceptor._arriving))
+        counted.append(len(self.service.connections) + len(server.server._acceptor._arriving))
 
     monkeypatch.setattr(HttpConnection, "connection_made", noted)
     with ServerThread(config(model, max_connections=2)) as server:
@@ -151,7 +151,7 @@ def test_health_checks_are_answered_though_refused_connections_linger(model, mon
         idle = []
         for port in (server.http_port, server.grpc_port) * 2:
             idle.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT)))
-            wait_until(lambda: len(server.server.shell.connections) == min(1 + len(idle), 4))
+            wait_until(lambda: len(server.server.service.connections) == min(1 + len(idle), 4))
         assert idle[0].recv(100) == b""  # the oldest made room for the last
         assert ask(server.http_port, path="/v2/health/live")[0] == 200
         raw = RawClient(server.grpc_port)
@@ -165,19 +165,19 @@ def test_refused_connections_close_at_once_when_the_server_stops(model):
     with one_connection(model) as (server, first), ExitStack() as stack:
         for port in (server.http_port, server.grpc_port):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT))
-            wait_until(lambda: len(server.server.shell.connections) == 2)
-            (refused,) = (one for one in server.server.shell.connections if one.refusal is not None)
+            wait_until(lambda: len(server.server.service.connections) == 2)
+            (refused,) = (one for one in server.server.service.connections if one.refusal is not None)
 
             def drain(refused=refused):
-                server.server.shell.draining = True
+                server.server.service.draining = True
                 refused.drain()
-                server.server.shell.draining = False
+                server.server.service.draining = False
                 return refused.transport.is_closing() if hasattr(refused, "transport") else refused._transport.is_closing()
 
             assert server.call(drain)
             while client.recv(1000):
                 pass
-            wait_until(lambda: len(server.server.shell.connections) == 1)
+            wait_until(lambda: len(server.server.service.connections) == 1)
         assert get(first)[0] == 200
 
 
@@ -188,9 +188,9 @@ def test_a_refusal_counts_as_unavailable_in_both_protocols_and_is_noticed_once(m
         raw.send(call(1))
         assert raw.status(1) == 14
         raw.close()
-        shell = server.server.shell
-        assert server.call(lambda: dict(shell._refused)) == {"unavailable": 2}
-        server.call(shell._notice_refusals)
+        service = server.server.service
+        assert server.call(lambda: dict(service._refused)) == {"unavailable": 2}
+        server.call(service._notice_refusals)
         assert pending(server) == {REFUSED: 2}
 
 
@@ -216,11 +216,11 @@ def test_only_connections_that_were_closed_are_noticed_as_such(model, monkeypatc
     monkeypatch.setattr(acceptor.Acceptor, "_pause", lambda self, listener: paused.append(listener))
 
     async def main():
-        shell = Shell(config(model))
-        found = acceptor.Acceptor(shell, 10)
+        service = InferenceService(config(model))
+        found = acceptor.Acceptor(service, 10)
         found._accept(acceptor.Listener(FullListener(then), None, None, b""))
         await found.close()
-        assert list(shell.notices.pending()) == noticed
+        assert list(service.notices.pending()) == noticed
         assert len(paused) == pauses
 
     asyncio.run(main())
@@ -228,15 +228,15 @@ def test_only_connections_that_were_closed_are_noticed_as_such(model, monkeypatc
 
 def test_a_handshake_that_fails_without_a_word_is_named(model, monkeypatch):
     async def main():
-        shell = Shell(config(model))
-        found = acceptor.Acceptor(shell, 10)
+        service = InferenceService(config(model))
+        found = acceptor.Acceptor(service, 10)
 
         async def fail(*arguments, **options):
             raise TimeoutError
 
         found._loop = SimpleNamespace(connect_accepted_socket=fail)
         await found._welcome(acceptor.Listener(None, None, object(), b""), None, "peer", False)
-        assert shell.notices._examples == {"TLS handshakes failed": "TimeoutError, from peer"}
+        assert service.notices._examples == {"TLS handshakes failed": "TimeoutError, from peer"}
         await found.close()
 
     asyncio.run(main())
@@ -255,7 +255,7 @@ def test_too_many_refusals_at_a_time_are_short(model, monkeypatch):
         assert raw.goaway() == ErrorCode.NO_ERROR
         raw.close()
         assert pending(server)[REFUSED] == 2
-        assert len(server.server.shell.connections) == 1
+        assert len(server.server.service.connections) == 1
         assert get(first)[0] == 200
 
 
@@ -349,15 +349,15 @@ def test_a_kind_of_event_is_logged_once_a_minute_with_its_count(caplog, monkeypa
         return [record.getMessage() for record in caplog.records]
 
     found.count("connections refused", "from a")
-    assert logged() == ["connections refused: 1 (the last: from a)"]
+    assert logged() == ["connections refused: 1 (last: from a)"]
     for peer in "bcd":
         now[0] += 10
         found.count("connections refused", f"from {peer}")
         assert logged() == []
     found.count("requests refused", "a line\nof its own", times=7)
-    assert logged() == ["requests refused: 7 (the last: a line?of its own)"]
+    assert logged() == ["requests refused: 7 (last: a line?of its own)"]
     now[0] += 31
-    assert logged() == ["connections refused: 3 (the last: from d)"]
+    assert logged() == ["connections refused: 3 (last: from d)"]
     now[0] += 100
     assert logged() == []
     found.count("connections refused", "from e")
@@ -365,7 +365,7 @@ def test_a_kind_of_event_is_logged_once_a_minute_with_its_count(caplog, monkeypa
     found.count("connections refused", "from f")
     caplog.clear()
     found.flush(at_once=True)
-    assert [record.getMessage() for record in caplog.records] == ["connections refused: 1 (the last: from f)"]
+    assert [record.getMessage() for record in caplog.records] == ["connections refused: 1 (last: from f)"]
 
 
 @pytest.fixture
@@ -395,14 +395,14 @@ def test_connections_that_are_calmed_or_closed_are_counted(model):
 
 
 def test_requests_that_are_refused_are_counted_whoever_refused_them(model):
-    shell = Shell(config(model))
+    service = InferenceService(config(model))
     for reason in ("resource_exhausted", "unauthenticated", "resource_exhausted", "not_found"):
-        shell.count_failure(reason)
-    shell._notice_refusals()
-    shell._notice_refusals()
-    shell.count_failure("resource_exhausted")
-    shell._notice_refusals()
-    assert shell.notices.pending() == {
+        service.count_failure(reason)
+    service._notice_refusals()
+    service._notice_refusals()
+    service.count_failure("resource_exhausted")
+    service._notice_refusals()
+    assert service.notices.pending() == {
         "requests refused (RESOURCE_EXHAUSTED)": 3,
         "requests refused (UNAUTHENTICATED)": 1,
     }

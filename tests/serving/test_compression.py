@@ -8,7 +8,7 @@ import zlib
 
 import numpy as np
 import pytest
-from grpc_server import TIMEOUT, FakeShell, client, infer_request, serving
+from grpc_server import TIMEOUT, FakeService, client, infer_request, serving
 from http2_client import STREAM_INFER, block, call, message, raw_client
 
 from hurtle.serving import compression
@@ -21,7 +21,7 @@ BITS = {"gzip": 31, "deflate": 15}
 
 @pytest.fixture(scope="module")
 def server():
-    with serving(FakeShell()) as server:
+    with serving(FakeService()) as server:
         yield server
 
 
@@ -55,7 +55,7 @@ def test_large_answers_are_compressed_for_clients_that_take_it(server, raw, size
     ((flag, content),) = split(data, encoding)
     assert flag == 1
     assert ModelInferResponse.FromString(content).raw_output_contents == [bytes(size)]
-    assert server.call(lambda: server.shell.memory.used) == 0
+    assert server.call(lambda: server.service.memory.used) == 0
 
 
 @pytest.mark.parametrize("accepted", [None, "identity", "br,zstd", "gzip;q=0"])
@@ -93,7 +93,7 @@ def test_the_answers_of_a_stream_keep_their_order_though_some_are_compressed_on_
     assert [flag for flag, _ in found] == [1, 0, 1, 1, 0, 1]
     answers = [ModelStreamInferResponse.FromString(content).infer_response for _, content in found]
     assert [len(answer.raw_output_contents[0]) for answer in answers] == sizes
-    assert server.call(lambda: server.shell.memory.used) == 0
+    assert server.call(lambda: server.service.memory.used) == 0
 
 
 def test_large_answers_are_not_compressed_on_the_event_loop(server, raw, monkeypatch):
@@ -123,9 +123,9 @@ def test_a_client_that_leaves_while_its_answer_is_compressed_costs_nothing(serve
     with raw_client(server) as leaving:
         leaving.send(call(1, payload=big(1 << 20), grpc_accept_encoding="gzip"))
         assert is_packing.wait(TIMEOUT)
-        assert server.call(lambda: server.shell.memory.used) >= 1 << 20
+        assert server.call(lambda: server.service.memory.used) >= 1 << 20
     end = time.monotonic() + TIMEOUT
-    while server.call(lambda: server.shell.memory.used):
+    while server.call(lambda: server.service.memory.used):
         assert time.monotonic() < end
     go_on.set()
 

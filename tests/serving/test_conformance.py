@@ -78,7 +78,7 @@ def ports(tmp_path_factory):
         ServerThread(make_conformance_config(secure_folder, auth_token_file=str(token), **tls)) as secure,
         ServerThread(make_conformance_config(draining_folder)) as draining,
     ):
-        Switch.flip = staticmethod(lambda: vars(draining.server.shell).update(draining=True, stopped=True))
+        Switch.flip = staticmethod(lambda: vars(draining.server.service).update(draining=True, stopped=True))
         leaving, leaving_ports = start_process(folder / "model.test")
         try:
             yield {
@@ -121,7 +121,7 @@ def results_of(script, ports):
     if shutil.which("curl") is None:
         pytest.fail("This test needs curl.")
     done = subprocess.run(
-        [PYTHON, SCRIPTS / script, json.dumps(ports)], capture_output=True, text=True, timeout=100, check=False, cwd=SCRIPTS
+        [PYTHON, SCRIPTS / script, json.dumps(ports)], capture_output=True, text=True, timeout=600, check=False, cwd=SCRIPTS
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

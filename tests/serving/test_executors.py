@@ -6,7 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from serving_helpers import Answers, Doubler, request, run
+from serving_helpers import LIMIT, Answers, Doubler, Gated, request, run
 
 from hurtle.errors import HurtleError, ServingError
 from hurtle.serving.executors import Inline, Queued
@@ -94,17 +94,17 @@ def test_a_call_has_at_most_batch_size_rows_and_a_larger_request_runs_alone():
 
 def test_a_large_request_does_not_hold_up_the_event_loop():
     async def main():
-        executor = Queued(lambda: Doubler(None, {"delay": 0.3}), 0, batch_size=4, large=4)
-        answers = Answers()
+        backend, answers = Gated(), Answers()
+        backend.gate = threading.Event()
+        executor = Queued(lambda: backend, 0, batch_size=4, large=4)
         submit(executor, answers, 1.0, rows=5)
         submit(executor, answers, 2.0, rows=2)
         late = submit(executor, answers, 3.0, rows=5, deadline=time.monotonic() + 0.1)
         dropped = submit(executor, answers, 4.0, rows=5)
-        begun = time.monotonic()
-        await asyncio.sleep(0.02)
-        assert time.monotonic() - begun < 0.2  # the first runs on a thread; the others wait for the backend, not the loop
-        assert executor.queued == 3
+        assert executor.queued == 3  # the first runs on a thread; the others wait for the backend, not the loop
         executor.cancel(dropped)
+        await answers.wait(1)  # the late one, while the first still runs
+        backend.gate.set()
         await answers.wait(3)
         assert [value for value, _ in answers] == [3.0, 1.0, 2.0]
         assert late.result.reason == "deadline_exceeded"
@@ -115,7 +115,7 @@ def test_a_large_request_does_not_hold_up_the_event_loop():
     run(main())
 
 
-class Gated(Doubler):
+class LargeGated(Doubler):
     """Large calls wait until the gate opens."""
 
     def __init__(self, path=None, parameters=None):
@@ -126,20 +126,20 @@ class Gated(Doubler):
     def _run(self, inputs):
         if len(inputs["x"]) > 4:
             self.entered.set()
-            assert self.gate.wait(10)
+            assert self.gate.wait(LIMIT)
             self.was_closed = self.closed
         return super()._run(inputs)
 
 
 def test_a_large_request_takes_no_thread_that_others_need_and_none_that_the_exit_waits_for():
     async def main():
-        executors, answers = [Queued(Gated, 0, batch_size=4, large=4) for _ in range(3)], Answers()
+        executors, answers = [Queued(LargeGated, 0, batch_size=4, large=4) for _ in range(3)], Answers()
         loop, pool = asyncio.get_running_loop(), ThreadPoolExecutor(1)
         loop.set_default_executor(pool)
         before = set(threading.enumerate())
         for executor in executors:
             submit(executor, answers, rows=5)
-        assert await asyncio.wait_for(asyncio.to_thread(lambda: 7), 5) == 7
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: 7), LIMIT) == 7
         made = set(threading.enumerate()) - before - pool._threads
         assert [thread.daemon for thread in made] == [True] * 3
         for executor in executors:
@@ -154,36 +154,39 @@ def test_a_large_request_takes_no_thread_that_others_need_and_none_that_the_exit
 
 def test_a_backend_is_not_closed_while_a_large_request_runs_that_nobody_waits_for():
     async def main():
-        executor, answers = Queued(Gated, 0, batch_size=4, large=4), Answers()
+        executor, answers = Queued(LargeGated, 0, batch_size=4, large=4), Answers()
         backend = executor.backend
         job = submit(executor, answers, rows=5)
-        assert await asyncio.to_thread(backend.entered.wait, 5)
+        assert await asyncio.to_thread(backend.entered.wait, LIMIT)
         executor.cancel(job)
         closing = asyncio.create_task(asyncio.to_thread(executor.close))
         done, _ = await asyncio.wait([closing], timeout=0.1)
         assert not done
         assert not backend.closed
         backend.gate.set()
-        await asyncio.wait_for(closing, 5)
+        await asyncio.wait_for(closing, LIMIT)
         assert (backend.closed, backend.was_closed, answers) == (True, False, [])
 
     run(main())
 
 
 def test_worker_runs_one_request_a_call_on_lanes_of_its_own():
-    made = []
+    made, both = [], threading.Barrier(2)  # which no call passes alone
+
+    class Together(Doubler):
+        def _run(self, inputs):
+            both.wait(LIMIT)
+            return super()._run(inputs)
 
     def make():
-        made.append(Doubler(None, {"delay": 0.1}))
+        made.append(Together())
         return made[-1]
 
     async def main():
         executor, answers = Queued(make, lanes=2), Answers()
-        begun = time.monotonic()
         for n in range(4):
             submit(executor, answers, float(n))
         await answers.wait(4)
-        assert time.monotonic() - begun < 0.39  # four one after the other take 0.4
         assert [backend.calls for backend in made] == [[1, 1], [1, 1]]
         assert all(len(backend.threads) == 1 for backend in made)
         executor.close()
@@ -194,36 +197,36 @@ def test_worker_runs_one_request_a_call_on_lanes_of_its_own():
 
 def test_an_idle_lane_does_not_wait_for_more():
     async def main():
-        executor, answers = Queued(Doubler, 1, batch_size=64, batch_timeout=5.0), Answers()
-        begun = time.monotonic()
+        executor, answers = Queued(Doubler, 1, batch_size=64, batch_timeout=3600.0), Answers()
         submit(executor, answers)
         await answers.wait(1)
-        assert time.monotonic() - begun < 1.0
         executor.close()
 
     run(main())
 
 
-def test_a_lane_that_comes_back_waits_for_more_until_the_timeout_or_a_full_batch():
+@pytest.mark.parametrize("timeout", [3600.0, 0.02], ids=["a full batch", "the timeout"])
+def test_a_lane_that_comes_back_waits_for_more_until_the_timeout_or_a_full_batch(timeout):
     async def main():
-        executor, answers = Queued(lambda: Doubler(None, {"delay": 0.05}), 1, batch_size=4, batch_timeout=0.3), Answers()
+        backend, answers = Gated(), Answers()
+        backend.gate = threading.Event()
+        executor = Queued(lambda: backend, 1, batch_size=4, batch_timeout=timeout)
         submit(executor, answers)
-        await asyncio.sleep(0.01)
+        while not backend.calls:
+            await asyncio.sleep(0.001)
         submit(executor, answers)  # waits while the first runs, and then for more
-        await asyncio.sleep(0.1)
-        assert len(answers) == 1
-        submit(executor, answers)
-        submit(executor, answers)
-        submit(executor, answers)  # full
-        begun = time.monotonic()
-        await answers.wait(5)
-        assert time.monotonic() - begun < 0.15
-        assert executor.backend.calls == [1, 4]
-        submit(executor, answers)
-        await asyncio.sleep(0.01)
-        submit(executor, answers)
-        await answers.wait(7)  # by the timeout
-        assert executor.backend.calls == [1, 4, 1, 1]
+        backend.gate.set()
+        await answers.wait(1)
+        if timeout < 1:
+            await answers.wait(2)
+            assert backend.calls == [1, 1]
+        else:
+            await asyncio.sleep(0.05)
+            assert len(answers) == 1
+            for _ in range(3):
+                submit(executor, answers)
+            await answers.wait(5)
+            assert backend.calls == [1, 4]
         executor.close()
 
     run(main())
@@ -267,7 +270,7 @@ def test_a_full_queue_refuses_and_takes_again_when_it_has_run():
         submit(executor, answers)  # the lane is idle, and takes it
         waiting = submit(executor, answers)
         submit(executor, answers)
-        with pytest.raises(ServingError, match="2 requests wait") as caught:
+        with pytest.raises(ServingError, match="2 requests are waiting") as caught:
             submit(executor, answers)
         assert caught.value.reason == "resource_exhausted"
         executor.cancel(waiting)
@@ -299,15 +302,17 @@ def test_cancelled_requests_are_not_run_and_not_answered():
 
 def test_a_deadline_that_passes_in_the_queue_is_answered_then_and_not_run():
     async def main():
-        executor, answers = Queued(lambda: Doubler(None, {"delay": 0.3}), 1), Answers()
+        backend, answers = Gated(), Answers()
+        backend.gate = threading.Event()
+        executor = Queued(lambda: backend, 1)
         submit(executor, answers, 1.0)
-        await asyncio.sleep(0.01)
-        begun = time.monotonic()
-        submit(executor, answers, 2.0, deadline=begun + 0.05)
-        submit(executor, answers, 3.0, deadline=begun + 5)
-        await answers.wait(1)
-        assert time.monotonic() - begun < 0.25  # before the lane is free
+        while not backend.calls:
+            await asyncio.sleep(0.001)
+        submit(executor, answers, 2.0, deadline=time.monotonic() + 0.05)
+        submit(executor, answers, 3.0, deadline=time.monotonic() + 3600)
+        await answers.wait(1)  # before the lane is free
         assert answers[0][1].reason == "deadline_exceeded"
+        backend.gate.set()
         await answers.wait(3)
         assert executor.backend.calls == [1, 1]
         executor.close()

@@ -18,7 +18,7 @@ def test_sigterm_ends_a_server_whose_standard_error_nobody_reads_any_more(tmp_pa
         assert infer(port)[0] == 200
         process.stderr.close()
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=10)
+        process.wait(timeout=60)
     finally:
         process.kill()
         process.wait()

@@ -13,11 +13,12 @@ from fuzz_clients import Unclean, judge  # noqa: E402
 from fuzz_serve import make_case  # noqa: E402
 
 
-def test_thousands_of_malformed_requests_are_answered_cleanly_and_leave_nothing_behind():
-    command = [sys.executable, "benchmarks/fuzz_serve.py", "--count", "2000", "--seed", "20", "--dry"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+@pytest.mark.parametrize("count", [400, pytest.param(4000, marks=pytest.mark.slow)])
+def test_malformed_requests_are_answered_cleanly_and_leave_nothing_behind(count):
+    command = [sys.executable, "benchmarks/fuzz_serve.py", "--count", str(count), "--seed", "20", "--dry"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2,000 requests" in done.stdout
+    assert f"{count:,} requests" in done.stdout
     assert "Failures: none." in done.stdout
 
 

@@ -1,4 +1,4 @@
-"""The gRPC transport as grpcio's own client sees it, over a fake shell."""
+"""The gRPC transport as grpcio's own client sees it, over a fake service."""
 
 import asyncio
 import ssl
@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import uvloop
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
-from grpc_server import TIMEOUT, Client, FakeShell, client, infer_request, serving
+from grpc_server import TIMEOUT, Client, FakeService, client, infer_request, serving
 
+from hurtle.serving.grpc.connection import GrpcConnection
 from hurtle.serving.protos import HEALTH, INFERENCE, REFLECTION, REFLECTION_ALPHA, message_class
 
 SHARED_MEMORY = ("SharedMemoryStatus", "SharedMemoryRegister", "SharedMemoryUnregister")
@@ -121,7 +122,7 @@ def test_many_calls_at_a_time_each_get_their_own_answer(server, calls):
         response = future.result()
         assert response.id == str(n)
         assert np.frombuffer(response.raw_output_contents[0], np.int32).tolist() == [n] * 8
-    assert server.shell.most_running >= 100
+    assert server.service.most_running >= 100
 
 
 def test_large_messages_go_both_ways(calls):
@@ -146,7 +147,7 @@ def test_asyncio_s_own_loop_serves_too():
 
 
 def test_a_message_over_the_limit_is_refused_and_the_connection_goes_on():
-    with serving(FakeShell(max_message_bytes=100_000)) as server, client(server) as calls:
+    with serving(FakeService(max_message_bytes=100_000)) as server, client(server) as calls:
         for size in (100_001, 10_000_000):
             code, text = fails(
                 lambda size=size: calls.ModelInfer(infer_request(array=np.zeros(size, np.uint8)), timeout=TIMEOUT)
@@ -154,7 +155,7 @@ def test_a_message_over_the_limit_is_refused_and_the_connection_goes_on():
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert "100,000" in text
         assert calls.ask("ServerLive").live
-        assert len(server.shell.connections) == 1
+        assert len(server.service.connections) == 1
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
@@ -167,43 +168,43 @@ def test_compressed_requests_are_understood(server, compression):
 
 
 def test_a_compressed_bomb_is_refused():
-    with serving(FakeShell(max_message_bytes=100_000)) as server, client(server, compression=grpc.Compression.Gzip) as calls:
+    with serving(FakeService(max_message_bytes=100_000)) as server, client(server, compression=grpc.Compression.Gzip) as calls:
         message = infer_request(array=np.zeros(50_000_000, np.uint8))
         assert fails(lambda: calls.ModelInfer(message, timeout=TIMEOUT))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_cancelling_reaches_the_shell(server, calls):
-    before = server.shell.cancelled
+def test_cancelling_reaches_the_service(server, calls):
+    before = server.service.cancelled
     future = calls.ModelInfer.future(infer_request("slow", seconds=5.0))
-    wait_until(lambda: server.shell.running)
+    wait_until(lambda: server.service.running)
     future.cancel()
-    wait_until(lambda: server.shell.cancelled == before + 1)
-    server.shell.running = 0
+    wait_until(lambda: server.service.cancelled == before + 1)
+    server.service.running = 0
 
 
 def test_cancelling_ends_a_coroutine(server, calls):
-    before = server.shell.cancelled
+    before = server.service.cancelled
     future = calls.RepositoryModelLoad.future(message_class("inference.RepositoryModelLoadRequest")(model_name="slow"))
     time.sleep(0.1)
     future.cancel()
-    wait_until(lambda: server.shell.cancelled == before + 1)
+    wait_until(lambda: server.service.cancelled == before + 1)
 
 
 def test_a_lost_connection_cancels_what_runs(server):
-    before = server.shell.cancelled
+    before = server.service.cancelled
     with client(server) as calls:
         waiting = [calls.ModelInfer.future(infer_request("slow", seconds=5.0)) for _ in range(5)]
-        wait_until(lambda: server.shell.running >= 5)
+        wait_until(lambda: server.service.running >= 5)
         assert not waiting[0].done()
-    wait_until(lambda: server.shell.cancelled == before + 5)
-    server.shell.running = 0
+    wait_until(lambda: server.service.cancelled == before + 5)
+    server.service.running = 0
 
 
 def test_a_deadline_reaches_the_request_and_ends_coroutines(server, calls):
     calls.ModelInfer(infer_request(), timeout=5)
-    assert 0 < server.shell.requests[-1].deadline - time.monotonic() <= 5
+    assert 0 < server.service.requests[-1].deadline - time.monotonic() <= 5
     calls.ModelInfer(infer_request())
-    assert server.shell.requests[-1].deadline is None
+    assert server.service.requests[-1].deadline is None
     load = calls.RepositoryModelLoad
     request = message_class("inference.RepositoryModelLoadRequest")(model_name="slow")
     assert fails(lambda: load(request, timeout=0.2))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -214,11 +215,11 @@ def test_parameters_of_loading_arrive(server, calls):
     request.parameters["config"].string_param = "{}"
     request.parameters["file:1/model"].bytes_param = b"\0"
     calls.RepositoryModelLoad(request, timeout=TIMEOUT)
-    assert server.shell.loads[-1] == ("m", {"config": "{}", "file:1/model": b"\0"})
+    assert server.service.loads[-1] == ("m", {"config": "{}", "file:1/model": b"\0"})
 
 
 def test_a_token_is_asked_for_except_by_health_checks():
-    with serving(FakeShell(token="t")) as server, client(server) as calls:
+    with serving(FakeService(token="t")) as server, client(server) as calls:
         for metadata in (None, [("authorization", "Bearer x")]):
             code, _ = fails(lambda metadata=metadata: calls.ModelInfer(infer_request(), metadata=metadata, timeout=TIMEOUT))
             assert code is grpc.StatusCode.UNAUTHENTICATED
@@ -263,11 +264,11 @@ def test_a_stream_of_many_requests_is_answered(calls):
 
 
 def test_a_stream_runs_no_more_requests_at_a_time_than_it_may(server, calls):
-    server.shell.running = server.shell.most_running = 0
+    server.service.running = server.service.most_running = 0
     requests = [infer_request("slow", request_id=str(n), seconds=0.02) for n in range(300)]
     answers = [answer.infer_response.id for answer in stream(calls, requests)]
     assert answers == [str(n) for n in range(300)]
-    assert 32 <= server.shell.most_running <= 64
+    assert 32 <= server.service.most_running <= 64
 
 
 def test_a_stream_takes_large_requests(calls):
@@ -292,10 +293,10 @@ def test_a_stream_is_a_conversation(calls):
 
 
 def test_a_stream_ends_at_its_deadline_and_cancels_what_runs(server, calls):
-    before = server.shell.cancelled
+    before = server.service.cancelled
     running = calls.ModelStreamInfer(iter([infer_request("slow", seconds=9.0)]), timeout=0.3)
     assert fails(lambda: next(running))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
-    wait_until(lambda: server.shell.cancelled == before + 1)
+    wait_until(lambda: server.service.cancelled == before + 1)
 
 
 def check(calls, service=""):
@@ -303,11 +304,11 @@ def check(calls, service=""):
     return calls.method(HEALTH, "Check")(request, timeout=TIMEOUT).status
 
 
-def test_health_follows_the_shell(server, calls):
+def test_health_follows_the_service(server, calls):
     assert check(calls) == check(calls, INFERENCE) == 1
-    server.shell.ready = False
+    server.service.ready = False
     assert check(calls) == check(calls, INFERENCE) == 2
-    server.shell.ready = True
+    server.service.ready = True
     assert fails(lambda: check(calls, "nobody"))[0] is grpc.StatusCode.NOT_FOUND
 
 
@@ -315,10 +316,10 @@ def test_health_knows_each_model_by_its_name(server, calls):
     request = message_class("grpc.health.v1.HealthCheckRequest")(service="echo")
     watching = calls.method(HEALTH, "Watch")(request, timeout=TIMEOUT)
     assert check(calls, "echo") == next(watching).status == 1
-    server.shell.unloaded.add("echo")
+    server.service.unloaded.add("echo")
     assert check(calls, "echo") == next(watching).status == 2
     assert check(calls, "slow") == check(calls) == 1
-    server.shell.unloaded.clear()
+    server.service.unloaded.clear()
     assert check(calls, "echo") == next(watching).status == 1
     watching.cancel()
 
@@ -347,9 +348,9 @@ def test_watching_health_tells_changes(server, calls):
     watch = calls.method(HEALTH, "Watch")
     running = watch(request(), timeout=TIMEOUT)
     assert next(running).status == 1
-    server.shell.ready = False
+    server.service.ready = False
     assert next(running).status == 2
-    server.shell.ready = True
+    server.service.ready = True
     assert next(running).status == 1
     running.cancel()
     assert next(watch(request(service="nobody"), timeout=TIMEOUT)).status == 3
@@ -380,21 +381,20 @@ def test_draining_finishes_what_runs_and_then_closes():
         talking = stream(calls, [infer_request("slow", seconds=0.3, request_id="s")])
         watching = calls.method(HEALTH, "Watch")(message_class("grpc.health.v1.HealthCheckRequest")(), timeout=TIMEOUT)
         assert next(watching).status == 1
-        wait_until(lambda: server.shell.running == 2)
-        server.call(lambda: [connection.drain() for connection in list(server.shell.connections)])
+        wait_until(lambda: server.service.running == 2)
+        server.call(lambda: [connection.drain() for connection in list(server.service.connections)])
         assert future.result().id == "last"
         assert next(talking).infer_response.id == "s"
         assert next(watching).status == 2
-        wait_until(lambda: not server.shell.connections)
+        wait_until(lambda: not server.service.connections)
 
 
-def test_draining_an_idle_connection_closes_it_soon():
+def test_draining_an_idle_connection_closes_it_when_the_client_has_answered_ping(monkeypatch):
+    monkeypatch.setattr(GrpcConnection, "grace", 3600.0)
     with serving() as server, client(server) as calls:
         assert calls.ask("ServerLive").live
-        server.call(lambda: [connection.drain() for connection in list(server.shell.connections)])
-        started = time.monotonic()
-        wait_until(lambda: not server.shell.connections)
-        assert time.monotonic() - started < 0.9
+        server.call(lambda: [connection.drain() for connection in list(server.service.connections)])
+        wait_until(lambda: not server.service.connections)
 
 
 def test_clients_on_many_threads_and_connections_are_served(server):
@@ -406,7 +406,7 @@ def test_clients_on_many_threads_and_connections_are_served(server):
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
-    wait_until(lambda: not server.shell.connections)
+    wait_until(lambda: not server.service.connections)
 
 
 def test_calls_are_logged():
@@ -415,7 +415,7 @@ def test_calls_are_logged():
             self.append(values)
 
     with serving() as server, client(server) as calls:
-        server.shell.access_log = log = Log()
+        server.service.access_log = log = Log()
         calls.ModelInfer(infer_request(request_id="7"), timeout=TIMEOUT)
         fails(lambda: calls.ModelInfer(infer_request("nobody"), timeout=TIMEOUT))
         assert [(line["model"], line["status"], line["id"]) for line in log] == [("echo", 0, "7"), ("nobody", 5, "")]

@@ -6,11 +6,12 @@ import time
 
 import numpy as np
 import pytest
-from grpc_server import TIMEOUT, FakeShell, infer_request, serving
+from grpc_server import TIMEOUT, FakeService, infer_request, serving
 from http2_client import HELLO, INFER, STREAM_INFER, MemoryTransport, RawClient, block, call, feed, in_frames, message
 from serving_helpers import run, wait_until
 
-from hurtle.serving.grpc import http2, http2_stalls
+from hurtle.serving import client_connection
+from hurtle.serving.grpc import http2_stalls
 from hurtle.serving.grpc.calls import MAX_PENDING
 from hurtle.serving.grpc.http2_frames import (
     ACK,
@@ -34,7 +35,7 @@ WIDE = PREFACE + settings([(INITIAL_WINDOW_SIZE, 1 << 30)]) + window_update(0, 1
 SERVICE = "/inference.GRPCInferenceService/"
 
 
-class CountingShell(FakeShell):
+class CountingService(FakeService):
     """Keeps which model a failure was counted for."""
 
     def __init__(self, *arguments, **options):
@@ -50,7 +51,7 @@ def opened(number, path=INFER):
 
 
 def drain(server):
-    server.call(lambda: [connection.drain() for connection in list(server.shell.connections)])
+    server.call(lambda: [connection.drain() for connection in list(server.service.connections)])
 
 
 # Draining.
@@ -63,19 +64,19 @@ def test_a_stream_with_more_requests_than_may_run_takes_only_what_had_begun_to_c
     with serving() as server:
         client = RawClient(server.port, WIDE)
         client.send(opened(1, STREAM_INFER), in_frames(1, whole * sent + whole[:cut]))
-        wait_until(lambda: server.shell.running == MAX_PENDING)
+        wait_until(lambda: server.service.running == MAX_PENDING)
         drain(server)
         client.send(frame(PING, ACK, 0, client.until(PING)))
         client.until(GOAWAY)
         client.send(in_frames(1, (whole[cut:] if cut else b"") + whole * 20), frame(DATA, 0, 1, whole * 20))
         headers, _ = client.answer(1)
         assert headers["grpc-status"] == "14"  # more came than was answered
-        assert server.shell.asked == sent + (cut > 0)
+        assert server.service.asked == sent + (cut > 0)
         client.close()
 
 
 def test_what_was_written_is_sent_when_a_connection_closes_while_the_client_takes_it(monkeypatch):
-    monkeypatch.setattr(http2, "CLOSE_TIMEOUT", 0.05)
+    monkeypatch.setattr(client_connection, "CLOSE_TIMEOUT", 0.05)
 
     class SlowTransport(MemoryTransport):
         aborted = False
@@ -84,7 +85,7 @@ def test_what_was_written_is_sent_when_a_connection_closes_while_the_client_take
             self.aborted = True
 
     async def main():
-        connection = feed(FakeShell(), [HELLO])[0]
+        connection = feed(FakeService(), [HELLO])[0]
         transport = SlowTransport()
         connection.transport = connection.output.transport = transport
         transport.write(bytes(100_000))
@@ -117,9 +118,9 @@ def test_a_message_whose_rest_does_not_come_is_given_up(soon, path):
     with serving() as server:
         client = RawClient(server.port)
         client.send(opened(1, path), in_frames(1, message(bytes(MIB))[:40_000]))
-        wait_until(lambda: server.shell.memory.used == 40_000)
+        wait_until(lambda: server.service.memory.used == 40_000)
         assert client.status(1) == 4  # DEADLINE_EXCEEDED
-        assert server.shell.memory.used == 0
+        assert server.service.memory.used == 0
         client.close()
 
 
@@ -128,7 +129,7 @@ def test_a_call_that_does_not_end_after_its_message_is_given_up(soon):
         client = RawClient(server.port)
         client.send(opened(1), frame(DATA, 0, 1, message()))
         assert client.status(1) == 4
-        assert server.shell.memory.used == 0
+        assert server.service.memory.used == 0
         client.close()
 
 
@@ -139,9 +140,9 @@ def test_an_answer_that_nobody_takes_is_given_up(soon, path):
         flags = END_STREAM if path == INFER else 0
         large = infer_request("big", bytes=3 * MIB).SerializeToString()
         client.send(opened(1, path), frame(DATA, flags, 1, message(large)))
-        wait_until(lambda: server.shell.memory.used > 2 * MIB)
+        wait_until(lambda: server.service.memory.used > 2 * MIB)
         assert client.reset(1) == ErrorCode.ENHANCE_YOUR_CALM
-        assert server.shell.memory.used == 0
+        assert server.service.memory.used == 0
         client.send(window_update(0, MIB), call(3))
         assert client.status(3) == 0  # the others on the connection go on
         client.close()
@@ -152,9 +153,9 @@ def test_a_connection_that_reads_nothing_is_given_up(soon):
         client = RawClient(server.port, WIDE)
         large = infer_request("big", bytes=32 * MIB).SerializeToString()
         client.send(call(1, INFER, large))
-        wait_until(lambda: server.shell.memory.used > 16 * MIB)
-        wait_until(lambda: not server.shell.connections)
-        assert server.shell.memory.used == 0
+        wait_until(lambda: server.service.memory.used > 16 * MIB)
+        wait_until(lambda: not server.service.connections)
+        assert server.service.memory.used == 0
         client.close()
 
 
@@ -184,7 +185,7 @@ def test_a_client_that_sends_a_little_now_and_then_is_given_up(soon):
         client = RawClient(server.port)
         client.send(opened(1), frame(DATA, 0, 1, message(bytes(MIB))[:100]))
         begun = time.monotonic()
-        while server.call(lambda: any(connection.streams for connection in server.shell.connections)):
+        while server.call(lambda: any(connection.streams for connection in server.service.connections)):
             assert time.monotonic() - begun < TIMEOUT
             client.send(frame(DATA, 0, 1, b"x"))
             time.sleep(0.05)
@@ -198,26 +199,26 @@ def test_a_stalled_call_holds_a_server_that_stops_for_a_short_time_only(soon, mo
     with serving() as server:
         client = RawClient(server.port)
         client.send(opened(1), in_frames(1, message(bytes(MIB))[:40_000]))
-        wait_until(lambda: server.shell.memory.used == 40_000)
+        wait_until(lambda: server.service.memory.used == 40_000)
         time.sleep(0.4)
         drain(server)
         client.send(frame(PING, ACK, 0, client.until(PING)))
         assert client.status(1) == 4
         client.close()
-        wait_until(lambda: not server.shell.connections)
+        wait_until(lambda: not server.service.connections)
 
 
 # Memory that is full.
 
 
 def test_answers_that_wait_behind_a_slow_one_are_bounded():
-    with serving(CountingShell(MIB, max_buffered_bytes=16 * MIB)) as server:
-        shell, client = server.shell, RawClient(server.port, WIDE)
+    with serving(CountingService(MIB, max_buffered_bytes=16 * MIB)) as server:
+        service, client = server.service, RawClient(server.port, WIDE)
         slow = message(infer_request("slow", seconds=1.0).SerializeToString())
         large = message(infer_request("big", bytes=3 * MIB).SerializeToString())
         client.send(opened(1, STREAM_INFER), frame(DATA, END_STREAM, 1, slow + large * 10))
-        wait_until(lambda: shell.asked == 11)
-        assert 12 * MIB < shell.memory.used <= 16 * MIB
+        wait_until(lambda: service.asked == 11)
+        assert 12 * MIB < service.memory.used <= 16 * MIB
         headers, data = client.answer(1)
         assert headers["grpc-status"] == "0"
         kind, answers, at = message_class("inference.ModelStreamInferResponse"), [], 0
@@ -227,16 +228,16 @@ def test_answers_that_wait_behind_a_slow_one_are_bounded():
             at += 5 + size
         texts = [answer.error_message for answer in answers]
         assert [bool(text) for text in texts] == [False] * 6 + [True] * 5
-        assert all("try later" in text for text in texts[6:])
+        assert all("retry later" in text for text in texts[6:])
         assert [answer.infer_response.model_name for answer in answers[6:]] == ["big"] * 5
-        assert shell.counted == [("resource_exhausted", "")] * 5  # the model has counted what it did
-        assert shell.memory.used == 0
+        assert service.counted == [("resource_exhausted", "")] * 5  # the model has counted what it did
+        assert service.memory.used == 0
         client.close()
 
 
 def fill(server):
     """As if others held all memory, and more."""
-    memory = server.shell.memory
+    memory = server.service.memory
     server.call(lambda: memory.hold(memory.limit + 1))
 
 
@@ -264,7 +265,7 @@ def test_a_request_that_is_there_is_served_though_others_filled_memory_before_it
     with serving() as server:
         client = RawClient(server.port)
         client.send(opened(1), frame(DATA, 0, 1, message()))
-        wait_until(lambda: server.shell.memory.used)
+        wait_until(lambda: server.service.memory.used)
         fill(server)
         client.send(frame(DATA, END_STREAM, 1, b""))
         assert client.status(1) == 0
@@ -272,17 +273,17 @@ def test_a_request_that_is_there_is_served_though_others_filled_memory_before_it
 
 
 def test_a_request_makes_room_for_its_answer():
-    with serving(FakeShell(MIB)) as server:
+    with serving(FakeService(MIB)) as server:
         whole = message(infer_request("echo", np.zeros(200_000, np.uint8)).SerializeToString())
-        server.shell.memory.limit = len(whole) + 100
+        server.service.memory.limit = len(whole) + 100
         client = RawClient(server.port, WIDE)
         client.send(opened(1), in_frames(1, whole[:60_000]))
-        wait_until(lambda: server.shell.memory.used == 60_000)
+        wait_until(lambda: server.service.memory.used == 60_000)
         client.until(8)  # WINDOW_UPDATE: the rest may come
         client.send(in_frames(1, whole[60_000:], END_STREAM))
         headers, data = client.answer(1)
         assert (headers["grpc-status"], len(data) > 200_000) == ("0", True)
-        assert server.shell.memory.used == 0
+        assert server.service.memory.used == 0
         client.close()
 
 
@@ -290,15 +291,15 @@ def test_a_request_makes_room_for_its_answer():
 
 
 def test_failures_are_those_of_a_model_only_where_it_failed_to_infer():
-    with serving(CountingShell()) as server:
+    with serving(CountingService()) as server:
         client = RawClient(server.port)
         named = message_class("inference.ModelMetadataRequest")(name="nobody").SerializeToString()
         load = message_class("inference.RepositoryModelUnloadRequest")(model_name="echo").SerializeToString()
         nobody, odd = (infer_request(name).SerializeToString() for name in ("nobody", "odd"))
         client.send(call(1, SERVICE + "ModelMetadata", named), call(3, SERVICE + "RepositoryModelUnload", load))
         client.send(call(5, INFER, nobody), call(7, INFER, odd), call(9, STREAM_INFER, nobody), call(11, STREAM_INFER, odd))
-        wait_until(lambda: len(server.shell.counted) == 6)
-        assert sorted(server.shell.counted) == [
+        wait_until(lambda: len(server.service.counted) == 6)
+        assert sorted(server.service.counted) == [
             ("failed_precondition", ""),
             ("invalid_argument", ""),  # the answer cannot be sent, but the model gave one
             ("invalid_argument", ""),

@@ -1,9 +1,10 @@
+import re
+
 import pytest
 from google.protobuf import descriptor_pool
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
-from hurtle.serving.protos import POOL, SERVICES, message_class
-from hurtle.serving.protos.parse import parse_proto
+from hurtle.serving.protos import POOL, SERVICES, descriptors, message_class
 
 NUMBERS = {  # as Triton's own descriptors have them
     "ModelInferRequest": "model_name 1 model_version 2 id 3 parameters 4 inputs 5 outputs 6 raw_input_contents 7",
@@ -47,29 +48,29 @@ def test_another_package_may_register_the_same_names():
     assert message_class("inference.ModelInferRequest").DESCRIPTOR.file.pool is POOL
 
 
-def test_the_parser_reads_what_our_files_use():
-    text = """
-        syntax = "proto3"; package p; // a comment { with a brace
-        enum Color { RED = 0; BLUE = 5; }
-        message Outer {
-          message Inner { repeated bytes parts = 2; }
-          map<string, Inner> inners = 7;
-          oneof choice { Color color = 1; Inner inner = 2; }
-          Outer next = 3;
-        }
-        service S { rpc Do(stream Outer) returns (Outer.Inner); }
-    """
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(parse_proto(text, "p.proto"))
-    outer = pool.FindMessageTypeByName("p.Outer")
-    assert outer.fields_by_name["inners"].message_type.GetOptions().map_entry
-    assert outer.fields_by_name["color"].enum_type.values_by_name["BLUE"].number == 5
-    assert [field.name for field in outer.oneofs_by_name["choice"].fields] == ["color", "inner"]
-    assert outer.fields_by_name["next"].message_type is outer
-    method = pool.FindServiceByName("p.S").methods[0]
-    assert (method.client_streaming, method.server_streaming, method.output_type.full_name) == (True, False, "p.Outer.Inner")
+def test_the_committed_descriptors_are_those_of_the_proto_files():
+    pytest.importorskip("grpc_tools")
+    committed = (descriptors.FOLDER / "descriptors.binpb").read_bytes()
+    assert FileDescriptorSet.FromString(descriptors.compile_protos()) == FileDescriptorSet.FromString(committed)
 
 
-def test_the_parser_says_what_it_expected():
-    with pytest.raises(ValueError, match="expected '='"):
-        parse_proto("message M { int32 x 1; }", "m.proto")
+@pytest.mark.parametrize(("name", "source"), descriptors.FILES.items())
+def test_the_committed_descriptors_have_every_field_of_the_proto_files(name, source):
+    """Also without protoc: every name and number of the text is in the descriptors, and nothing else is."""
+    text = re.sub(r"//.*", "", (descriptors.FOLDER / source).read_text())
+    file = FileDescriptorProto()
+    POOL.FindFileByName(name).CopyToProto(file)
+    found = [f"{field.name} = {field.number}" for message in messages(file.message_type) for field in message.field]
+    enums = [*file.enum_type, *(enum for message in messages(file.message_type) for enum in message.enum_type)]
+    found += [f"{value.name} = {value.number}" for enum in enums for value in enum.value]
+    assert sorted(found) == sorted(re.findall(r"\w+ = \d+", text))
+    assert sorted(m.name for m in messages(file.message_type)) == sorted(re.findall(r"message (\w+)", text))
+    assert [method.name for service in file.service for method in service.method] == re.findall(r"rpc (\w+)", text)
+
+
+def messages(found):
+    """With those nested in them; protoc makes a message of each map's entries, which has no text."""
+    for message in found:
+        if not message.options.map_entry:
+            yield message
+            yield from messages(message.nested_type)

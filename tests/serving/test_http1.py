@@ -1,4 +1,4 @@
-"""HTTP/1.1 over plain sockets, in front of a fake shell."""
+"""HTTP/1.1 over plain sockets, in front of a fake service."""
 
 import gc
 import gzip
@@ -11,7 +11,7 @@ import zlib
 
 import numpy as np
 import pytest
-from rest_server import FakeShell, HttpServer, infer_binary, infer_json, read_answer, request
+from rest_server import FakeService, HttpServer, infer_binary, infer_json, read_answer, request
 
 from hurtle.serving.rest import connection as http1
 
@@ -20,7 +20,7 @@ INFER = "/v2/models/echo/infer"
 
 @pytest.fixture
 def server():
-    found = HttpServer(FakeShell())
+    found = HttpServer(FakeService())
     yield found
     found.close()
 
@@ -39,7 +39,7 @@ def wait_until(condition, seconds=5.0):
 
 
 def test_a_connection_is_kept_for_many_requests_and_closed_when_the_client_says_so(server):
-    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     for n in range(5):
         client.request("POST", INFER, infer_json([[n, 1]]))
         answer = client.getresponse()
@@ -47,11 +47,11 @@ def test_a_connection_is_kept_for_many_requests_and_closed_when_the_client_says_
         assert json.loads(answer.read())["outputs"][0]["data"] == [n, 1]
         assert answer.getheader("connection") is None
         assert answer.getheader("date").endswith("GMT")
-    assert len(server.shell.connections) == 1
+    assert len(server.service.connections) == 1
     client.request("GET", "/v2", headers={"Connection": "close"})
     answer = client.getresponse()
     assert (answer.getheader("connection"), len(answer.read()) > 0) == ("close", True)
-    wait_until(lambda: not server.shell.connections)
+    wait_until(lambda: not server.service.connections)
 
 
 def test_pipelined_requests_are_answered_in_order_though_the_first_takes_longest(server):
@@ -66,14 +66,14 @@ def test_pipelined_requests_are_answered_in_order_though_the_first_takes_longest
 def test_thousands_of_pipelined_requests_are_all_answered_and_few_are_pending_at_a_time(server):
     many = 3000
     most = 0
-    infer = server.shell.infer
+    infer = server.service.infer
 
     def counting(asked, reply):
         nonlocal most
-        most = max(most, *(len(connection.pending) for connection in server.shell.connections))
+        most = max(most, *(len(connection.pending) for connection in server.service.connections))
         return infer(asked, reply)
 
-    server.shell.infer = counting
+    server.service.infer = counting
     with server.connect() as client, client.makefile("rb") as stream:
         one = b"".join(request("POST", "/v2/models/slow/infer", infer_json(id=str(n)), close=False) for n in range(400))
         client.sendall(one)
@@ -212,7 +212,7 @@ def test_what_is_not_a_request_gets_one_answer_and_the_connection_is_closed(serv
 
 
 def test_a_client_that_sends_all_of_a_body_that_is_too_large_still_gets_the_answer(server):
-    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     client.request("POST", INFER, bytes(8 << 20))
     answer = client.getresponse()
     assert answer.status == 413
@@ -243,7 +243,7 @@ def test_compressed_requests_that_are_wrong_are_refused(server):
         (answer,) = server.ask(request("POST", INFER, body, Content_Encoding=coding))
         found, message = error_of(answer)
         assert (found, says in message) == (status, True), message
-    wait_until(lambda: server.shell.memory.used == 0)
+    wait_until(lambda: server.service.memory.used == 0)
 
 
 @pytest.mark.parametrize(("rows", "is_large"), [(1, False), (800, True), (20_000, True)])
@@ -266,7 +266,7 @@ def test_answers_larger_than_the_sockets_buffers_arrive_whole_though_the_client_
     one = request("POST", INFER, body, close=False, Inference_Header_Content_Length=length)
     with server.connect() as client, client.makefile("rb") as stream:
         client.sendall(one * 1)
-        wait_until(lambda: server.shell.last is not None)
+        wait_until(lambda: server.service.last is not None)
         time.sleep(0.05)
         for n in range(4):
             if n:
@@ -279,20 +279,20 @@ def test_answers_larger_than_the_sockets_buffers_arrive_whole_though_the_client_
 def test_a_client_that_goes_away_cancels_what_runs_for_it(server):
     with server.connect() as client:
         client.sendall(request("POST", "/v2/models/stuck/infer", infer_json(), close=False) * 3)
-        wait_until(lambda: server.shell.last is not None and server.shell.last.model == "stuck")
-    wait_until(lambda: server.shell.cancelled == 3)
-    assert not server.shell.connections
+        wait_until(lambda: server.service.last is not None and server.service.last.model == "stuck")
+    wait_until(lambda: server.service.cancelled == 3)
+    assert not server.service.connections
 
 
 def test_a_draining_connection_finishes_what_runs_says_so_and_closes(server):
     with server.connect() as busy, server.connect() as idle, busy.makefile("rb") as stream:
         busy.sendall(request("POST", "/v2/models/slow/infer", infer_json(), close=False))
-        wait_until(lambda: server.shell.last is not None and len(server.shell.connections) == 2)
-        server.call(lambda: [connection.drain() for connection in list(server.shell.connections)])
+        wait_until(lambda: server.service.last is not None and len(server.service.connections) == 2)
+        server.call(lambda: [connection.drain() for connection in list(server.service.connections)])
         assert idle.recv(1) == b""
         status, headers, _ = read_answer(stream)
         assert (status, headers["connection"], stream.read()) == (200, "close", b"")
-    wait_until(lambda: not server.shell.connections)
+    wait_until(lambda: not server.service.connections)
 
 
 def test_clients_that_take_too_long_are_ended(server, monkeypatch):
@@ -311,7 +311,7 @@ def test_clients_that_take_too_long_are_ended(server, monkeypatch):
 
 
 def test_requests_that_are_held_have_a_bound_together(server, monkeypatch):
-    monkeypatch.setattr(server.shell.memory, "limit", 4 << 20)
+    monkeypatch.setattr(server.service.memory, "limit", 4 << 20)
     clients = [server.connect() for _ in range(8)]
     for client in clients:
         client.sendall(POST + b"Content-Length: 1000000\r\n\r\n")
@@ -321,22 +321,22 @@ def test_requests_that_are_held_have_a_bound_together(server, monkeypatch):
     assert 1 <= len(refused) <= 5
     for client in refused:
         assert read_answer(client.makefile("rb"))[0] == 503
-    assert 1 << 20 < server.shell.memory.used <= 4 << 20
+    assert 1 << 20 < server.service.memory.used <= 4 << 20
     for client in clients:
         client.close()
-    wait_until(lambda: server.shell.memory.used == 0)
+    wait_until(lambda: server.service.memory.used == 0)
 
 
 def test_a_failure_of_our_own_is_logged_and_not_shown(server, caplog):
     def fail(asked, reply):
         raise RuntimeError("a secret of the server")
 
-    server.shell.infer = fail
+    server.service.infer = fail
     with caplog.at_level(logging.ERROR, "hurtle.serving"):
         answers = server.ask(
             request("POST", INFER, infer_json(), close=False) + request("POST", "/v2/repository/models/crash/load")
         )
-    assert [error_of(answer) for answer in answers] == [(500, "The server failed; its log says why.")] * 2
+    assert [error_of(answer) for answer in answers] == [(500, "The server failed; see its log.")] * 2
     assert caplog.text.count("RuntimeError: a secret of the server") == 2
 
 
@@ -347,7 +347,7 @@ def test_the_access_log_gets_a_line_for_each_request(server):
         def write(self, **values):
             lines.append(values)
 
-    server.shell.access_log = Log()
+    server.service.access_log = Log()
     body = infer_json(id="7")
     server.ask(request("POST", INFER, body, close=False) + request("GET", "/nowhere", close=False) + b"?")
     assert [(line["method"], line["model"], line["status"], line["id"]) for line in lines] == [
@@ -385,9 +385,9 @@ def test_nothing_of_a_request_is_left_for_the_garbage_collector(server):
         server.ask(request("GET", "/nowhere") + b"?")
         with server.connect() as client:
             client.sendall(request("POST", "/v2/models/stuck/infer", infer_json()) + b"POST / HTTP/1.1\r\n")
-            wait_until(lambda: server.shell.last is not None and server.shell.last.model == "stuck")
-        wait_until(lambda: not server.shell.connections)
-        server.shell.last = None
+            wait_until(lambda: server.service.last is not None and server.service.last.model == "stuck")
+        wait_until(lambda: not server.service.connections)
+        server.service.last = None
         server.call(lambda: None)
         left = [found for found in gc.get_objects() if type(found) in kinds]
         assert left == []

@@ -1,6 +1,6 @@
 """Mutated conversations: whatever comes, the connection lives on or ends with a clean word, and leaves nothing behind.
 
-HURTLE_FUZZ=100000 runs that many (a few thousand by default), HURTLE_FUZZ_SEED others.
+HURTLE_FUZZ=100000 sets the number of runs, HURTLE_FUZZ_SEED the seed.
 """
 
 import asyncio
@@ -9,37 +9,23 @@ import logging
 import os
 import random
 import struct
+from functools import cache
 
 import hpack
 import pytest
 import uvloop
-from grpc_server import FakeShell, infer_request
+from grpc_server import FakeService, infer_request
 from http2_client import HELLO, INFER, LIVE, STREAM_INFER, block, feed, message, split_frames
 
-from hurtle.serving.grpc.http2_frames import (
-    CONTINUATION,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    GOAWAY,
-    HEADERS,
-    PADDED,
-    PING,
-    RST_STREAM,
-    SETTINGS,
-    WINDOW_UPDATE,
-    ErrorCode,
-    frame,
-    reset,
-    settings,
-    window_update,
-)
+from hurtle.serving.grpc import http2_frames as h2
 from hurtle.serving.protos import HEALTH, REFLECTION, message_class
 
-RUNS = int(os.environ.get("HURTLE_FUZZ", "2000"))
+RUNS = int(os.environ.get("HURTLE_FUZZ", "400"))
+SLOW_RUNS = 4000
 SEED = int(os.environ.get("HURTLE_FUZZ_SEED", "8"))
 
 
+@cache
 def conversation():
     """Frames of a client that uses everything, each as bytes."""
     encoder = hpack.Encoder()
@@ -50,23 +36,43 @@ def conversation():
     slow = infer_request("slow", seconds=30.0, request_id="s").SerializeToString()
     big = infer_request("big", bytes=200_000).SerializeToString()
     reflection = message_class("grpc.reflection.v1.ServerReflectionRequest")
-    frames = [settings([(4, 100_000), (5, 20_000), (1, 100)]), window_update(0, 1000)]
-    frames += [frame(HEADERS, END_HEADERS, 1, head), frame(DATA, END_STREAM, 1, message())]
-    frames += [frame(HEADERS, 0, 3, head[:3]), frame(CONTINUATION, END_HEADERS, 3, head[3:])]
-    frames += [frame(DATA, PADDED, 3, b"\x03" + message(typed.SerializeToString())[:9] + bytes(3))]
-    frames += [frame(DATA, END_STREAM, 3, message(typed.SerializeToString())[9:])]
-    frames += [frame(HEADERS, END_HEADERS, 5, block(STREAM_INFER, encoder, grpc_timeout="5S"))]
-    frames += [frame(DATA, 0, 5, message() + message(slow) + message(b"\xff"))]
-    frames += [frame(HEADERS, END_HEADERS, 7, block(INFER, encoder, grpc_encoding="gzip"))]
-    frames += [frame(DATA, END_STREAM, 7, message(gzip.compress(infer_request().SerializeToString()), 1))]
-    frames += [frame(HEADERS, END_HEADERS, 9, head), frame(DATA, END_STREAM, 9, message(slow)), reset(9, ErrorCode.CANCEL)]
-    frames += [frame(HEADERS, END_HEADERS, 11, head), frame(DATA, END_STREAM, 11, message(big)), window_update(11, 70_000)]
-    frames += [frame(HEADERS, END_HEADERS | END_STREAM, 13, block(LIVE, encoder))]
-    frames += [frame(HEADERS, END_HEADERS, 15, block(f"/{HEALTH}/Watch", encoder)), frame(DATA, END_STREAM, 15, message(b""))]
-    frames += [frame(HEADERS, END_HEADERS, 17, block(f"/{REFLECTION}/ServerReflectionInfo", encoder))]
-    frames += [frame(DATA, 0, 17, message(reflection(file_containing_symbol="inference.ModelConfig").SerializeToString()))]
-    frames += [frame(PING, 0, 0, b"12345678"), frame(DATA, END_STREAM, 5, message()), frame(GOAWAY, 0, 0, bytes(8))]
-    frames += [frame(HEADERS, END_HEADERS, 19, head), frame(DATA, 0, 19, b"\0" + struct.pack(">I", 300_000) + bytes(10_000))]
+    frames = [h2.settings([(4, 100_000), (5, 20_000), (1, 100)]), h2.window_update(0, 1000)]
+    frames += [h2.frame(h2.HEADERS, h2.END_HEADERS, 1, head), h2.frame(h2.DATA, h2.END_STREAM, 1, message())]
+    frames += [h2.frame(h2.HEADERS, 0, 3, head[:3]), h2.frame(h2.CONTINUATION, h2.END_HEADERS, 3, head[3:])]
+    frames += [h2.frame(h2.DATA, h2.PADDED, 3, b"\x03" + message(typed.SerializeToString())[:9] + bytes(3))]
+    frames += [h2.frame(h2.DATA, h2.END_STREAM, 3, message(typed.SerializeToString())[9:])]
+    frames += [h2.frame(h2.HEADERS, h2.END_HEADERS, 5, block(STREAM_INFER, encoder, grpc_timeout="5S"))]
+    frames += [h2.frame(h2.DATA, 0, 5, message() + message(slow) + message(b"\xff"))]
+    frames += [h2.frame(h2.HEADERS, h2.END_HEADERS, 7, block(INFER, encoder, grpc_encoding="gzip"))]
+    frames += [h2.frame(h2.DATA, h2.END_STREAM, 7, message(gzip.compress(infer_request().SerializeToString()), 1))]
+    frames += [
+        h2.frame(h2.HEADERS, h2.END_HEADERS, 9, head),
+        h2.frame(h2.DATA, h2.END_STREAM, 9, message(slow)),
+        h2.reset(9, h2.ErrorCode.CANCEL),
+    ]
+    frames += [
+        h2.frame(h2.HEADERS, h2.END_HEADERS, 11, head),
+        h2.frame(h2.DATA, h2.END_STREAM, 11, message(big)),
+        h2.window_update(11, 70_000),
+    ]
+    frames += [h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, 13, block(LIVE, encoder))]
+    frames += [
+        h2.frame(h2.HEADERS, h2.END_HEADERS, 15, block(f"/{HEALTH}/Watch", encoder)),
+        h2.frame(h2.DATA, h2.END_STREAM, 15, message(b"")),
+    ]
+    frames += [h2.frame(h2.HEADERS, h2.END_HEADERS, 17, block(f"/{REFLECTION}/ServerReflectionInfo", encoder))]
+    frames += [
+        h2.frame(h2.DATA, 0, 17, message(reflection(file_containing_symbol="inference.ModelConfig").SerializeToString()))
+    ]
+    frames += [
+        h2.frame(h2.PING, 0, 0, b"12345678"),
+        h2.frame(h2.DATA, h2.END_STREAM, 5, message()),
+        h2.frame(h2.GOAWAY, 0, 0, bytes(8)),
+    ]
+    frames += [
+        h2.frame(h2.HEADERS, h2.END_HEADERS, 19, head),
+        h2.frame(h2.DATA, 0, 19, b"\0" + struct.pack(">I", 300_000) + bytes(10_000)),
+    ]
     return frames
 
 
@@ -98,7 +104,9 @@ def mutate(frames, rng):
             frames[at], frames[other] = frames[other], frames[at]
             continue
         elif kind == 6:
-            frames.insert(at, frame(rng.randrange(12), rng.randrange(256), rng.randrange(25), rng.randbytes(rng.randrange(40))))
+            frames.insert(
+                at, h2.frame(rng.randrange(12), rng.randrange(256), rng.randrange(25), rng.randbytes(rng.randrange(40)))
+            )
             continue
         elif kind == 7 and len(data) > 10:  # an extreme number somewhere
             start = rng.randrange(9, len(data))
@@ -122,41 +130,42 @@ def pieces(data, rng):
 def check_written(written):
     """What a server may send: whole frames, at most one GOAWAY, which is the last."""
     found = split_frames(bytes(written))
-    assert [kind for kind, *_ in found].count(GOAWAY) <= 1
+    assert [kind for kind, *_ in found].count(h2.GOAWAY) <= 1
     for kind, _, stream_id, payload in found:
-        assert kind in (DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE)
-        assert stream_id % 2 == 1 or kind in (SETTINGS, PING, GOAWAY, WINDOW_UPDATE, RST_STREAM)
-        if kind == GOAWAY:
-            assert struct.unpack(">I", payload[4:8])[0] != ErrorCode.INTERNAL_ERROR, payload[8:]
-            assert found[-1][0] == GOAWAY
+        assert kind in (h2.DATA, h2.HEADERS, h2.RST_STREAM, h2.SETTINGS, h2.PING, h2.GOAWAY, h2.WINDOW_UPDATE)
+        assert stream_id % 2 == 1 or kind in (h2.SETTINGS, h2.PING, h2.GOAWAY, h2.WINDOW_UPDATE, h2.RST_STREAM)
+        if kind == h2.GOAWAY:
+            assert struct.unpack(">I", payload[4:8])[0] != h2.ErrorCode.INTERNAL_ERROR, payload[8:]
+            assert found[-1][0] == h2.GOAWAY
     return found
 
 
 async def run(seed):
-    rng, shell = random.Random(seed), FakeShell(max_message_bytes=400_000)
+    rng, service = random.Random(seed), FakeService(max_message_bytes=400_000)
     data = mutate(conversation(), rng)
     chunks = pieces(HELLO + data if rng.random() < 0.95 else mutate([HELLO], rng) + data, rng)
-    connection, transport = feed(shell, [chunk for chunk in chunks if chunk])
+    connection, transport = feed(service, [chunk for chunk in chunks if chunk])
     await asyncio.sleep(0)
     connection.connection_lost(None)
     await asyncio.sleep(0)
     check_http1 = bytes(transport.written).startswith(b"HTTP/1.1 505")
     frames = [] if check_http1 else check_written(transport.written)
     assert not connection.streams
-    assert not shell.connections
+    assert not service.connections
     assert connection.guard._lent == 0
     assert not connection.guard._waiting
     assert connection.output.queued == 0
     return frames
 
 
-def test_mutated_conversations_end_cleanly(caplog):
+@pytest.mark.parametrize("runs", [RUNS, pytest.param(SLOW_RUNS, marks=pytest.mark.slow)])
+def test_mutated_conversations_end_cleanly(caplog, runs):
     kinds = set()
 
     async def main():
-        for n in range(RUNS):
+        for n in range(runs):
             try:
-                kinds.update((kind, flags & END_STREAM) for kind, flags, *_ in await run(SEED * 10**9 + n))
+                kinds.update((kind, flags & h2.END_STREAM) for kind, flags, *_ in await run(SEED * 10**9 + n))
             except Exception as error:
                 raise AssertionError(f"seed {SEED * 10**9 + n} failed") from error
         assert len(asyncio.all_tasks()) == 1
@@ -165,21 +174,21 @@ def test_mutated_conversations_end_cleanly(caplog):
         runner.run(main())
     mine = [record for record in caplog.records if "grpc_server.py" not in (record.exc_text or "")]  # the fake may raise
     assert not mine
-    assert {(DATA, 0), (HEADERS, 1), (RST_STREAM, 0), (GOAWAY, 0)} <= kinds
+    assert {(h2.DATA, 0), (h2.HEADERS, 1), (h2.RST_STREAM, 0), (h2.GOAWAY, 0)} <= kinds
 
 
 def test_the_conversation_itself_is_right():
     async def main():
-        shell = FakeShell(max_message_bytes=400_000)
-        connection, transport = feed(shell, [HELLO + b"".join(conversation())])
+        service = FakeService(max_message_bytes=400_000)
+        connection, transport = feed(service, [HELLO + b"".join(conversation())])
         found = check_written(transport.written)
-        ended = {stream_id for kind, flags, stream_id, _ in found if kind == HEADERS and flags & END_STREAM}
+        ended = {stream_id for kind, flags, stream_id, _ in found if kind == h2.HEADERS and flags & h2.END_STREAM}
         assert ended == {1, 3, 7, 13}
-        assert {5, 11} <= {stream_id for kind, _, stream_id, _ in found if kind == DATA}
-        assert GOAWAY not in [kind for kind, *_ in found]
+        assert {5, 11} <= {stream_id for kind, _, stream_id, _ in found if kind == h2.DATA}
+        assert h2.GOAWAY not in [kind for kind, *_ in found]
         assert set(connection.streams) == {5, 11, 15, 17, 19}
         connection.connection_lost(None)
-        assert shell.cancelled == 2
+        assert service.cancelled == 2
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
@@ -191,7 +200,7 @@ def test_noise_ends_cleanly(size):
         rng = random.Random(size)
         for _ in range(50):
             for start in (b"", HELLO):
-                connection, transport = feed(FakeShell(), [start + rng.randbytes(size)])
+                connection, transport = feed(FakeService(), [start + rng.randbytes(size)])
                 check_written(transport.written)
                 connection.connection_lost(None)
 

@@ -4,7 +4,7 @@ import hpack
 import pytest
 
 from hurtle.serving.grpc.http2_frames import ConnectionFailed, ErrorCode, encode_headers
-from hurtle.serving.grpc.http2_headers import HeaderDecoder
+from hurtle.serving.grpc.http2_headers import _STATIC, HeaderDecoder, decode_huffman
 
 NAMES = [":method", ":path", "content-type", "te", "x-a", "grpc-timeout", "authorization", "user-agent"]
 
@@ -100,3 +100,25 @@ def test_a_list_that_is_too_long_is_stopped():
 def test_what_we_encode_can_be_decoded(size):
     fields = [(b":status", b"200"), (b"n" * size, b"v" * size)]
     assert [tuple(field) for field in hpack.Decoder().decode(encode_headers(fields), raw=True)] == fields
+
+
+def test_the_private_huffman_decoder_of_hpack_is_the_one_that_its_public_decoder_uses():
+    """`decode_huffman` is not part of hpack's API: this fails if a version that pyproject.toml allows changes it."""
+    for text in (b"a", b"grpc-timeout", b"application/grpc+proto;q=0.1", bytes(range(32, 127)), b"\x00\xff"):
+        block = hpack.Encoder().encode([(b"x", text)], huffman=True)
+        ((name, value),) = hpack.Decoder().decode(block, raw=True)
+        assert (name, value) == (b"x", text)
+        assert decoder().decode(block) == [(b"x", text)]
+    with pytest.raises(hpack.HPACKDecodingError):
+        decode_huffman(b"\xff\xff\xff\xff")
+    assert decode_huffman(bytes.fromhex("f1e3c2e5f23a6ba0ab90f4ff")) == b"www.example.com"  # RFC 7541, C.4.1
+
+
+def test_the_static_table_is_rfc_7541_s():
+    assert len(_STATIC) == 61
+    assert [_STATIC[n - 1] for n in (1, 8, 31, 61)] == [
+        (b":authority", b""),
+        (b":status", b"200"),
+        (b"content-type", b""),
+        (b"www-authenticate", b""),
+    ]

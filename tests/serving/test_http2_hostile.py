@@ -5,36 +5,12 @@ import time
 
 import hpack
 import pytest
-from grpc_server import FakeShell, client, infer_request, serving
-from http2_client import HELLO, INFER, STREAM_INFER, block, call, feed, message, raw_client, split_frames
+from grpc_server import FakeService, client, infer_request, serving
+from http2_client import HELLO, INFER, OPEN, OPEN_STREAM, STREAM_INFER, block, call, feed, message, raw_client, split_frames
 from serving_helpers import run
 
 from hurtle.serving.grpc import connection as grpc_connection
-from hurtle.serving.grpc.http2_frames import (
-    ACK,
-    CONTINUATION,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    GOAWAY,
-    HEADERS,
-    INITIAL_WINDOW_SIZE,
-    PADDED,
-    PING,
-    PREFACE,
-    PRIORITY,
-    PUSH_PROMISE,
-    RST_STREAM,
-    SETTINGS,
-    WINDOW_UPDATE,
-    WITH_PRIORITY,
-    ErrorCode,
-    frame,
-    frame_head,
-    reset,
-    settings,
-    window_update,
-)
+from hurtle.serving.grpc import http2_frames as h2
 
 
 @pytest.fixture(scope="module")
@@ -42,76 +18,77 @@ def server():
     with serving() as server:
         yield server
         end = time.monotonic() + 5
-        while server.shell.connections and time.monotonic() < end:
+        while server.service.connections and time.monotonic() < end:
             time.sleep(0.01)
-        assert not server.shell.connections
+        assert not server.service.connections
 
 
-OPEN = frame(HEADERS, END_HEADERS, 1, block())
-OPEN_STREAM = frame(HEADERS, END_HEADERS, 1, block(STREAM_INFER))
 BROKEN = {
-    "a frame over the limit": (frame_head(20_000, DATA, 0, 1), ErrorCode.FRAME_SIZE_ERROR),
-    "PING of 7 bytes": (frame(PING, 0, 0, b"1234567"), ErrorCode.FRAME_SIZE_ERROR),
-    "PING on a stream": (frame(PING, 0, 1, b"12345678"), ErrorCode.PROTOCOL_ERROR),
-    "SETTINGS of 5 bytes": (frame(SETTINGS, 0, 0, b"12345"), ErrorCode.FRAME_SIZE_ERROR),
-    "SETTINGS on a stream": (frame(SETTINGS, 0, 1), ErrorCode.PROTOCOL_ERROR),
-    "SETTINGS' ACK with data": (frame(SETTINGS, ACK, 0, b"123456"), ErrorCode.FRAME_SIZE_ERROR),
-    "ENABLE_PUSH of 2": (settings([(2, 2)]), ErrorCode.PROTOCOL_ERROR),
-    "a window of 2³¹": (settings([(4, 1 << 31)]), ErrorCode.FLOW_CONTROL_ERROR),
-    "a small MAX_FRAME_SIZE": (settings([(5, 100)]), ErrorCode.PROTOCOL_ERROR),
-    "a large MAX_FRAME_SIZE": (settings([(5, 1 << 24)]), ErrorCode.PROTOCOL_ERROR),
-    "WINDOW_UPDATE of 0": (window_update(0, 0), ErrorCode.PROTOCOL_ERROR),
-    "WINDOW_UPDATE of 3 bytes": (frame(WINDOW_UPDATE, 0, 0, b"123"), ErrorCode.FRAME_SIZE_ERROR),
-    "WINDOW_UPDATE over 2³¹ − 1": (window_update(0, (1 << 31) - 1), ErrorCode.FLOW_CONTROL_ERROR),
-    "WINDOW_UPDATE of no stream": (window_update(1, 5), ErrorCode.PROTOCOL_ERROR),
+    "a frame over the limit": (h2.frame_head(20_000, h2.DATA, 0, 1), h2.ErrorCode.FRAME_SIZE_ERROR),
+    "PING of 7 bytes": (h2.frame(h2.PING, 0, 0, b"1234567"), h2.ErrorCode.FRAME_SIZE_ERROR),
+    "PING on a stream": (h2.frame(h2.PING, 0, 1, b"12345678"), h2.ErrorCode.PROTOCOL_ERROR),
+    "SETTINGS of 5 bytes": (h2.frame(h2.SETTINGS, 0, 0, b"12345"), h2.ErrorCode.FRAME_SIZE_ERROR),
+    "SETTINGS on a stream": (h2.frame(h2.SETTINGS, 0, 1), h2.ErrorCode.PROTOCOL_ERROR),
+    "SETTINGS' ACK with data": (h2.frame(h2.SETTINGS, h2.ACK, 0, b"123456"), h2.ErrorCode.FRAME_SIZE_ERROR),
+    "ENABLE_PUSH of 2": (h2.settings([(2, 2)]), h2.ErrorCode.PROTOCOL_ERROR),
+    "a window of 2³¹": (h2.settings([(4, 1 << 31)]), h2.ErrorCode.FLOW_CONTROL_ERROR),
+    "a small MAX_FRAME_SIZE": (h2.settings([(5, 100)]), h2.ErrorCode.PROTOCOL_ERROR),
+    "a large MAX_FRAME_SIZE": (h2.settings([(5, 1 << 24)]), h2.ErrorCode.PROTOCOL_ERROR),
+    "WINDOW_UPDATE of 0": (h2.window_update(0, 0), h2.ErrorCode.PROTOCOL_ERROR),
+    "WINDOW_UPDATE of 3 bytes": (h2.frame(h2.WINDOW_UPDATE, 0, 0, b"123"), h2.ErrorCode.FRAME_SIZE_ERROR),
+    "WINDOW_UPDATE over 2³¹ − 1": (h2.window_update(0, (1 << 31) - 1), h2.ErrorCode.FLOW_CONTROL_ERROR),
+    "WINDOW_UPDATE of no stream": (h2.window_update(1, 5), h2.ErrorCode.PROTOCOL_ERROR),
     "initial window over a stream's": (
-        OPEN_STREAM + window_update(1, (1 << 31) - 70_000) + settings([(4, 100_000)]),
-        ErrorCode.FLOW_CONTROL_ERROR,
+        OPEN_STREAM + h2.window_update(1, (1 << 31) - 70_000) + h2.settings([(4, 100_000)]),
+        h2.ErrorCode.FLOW_CONTROL_ERROR,
     ),
-    "RST_STREAM of no stream": (reset(1, ErrorCode.CANCEL), ErrorCode.PROTOCOL_ERROR),
-    "RST_STREAM of stream 0": (reset(0, ErrorCode.CANCEL), ErrorCode.PROTOCOL_ERROR),
-    "RST_STREAM of 3 bytes": (OPEN + frame(RST_STREAM, 0, 1, b"123"), ErrorCode.FRAME_SIZE_ERROR),
-    "PUSH_PROMISE": (frame(PUSH_PROMISE, END_HEADERS, 1, b"\0\0\0\2"), ErrorCode.PROTOCOL_ERROR),
-    "PRIORITY of 4 bytes": (frame(PRIORITY, 0, 1, b"1234"), ErrorCode.FRAME_SIZE_ERROR),
-    "PRIORITY on stream 0": (frame(PRIORITY, 0, 0, b"12345"), ErrorCode.PROTOCOL_ERROR),
+    "RST_STREAM of no stream": (h2.reset(1, h2.ErrorCode.CANCEL), h2.ErrorCode.PROTOCOL_ERROR),
+    "RST_STREAM of stream 0": (h2.reset(0, h2.ErrorCode.CANCEL), h2.ErrorCode.PROTOCOL_ERROR),
+    "RST_STREAM of 3 bytes": (OPEN + h2.frame(h2.RST_STREAM, 0, 1, b"123"), h2.ErrorCode.FRAME_SIZE_ERROR),
+    "PUSH_PROMISE": (h2.frame(h2.PUSH_PROMISE, h2.END_HEADERS, 1, b"\0\0\0\2"), h2.ErrorCode.PROTOCOL_ERROR),
+    "PRIORITY of 4 bytes": (h2.frame(h2.PRIORITY, 0, 1, b"1234"), h2.ErrorCode.FRAME_SIZE_ERROR),
+    "PRIORITY on stream 0": (h2.frame(h2.PRIORITY, 0, 0, b"12345"), h2.ErrorCode.PROTOCOL_ERROR),
     "a stream that depends on itself": (
-        frame(HEADERS, END_HEADERS | WITH_PRIORITY, 1, b"\0\0\0\1\0" + block()),
-        ErrorCode.PROTOCOL_ERROR,
+        h2.frame(h2.HEADERS, h2.END_HEADERS | h2.WITH_PRIORITY, 1, b"\0\0\0\1\0" + block()),
+        h2.ErrorCode.PROTOCOL_ERROR,
     ),
-    "DATA of no stream": (frame(DATA, 0, 1, b"x"), ErrorCode.PROTOCOL_ERROR),
-    "DATA on stream 0": (frame(DATA, 0, 0, b"x"), ErrorCode.PROTOCOL_ERROR),
-    "DATA after the end": (call() + frame(DATA, 0, 1, b"x"), ErrorCode.STREAM_CLOSED),
-    "HEADERS after the end": (call() + OPEN, ErrorCode.STREAM_CLOSED),
-    "more padding than frame": (OPEN + frame(DATA, PADDED, 1, b"\x05abc"), ErrorCode.PROTOCOL_ERROR),
-    "padding without a length": (OPEN + frame(DATA, PADDED, 1), ErrorCode.PROTOCOL_ERROR),
-    "a stream of even number": (frame(HEADERS, END_HEADERS, 2, block()), ErrorCode.PROTOCOL_ERROR),
-    "HEADERS on stream 0": (frame(HEADERS, END_HEADERS, 0, block()), ErrorCode.PROTOCOL_ERROR),
+    "DATA of no stream": (h2.frame(h2.DATA, 0, 1, b"x"), h2.ErrorCode.PROTOCOL_ERROR),
+    "DATA on stream 0": (h2.frame(h2.DATA, 0, 0, b"x"), h2.ErrorCode.PROTOCOL_ERROR),
+    "DATA after the end": (call() + h2.frame(h2.DATA, 0, 1, b"x"), h2.ErrorCode.STREAM_CLOSED),
+    "HEADERS after the end": (call() + OPEN, h2.ErrorCode.STREAM_CLOSED),
+    "more padding than frame": (OPEN + h2.frame(h2.DATA, h2.PADDED, 1, b"\x05abc"), h2.ErrorCode.PROTOCOL_ERROR),
+    "padding without a length": (OPEN + h2.frame(h2.DATA, h2.PADDED, 1), h2.ErrorCode.PROTOCOL_ERROR),
+    "a stream of even number": (h2.frame(h2.HEADERS, h2.END_HEADERS, 2, block()), h2.ErrorCode.PROTOCOL_ERROR),
+    "HEADERS on stream 0": (h2.frame(h2.HEADERS, h2.END_HEADERS, 0, block()), h2.ErrorCode.PROTOCOL_ERROR),
     "a stream older than the last": (
-        frame(HEADERS, END_HEADERS, 5, block()) + frame(HEADERS, END_HEADERS, 3, block()),
-        ErrorCode.PROTOCOL_ERROR,
+        h2.frame(h2.HEADERS, h2.END_HEADERS, 5, block()) + h2.frame(h2.HEADERS, h2.END_HEADERS, 3, block()),
+        h2.ErrorCode.PROTOCOL_ERROR,
     ),
-    "CONTINUATION of nothing": (frame(CONTINUATION, END_HEADERS, 1, block()), ErrorCode.PROTOCOL_ERROR),
-    "CONTINUATION of another": (frame(HEADERS, 0, 1, b"") + frame(CONTINUATION, 0, 3), ErrorCode.PROTOCOL_ERROR),
-    "PING within headers": (frame(HEADERS, 0, 1, b"") + frame(PING, 0, 0, b"12345678"), ErrorCode.PROTOCOL_ERROR),
-    "DATA within headers": (frame(HEADERS, 0, 1, b"") + frame(DATA, 0, 1, b"x"), ErrorCode.PROTOCOL_ERROR),
-    "an index that is not there": (frame(HEADERS, END_HEADERS, 1, b"\xfe"), ErrorCode.COMPRESSION_ERROR),
-    "headers that are cut": (frame(HEADERS, END_HEADERS, 1, b"\x40\x0aabc"), ErrorCode.COMPRESSION_ERROR),
-    "an absurd integer": (frame(HEADERS, END_HEADERS, 1, b"\xff" * 15_000 + b"\x01"), ErrorCode.COMPRESSION_ERROR),
-    "a table size over ours": (frame(HEADERS, END_HEADERS, 1, b"\x3f\xff\xff\x03"), ErrorCode.COMPRESSION_ERROR),
+    "CONTINUATION of nothing": (h2.frame(h2.CONTINUATION, h2.END_HEADERS, 1, block()), h2.ErrorCode.PROTOCOL_ERROR),
+    "CONTINUATION of another": (h2.frame(h2.HEADERS, 0, 1, b"") + h2.frame(h2.CONTINUATION, 0, 3), h2.ErrorCode.PROTOCOL_ERROR),
+    "PING within headers": (
+        h2.frame(h2.HEADERS, 0, 1, b"") + h2.frame(h2.PING, 0, 0, b"12345678"),
+        h2.ErrorCode.PROTOCOL_ERROR,
+    ),
+    "DATA within headers": (h2.frame(h2.HEADERS, 0, 1, b"") + h2.frame(h2.DATA, 0, 1, b"x"), h2.ErrorCode.PROTOCOL_ERROR),
+    "an index that is not there": (h2.frame(h2.HEADERS, h2.END_HEADERS, 1, b"\xfe"), h2.ErrorCode.COMPRESSION_ERROR),
+    "headers that are cut": (h2.frame(h2.HEADERS, h2.END_HEADERS, 1, b"\x40\x0aabc"), h2.ErrorCode.COMPRESSION_ERROR),
+    "an absurd integer": (h2.frame(h2.HEADERS, h2.END_HEADERS, 1, b"\xff" * 15_000 + b"\x01"), h2.ErrorCode.COMPRESSION_ERROR),
+    "a table size over ours": (h2.frame(h2.HEADERS, h2.END_HEADERS, 1, b"\x3f\xff\xff\x03"), h2.ErrorCode.COMPRESSION_ERROR),
     "a flood of CONTINUATION": (
-        frame(HEADERS, 0, 1, b"") + frame(CONTINUATION, 0, 1, b"\x82") * 100,
-        ErrorCode.ENHANCE_YOUR_CALM,
+        h2.frame(h2.HEADERS, 0, 1, b"") + h2.frame(h2.CONTINUATION, 0, 1, b"\x82") * 100,
+        h2.ErrorCode.ENHANCE_YOUR_CALM,
     ),
     "an endless header block": (
-        frame(HEADERS, 0, 1, bytes(10_000)) + frame(CONTINUATION, 0, 1, bytes(16_000)) * 3,
-        ErrorCode.ENHANCE_YOUR_CALM,
+        h2.frame(h2.HEADERS, 0, 1, bytes(10_000)) + h2.frame(h2.CONTINUATION, 0, 1, bytes(16_000)) * 3,
+        h2.ErrorCode.ENHANCE_YOUR_CALM,
     ),
-    "a flood of PING": (frame(PING, 0, 0, b"12345678") * 3000, ErrorCode.ENHANCE_YOUR_CALM),
-    "a flood of SETTINGS": (settings([(4, 65535)]) * 3000, ErrorCode.ENHANCE_YOUR_CALM),
-    "a flood of empty DATA": (OPEN_STREAM + frame(DATA, 0, 1) * 3000, ErrorCode.ENHANCE_YOUR_CALM),
-    "a flood of WINDOW_UPDATE": (window_update(0, 1) * 3000, ErrorCode.ENHANCE_YOUR_CALM),
-    "a flood of PRIORITY": (frame(PRIORITY, 0, 1, b"\0\0\0\0\1") * 3000, ErrorCode.ENHANCE_YOUR_CALM),
-    "a flood of unknown frames": (frame(99, 0, 0, b"x") * 3000, ErrorCode.ENHANCE_YOUR_CALM),
+    "a flood of PING": (h2.frame(h2.PING, 0, 0, b"12345678") * 3000, h2.ErrorCode.ENHANCE_YOUR_CALM),
+    "a flood of SETTINGS": (h2.settings([(4, 65535)]) * 3000, h2.ErrorCode.ENHANCE_YOUR_CALM),
+    "a flood of empty DATA": (OPEN_STREAM + h2.frame(h2.DATA, 0, 1) * 3000, h2.ErrorCode.ENHANCE_YOUR_CALM),
+    "a flood of WINDOW_UPDATE": (h2.window_update(0, 1) * 3000, h2.ErrorCode.ENHANCE_YOUR_CALM),
+    "a flood of PRIORITY": (h2.frame(h2.PRIORITY, 0, 1, b"\0\0\0\0\1") * 3000, h2.ErrorCode.ENHANCE_YOUR_CALM),
+    "a flood of unknown frames": (h2.frame(99, 0, 0, b"x") * 3000, h2.ErrorCode.ENHANCE_YOUR_CALM),
 }
 
 
@@ -124,15 +101,15 @@ def test_a_peer_that_breaks_the_rules_is_told_which_and_cut_off(server, name):
 
 
 def test_a_first_frame_that_is_no_settings_is_an_error(server):
-    for first in (frame(PING, 0, 0, b"12345678"), OPEN, frame(DATA, 0, 1, b"x")):
-        with raw_client(server, PREFACE + first) as raw:
-            assert raw.goaway() == ErrorCode.PROTOCOL_ERROR
+    for first in (h2.frame(h2.PING, 0, 0, b"12345678"), OPEN, h2.frame(h2.DATA, 0, 1, b"x")):
+        with raw_client(server, h2.PREFACE + first) as raw:
+            assert raw.goaway() == h2.ErrorCode.PROTOCOL_ERROR
 
 
 @pytest.mark.parametrize("hello", [b"\x16\x03\x01\x02\x00\x01\x00", b"PRI * HTTP/2.0\r\n\r\nSMxx", b"\0" * 24, b"hello"])
 def test_a_peer_that_speaks_something_else_is_cut_off(server, hello):
     with raw_client(server, hello) as raw:
-        assert raw.goaway() == ErrorCode.PROTOCOL_ERROR
+        assert raw.goaway() == h2.ErrorCode.PROTOCOL_ERROR
         assert raw.next_frame() is None
 
 
@@ -153,31 +130,31 @@ def test_a_reset_flood_is_stopped():
     with serving() as server, raw_client(server) as raw:
         slow = infer_request("slow", seconds=5.0).SerializeToString()
         for n in range(1, 6001, 2):
-            raw.send(call(n, payload=slow), reset(n, ErrorCode.CANCEL))
-        assert raw.goaway() == ErrorCode.ENHANCE_YOUR_CALM
-        assert server.shell.cancelled == server.shell.asked <= 2048
+            raw.send(call(n, payload=slow), h2.reset(n, h2.ErrorCode.CANCEL))
+        assert raw.goaway() == h2.ErrorCode.ENHANCE_YOUR_CALM
+        assert server.service.cancelled == server.service.asked <= 2048
 
 
 MADE_RESETS = {
-    "WINDOW_UPDATE of 0": lambda n: frame(HEADERS, END_HEADERS, n, block()) + window_update(n, 0),
-    "a window over 2³¹ − 1": lambda n: frame(HEADERS, END_HEADERS, n, block()) + window_update(n, (1 << 31) - 1),
-    "HEADERS that are no trailers": lambda n: frame(HEADERS, END_HEADERS, n, block()) * 2,
+    "WINDOW_UPDATE of 0": lambda n: h2.frame(h2.HEADERS, h2.END_HEADERS, n, block()) + h2.window_update(n, 0),
+    "a window over 2³¹ − 1": lambda n: h2.frame(h2.HEADERS, h2.END_HEADERS, n, block()) + h2.window_update(n, (1 << 31) - 1),
+    "HEADERS that are no trailers": lambda n: h2.frame(h2.HEADERS, h2.END_HEADERS, n, block()) * 2,
     "less than content-length": lambda n: call(n, content_length="9999"),
-    "content-length without data": lambda n: frame(HEADERS, END_HEADERS | END_STREAM, n, block(content_length="9")),
-    "malformed headers": lambda n: frame(HEADERS, END_HEADERS | END_STREAM, n, block(te="gzip")),
+    "content-length without data": lambda n: h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, n, block(content_length="9")),
+    "malformed headers": lambda n: h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, n, block(te="gzip")),
 }
 
 
 @pytest.mark.parametrize("name", MADE_RESETS)
 def test_resets_that_a_client_makes_us_do_count_as_its_own(name):
     async def check():
-        shell = FakeShell()
+        service = FakeService()
         one = MADE_RESETS[name]
-        _, transport = feed(shell, [HELLO, *(one(n) for n in range(1, 6001, 2))])
+        _, transport = feed(service, [HELLO, *(one(n) for n in range(1, 6001, 2))])
         frames = split_frames(bytes(transport.written))
-        (code,) = {struct.unpack(">I", payload[4:8])[0] for kind, _, _, payload in frames if kind == GOAWAY}
-        assert code == ErrorCode.ENHANCE_YOUR_CALM
-        assert sum(kind == RST_STREAM for kind, *_ in frames) <= 2048
+        (code,) = {struct.unpack(">I", payload[4:8])[0] for kind, _, _, payload in frames if kind == h2.GOAWAY}
+        assert code == h2.ErrorCode.ENHANCE_YOUR_CALM
+        assert sum(kind == h2.RST_STREAM for kind, *_ in frames) <= 2048
         assert transport.closed
 
     run(check())
@@ -187,9 +164,9 @@ def test_resets_among_answered_calls_are_no_flood():
     async def check():
         bad = MADE_RESETS["less than content-length"]
         calls = [bad(n) if n % 6 == 1 else call(n) for n in range(1, 15_001, 2)]  # every third
-        _, transport = feed(FakeShell(), [HELLO + window_update(0, 1 << 30), *calls])
+        _, transport = feed(FakeService(), [HELLO + h2.window_update(0, 1 << 30), *calls])
         assert not transport.closed
-        assert sum(kind == RST_STREAM for kind, *_ in split_frames(bytes(transport.written))) == 2500
+        assert sum(kind == h2.RST_STREAM for kind, *_ in split_frames(bytes(transport.written))) == 2500
 
     run(check())
 
@@ -201,16 +178,19 @@ def test_a_header_bomb_is_stopped(server):
     bomb = encoder.encode([(":method", "POST"), (":path", INFER), (":scheme", "http"), *big * 5000])
     assert len(bomb) < 10_000
     with raw_client(server) as raw:
-        raw.send(frame(HEADERS, END_HEADERS | END_STREAM, 1, first), frame(HEADERS, END_HEADERS | END_STREAM, 3, bomb))
-        assert raw.goaway() == ErrorCode.ENHANCE_YOUR_CALM
+        raw.send(
+            h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, 1, first),
+            h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, 3, bomb),
+        )
+        assert raw.goaway() == h2.ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_too_many_streams_are_refused_and_the_others_live(server):
     head = block(STREAM_INFER)
     with raw_client(server) as raw:
-        raw.send(*[frame(HEADERS, END_HEADERS, 2 * n + 1, head) for n in range(1025)])
-        assert raw.reset(2049) == ErrorCode.REFUSED_STREAM
-        raw.send(frame(DATA, END_STREAM, 1, message()))
+        raw.send(*[h2.frame(h2.HEADERS, h2.END_HEADERS, 2 * n + 1, head) for n in range(1025)])
+        assert raw.reset(2049) == h2.ErrorCode.REFUSED_STREAM
+        raw.send(h2.frame(h2.DATA, h2.END_STREAM, 1, message()))
         assert raw.status(1) == 0
 
 
@@ -218,12 +198,12 @@ def test_a_client_that_sends_more_than_its_window_loses_the_stream(server, monke
     with raw_client(server) as raw:
         size = (1 << 26) - 1000
         for n in (1, 3, 5):
-            raw.send(frame(HEADERS, END_HEADERS, n, block()), frame(DATA, 0, n, b"\0" + struct.pack(">I", size)))
-        assert struct.unpack(">I", raw.until(WINDOW_UPDATE, 1))[0] == size - 65536 + 5
-        assert raw.until(WINDOW_UPDATE, 3) is not None
+            raw.send(h2.frame(h2.HEADERS, h2.END_HEADERS, n, block()), h2.frame(h2.DATA, 0, n, b"\0" + struct.pack(">I", size)))
+        assert struct.unpack(">I", raw.until(h2.WINDOW_UPDATE, 1))[0] == size - 65536 + 5
+        assert raw.until(h2.WINDOW_UPDATE, 3) is not None
         # No more is lent: the third has its first window only.
-        raw.send(*[frame(DATA, 0, 5, bytes(16_000))] * 5)
-        assert raw.reset(5) == ErrorCode.FLOW_CONTROL_ERROR
+        raw.send(*[h2.frame(h2.DATA, 0, 5, bytes(16_000))] * 5)
+        assert raw.reset(5) == h2.ErrorCode.FLOW_CONTROL_ERROR
         raw.send(call(7))
         assert raw.status(7) == 0
 
@@ -232,46 +212,46 @@ def test_memory_for_messages_is_lent_again_when_it_was_given_back(server):
     with raw_client(server) as raw:
         size = (1 << 26) - 1000
         for n in (1, 3, 5):
-            raw.send(frame(HEADERS, END_HEADERS, n, block()), frame(DATA, 0, n, b"\0" + struct.pack(">I", size)))
-        raw.until(WINDOW_UPDATE, 3)
-        raw.send(frame(PING, 0, 0, b"12345678"))
-        assert raw.next_frame()[0] == PING
-        raw.send(reset(1, ErrorCode.CANCEL))
-        assert raw.until(WINDOW_UPDATE, 5) is not None
+            raw.send(h2.frame(h2.HEADERS, h2.END_HEADERS, n, block()), h2.frame(h2.DATA, 0, n, b"\0" + struct.pack(">I", size)))
+        raw.until(h2.WINDOW_UPDATE, 3)
+        raw.send(h2.frame(h2.PING, 0, 0, b"12345678"))
+        assert raw.next_frame()[0] == h2.PING
+        raw.send(h2.reset(1, h2.ErrorCode.CANCEL))
+        assert raw.until(h2.WINDOW_UPDATE, 5) is not None
 
 
 def test_a_client_that_does_not_read_is_not_answered_without_end(monkeypatch):
     monkeypatch.setattr(grpc_connection, "MIN_BUDGET", 1 << 20)
-    hello = HELLO + settings([(INITIAL_WINDOW_SIZE, (1 << 31) - 1)]) + window_update(0, (1 << 31) - 70_000)
-    with serving(FakeShell(max_message_bytes=1000)) as server, raw_client(server, hello) as raw:
+    hello = HELLO + h2.settings([(h2.INITIAL_WINDOW_SIZE, (1 << 31) - 1)]) + h2.window_update(0, (1 << 31) - 70_000)
+    with serving(FakeService(max_message_bytes=1000)) as server, raw_client(server, hello) as raw:
         big = infer_request("big", bytes=4 << 20).SerializeToString()
         for n in range(1, 100, 2):
             raw.send(call(n, payload=big))
             time.sleep(0.002)
-        (connection,) = server.shell.connections
+        (connection,) = server.service.connections
         queued = server.call(lambda: connection.output.queued + connection.transport.get_write_buffer_size())
         assert queued < 24 << 20
-        assert server.shell.asked < 12
+        assert server.service.asked < 12
         # And who reads late gets all.
         statuses, size = [], 0
         while len(statuses) < 50:
             kind, flags, _, payload = raw.next_frame()
-            size += len(payload) if kind == DATA else 0
-            if kind == HEADERS:
+            size += len(payload) if kind == h2.DATA else 0
+            if kind == h2.HEADERS:
                 headers = dict(raw.decoder.decode(payload))
-                statuses += [headers["grpc-status"]] if flags & END_STREAM else []
-        assert statuses.count("0") == server.shell.asked
-        assert statuses.count("8") == 50 - server.shell.asked
-        assert size > server.shell.asked * (4 << 20)
+                statuses += [headers["grpc-status"]] if flags & h2.END_STREAM else []
+        assert statuses.count("0") == server.service.asked
+        assert statuses.count("8") == 50 - server.service.asked
+        assert size > server.service.asked * (4 << 20)
 
 
 def test_a_client_that_only_asks_and_never_reads_is_read_no_more_until_it_reads():
     async def main():
-        connection, transport = feed(FakeShell(), [HELLO])
+        connection, transport = feed(FakeService(), [HELLO])
         connection.pause_writing()  # what a transport does that has too much to send
         head, n = block("/nothing"), 1
         while not transport.reading_paused:
-            connection.data_received(frame(HEADERS, END_HEADERS | END_STREAM, n, head))
+            connection.data_received(h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, n, head))
             n += 2
             assert n < 50_000
         assert 1 << 20 < len(transport.written) < 2 << 20
@@ -299,11 +279,11 @@ def test_a_hostile_connection_does_not_hurt_the_others(server):
 
 
 def test_a_connection_that_ends_anywhere_leaves_nothing(server):
-    whole = HELLO + call(1) + call(3, STREAM_INFER) + frame(GOAWAY, 0, 0, bytes(8))
+    whole = HELLO + call(1) + call(3, STREAM_INFER) + h2.frame(h2.GOAWAY, 0, 0, bytes(8))
     for end in range(0, len(whole), 7):
         with raw_client(server, whole[:end]):
             pass
     end = time.monotonic() + 5
-    while server.shell.connections:
+    while server.service.connections:
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -185,7 +185,7 @@ def test_a_stream_that_is_reset_sends_no_more_and_the_window_goes_to_others(serv
         raw.until(PING)
         raw.send(frame(RST_STREAM, 0, 1, bytes(4)), call(3), window_update(0, 1 << 20))
         assert raw.status(3) == 0
-        (connection,) = [found for found in server.shell.connections if found.last_id == 3 and not found.streams]
+        (connection,) = [found for found in server.service.connections if found.last_id == 3 and not found.streams]
         assert connection.output.queued == 0
 
 
@@ -238,15 +238,15 @@ def test_a_timeout_has_its_unit(server, raw, timeout, seconds):
     raw.send(call(grpc_timeout=timeout))
     before = time.monotonic()
     raw.answer(1)
-    assert abs(server.shell.requests[-1].deadline - before - seconds) < 0.2
+    assert abs(server.service.requests[-1].deadline - before - seconds) < 0.2
 
 
 def test_a_request_that_comes_after_its_deadline_is_not_run(server, raw):
-    before = server.shell.asked
+    before = server.service.asked
     for n, timeout in enumerate(("1n", "0S", "1u")):
         raw.send(call(2 * n + 1, grpc_timeout=timeout))
         assert raw.status(2 * n + 1) == 4
-    assert server.shell.asked == before
+    assert server.service.asked == before
 
 
 def test_an_unknown_compression_is_unimplemented_and_the_known_are_named(raw):

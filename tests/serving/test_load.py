@@ -146,7 +146,7 @@ def test_errors_are_counted_by_what_the_server_says():
 def test_a_connection_that_is_lost_is_an_error_and_is_opened_again():
     found, server = loaded(lambda n: None if n == 3 else 0.005, Setting(seconds=0.4, warm_up=0))
     assert server.connections == 2
-    assert found.errors == {"the server closed the connection before it had answered": 1}
+    assert found.errors == {"the server closed the connection before it answered": 1}
     assert found.answers > 10
 
 
@@ -166,7 +166,7 @@ def test_what_is_not_http_is_an_error():
 def test_a_server_that_goes_away_ends_the_run():
     async def main():
         async with Behaviour(lambda n: 0.005) as server:
-            generator = Generator("127.0.0.1", server.port, lambda a, b: HttpClient(REQUEST, a, b), Setting(seconds=15))
+            generator = Generator("127.0.0.1", server.port, lambda a, b: HttpClient(REQUEST, a, b), Setting(seconds=3600))
             await generator.connect()
             running = asyncio.create_task(generator.run())
             await asyncio.sleep(0.1)
@@ -174,10 +174,7 @@ def test_a_server_that_goes_away_ends_the_run():
             server.answer = lambda n: None
             return await running
 
-    began = time.monotonic()
-    found = run(main())
-    assert time.monotonic() - began < 5
-    assert found.stopped
+    assert run(main()).stopped
 
 
 def test_a_timer_is_precise_to_a_part_of_a_millisecond():

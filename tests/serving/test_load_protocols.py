@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from serving_helpers import run
 
-from hurtle.cli_bench_serve import bench_serve
+from hurtle.cli.bench_serve import bench_serve
 from hurtle.errors import HurtleError
 from hurtle.serving.config import ServeConfig
 from hurtle.serving.load.generator import Generator, Setting
@@ -58,7 +58,7 @@ def target(server, protocol, model="affine", **fields) -> Target:
 
 
 def succeeded(server) -> int:
-    stats = server.call(server.server.shell.statistics)["model_stats"]
+    stats = server.call(server.server.service.statistics)["model_stats"]
     return stats[0]["inference_stats"]["success"]["count"]
 
 

@@ -5,9 +5,9 @@ import http.client
 import numpy as np
 import pytest
 from grpc_server import TIMEOUT, infer_request, serving
-from grpc_server import FakeShell as GrpcShell
+from grpc_server import FakeService as GrpcService
 from http2_client import INFER, LIVE, STREAM_INFER, RawClient, block, call, message
-from rest_server import FakeShell as HttpShell
+from rest_server import FakeService as HttpService
 from rest_server import HttpServer, infer_json, read_answer, request
 from serving_helpers import wait_until
 
@@ -36,7 +36,7 @@ def server(tmp_path):
 
 
 def test_many_connections_that_send_half_of_a_message_do_not_exhaust_memory(server):
-    memory = server.server.shell.memory
+    memory = server.server.service.memory
     clients = [RawClient(server.grpc_port) for _ in range(8)]
     for client in clients:
         for number in range(1, 80, 2):  # 40 calls, 2.4 MB
@@ -63,7 +63,7 @@ def test_many_connections_that_send_half_of_a_message_do_not_exhaust_memory(serv
 
 def test_every_way_that_a_call_can_end_gives_its_memory_back():
     with serving() as server:
-        memory, client = server.shell.memory, RawClient(server.port)
+        memory, client = server.service.memory, RawClient(server.port)
         whole = message(infer_request("echo", np.zeros(10_000, np.uint8)).SerializeToString())
         for number, path in ((1, INFER), (3, STREAM_INFER)):  # answered
             client.send(frame(HEADERS, END_HEADERS, number, block(path)), frame(DATA, 0, number, whole[:5000]))
@@ -85,13 +85,13 @@ def test_every_way_that_a_call_can_end_gives_its_memory_back():
 
 
 def test_answers_that_nobody_takes_are_bounded_over_all_connections_of_grpc():
-    with serving(GrpcShell(MIB, max_buffered_bytes=16 * MIB)) as server:
-        memory = server.shell.memory
+    with serving(GrpcService(MIB, max_buffered_bytes=16 * MIB)) as server:
+        memory = server.service.memory
         clients = [RawClient(server.port) for _ in range(10)]
         ask = call(1, INFER, infer_request("big", bytes=3 * MIB).SerializeToString())
         for n, client in enumerate(clients):
             client.send(ask)
-            wait_until(lambda n=n: server.shell.asked > n)
+            wait_until(lambda n=n: server.service.asked > n)
         assert 12 * MIB < memory.used <= 16 * MIB
         assert [client.status(1) for client in clients[5:]] == [8] * 5
         for client in clients:
@@ -100,16 +100,16 @@ def test_answers_that_nobody_takes_are_bounded_over_all_connections_of_grpc():
 
 
 def test_answers_that_nobody_reads_are_bounded_over_all_connections_of_http():
-    shell = HttpShell(max_buffered_bytes=16 * MIB)
-    shell.outputs = {"x": np.zeros(16 * MIB, np.uint8)}
-    server = HttpServer(shell)
+    service = HttpService(max_buffered_bytes=16 * MIB)
+    service.outputs = {"x": np.zeros(16 * MIB, np.uint8)}
+    server = HttpServer(service)
     binary = infer_json(parameters={"binary_data_output": True})
     clients = [server.connect() for _ in range(3)]
     try:
         for client in clients[:2]:
-            before = shell.memory.used
+            before = service.memory.used
             client.sendall(request("POST", "/v2/models/echo/infer", binary, close=False))
-            wait_until(lambda before=before: shell.memory.used > before)
+            wait_until(lambda before=before: service.memory.used > before)
         clients[2].sendall(
             request("POST", "/v2/models/echo/infer", binary, close=False) + request("GET", "/v2/health/live", close=False)
         )
@@ -120,7 +120,7 @@ def test_answers_that_nobody_reads_are_bounded_over_all_connections_of_http():
         with clients[0].makefile("rb") as stream:
             assert len(read_answer(stream)[2]) > 16 * MIB
         clients[1].close()
-        wait_until(lambda: shell.memory.used == 0)
+        wait_until(lambda: service.memory.used == 0)
     finally:
         for client in clients:
             client.close()

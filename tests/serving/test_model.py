@@ -41,7 +41,7 @@ def ints(*shape):
             Counter,
             {"x": ONE[:, :1]},
             (),
-            "'state_in_0'; got 'x'.* what 'state_out_0' gave; or name a sequence_id, with sequence_start",
+            "'state_in_0'; got 'x'.* the last 'state_out_0'; or set a sequence_id, with sequence_start",
         ),
         (Two, {"left": ints(1, 1, 2), "right": ints(2, 1, 2)}, (), "Input 'right'.*expected a batch of 1 .* got 2"),
         (Doubler, {"x": np.ones((9, 3), np.float32)}, (), "at most 8 rows in a request, got 9"),
@@ -169,7 +169,7 @@ def test_a_model_that_cannot_be_run_is_not_loaded():
 
     with pytest.raises(HurtleError, match="RuntimeError: no such operator"):
         make_model(Broken)
-    with pytest.raises(HurtleError, match=r"not \['y'\]"):
+    with pytest.raises(HurtleError, match=r"without \['y'\]"):
         make_model(Silent, executor="worker", lanes=1)
 
 
@@ -185,7 +185,7 @@ def test_outputs_that_are_missing_are_an_error_that_names_them():
         model.infer(request(0.0), answers.append)
         await answers.wait(3)
         assert [getattr(answer, "reason", None) for answer in answers] == ["internal", "internal", None]
-        assert "not ['y']" in str(answers[0])
+        assert "without ['y']" in str(answers[0])
         assert model.active == 0
         model.close()
 

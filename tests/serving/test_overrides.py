@@ -14,7 +14,7 @@ from serving_helpers import Answers, run
 from hurtle.errors import ServingError
 from hurtle.serving.config import ServeConfig
 from hurtle.serving.messages import InferRequest, InferResponse
-from hurtle.serving.shell import Shell
+from hurtle.serving.service import InferenceService
 
 sys.path.insert(0, str(Path(__file__).parent / "backends"))
 import onnx_models
@@ -46,15 +46,15 @@ def zoo(tmp_path):
 
 
 def serving(zoo, test, **options):
-    """Run a test with a shell that has started."""
+    """Run a test with a service that has started."""
 
     async def main():
-        shell = Shell(ServeConfig(models=(str(zoo),), **options))
-        await shell.start()
+        service = InferenceService(ServeConfig(models=(str(zoo),), **options))
+        await service.start()
         try:
-            await test(shell)
+            await test(service)
         finally:
-            await shell.stop(5)
+            await service.stop(5)
 
     run(main())
 
@@ -63,15 +63,15 @@ def affine(**options):
     return {"backend": "affine", **options}
 
 
-async def refused(shell, parameters, name="m"):
+async def refused(service, parameters, name="m"):
     with pytest.raises(ServingError) as caught:
-        await shell.load(name, parameters)
+        await service.load(name, parameters)
     return caught.value.reason, str(caught.value)
 
 
 def test_a_config_changes_how_a_model_is_run_until_it_is_loaded_without(zoo):
-    async def test(shell):
-        before = shell.repository.find("m")
+    async def test(service):
+        before = service.repository.find("m")
         config = {
             "name": "m",
             "backend": "hurtle",
@@ -79,36 +79,36 @@ def test_a_config_changes_how_a_model_is_run_until_it_is_loaded_without(zoo):
             "dynamic_batching": {"max_queue_delay_microseconds": 1500, "default_queue_policy": {"max_queue_size": 5}},
             "instance_group": [{"count": 2, "kind": "KIND_CPU"}],
         }
-        await shell.load("m", {"config": json.dumps(config)})
-        model = shell.repository.find("m")
+        await service.load("m", {"config": json.dumps(config)})
+        model = service.repository.find("m")
         found = model.options
         assert (found.executor, found.batch_size, found.max_rows, found.batch_timeout_ms) == ("batch", 8, 8, 1.5)
         assert (found.max_queue, found.lanes, model.executor.lanes) == (5, 2, 2)
-        assert shell.repository.versions("m") == ["1", "2"]
-        assert shell.repository.find("m", "1").options == found
-        assert shell.model_config("m")["max_batch_size"] == 8
-        await shell.load("m", {"config": json.dumps(config)})
-        assert shell.repository.find("m") is model  # nothing has changed
-        await shell.repository.refresh()
-        assert shell.repository.find("m") is model
+        assert service.repository.versions("m") == ["1", "2"]
+        assert service.repository.find("m", "1").options == found
+        assert service.model_config("m")["max_batch_size"] == 8
+        await service.load("m", {"config": json.dumps(config)})
+        assert service.repository.find("m") is model  # nothing has changed
+        await service.repository.refresh()
+        assert service.repository.find("m") is model
         (zoo / "m" / "2" / "model.json").write_text('{"scale": 3.0, "shift": 0.0, "size": 3}')
-        await shell.repository.refresh()  # a new file is run as the client said
-        assert shell.repository.find("m") is not model
-        assert shell.repository.find("m").options == found
-        await shell.load("m", {})
-        assert shell.repository.find("m").options == before.options
+        await service.repository.refresh()  # a new file is run as the client said
+        assert service.repository.find("m") is not model
+        assert service.repository.find("m").options == found
+        await service.load("m", {})
+        assert service.repository.find("m").options == before.options
 
     serving(zoo, test, **affine(executor="inline"))
 
 
 def test_the_config_that_the_server_gives_can_be_sent_back(zoo):
-    async def test(shell):
-        for config in (shell.model_config("m"), {}):
-            await shell.load("m", {"config": json.dumps(config)})
-        await shell.load(
+    async def test(service):
+        for config in (service.model_config("m"), {}):
+            await service.load("m", {"config": json.dumps(config)})
+        await service.load(
             "m", {"config": '{"parameters": {"executor": {"string_value": "worker"}, "lanes": {"string_value": "1"}}}'}
         )
-        assert (shell.repository.find("m").options.executor, shell.repository.find("m").executor.lanes) == ("worker", 1)
+        assert (service.repository.find("m").options.executor, service.repository.find("m").executor.lanes) == ("worker", 1)
 
     serving(zoo, test, **affine())
 
@@ -136,11 +136,11 @@ def test_the_config_that_the_server_gives_can_be_sent_back(zoo):
     ],
 )
 def test_what_a_config_may_not_change_is_named(zoo, config, says):
-    async def test(shell):
-        model = shell.repository.find("m")
-        reason, text = await refused(shell, {"config": json.dumps(config)})
+    async def test(service):
+        model = service.repository.find("m")
+        reason, text = await refused(service, {"config": json.dumps(config)})
         assert (reason, says in text) == ("invalid_argument", True), text
-        assert shell.repository.find("m") is model
+        assert service.repository.find("m") is model
 
     serving(zoo, test, **affine(max_rows=50))
 
@@ -148,21 +148,21 @@ def test_what_a_config_may_not_change_is_named(zoo, config, says):
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"name": "n"}, 'name is not the model\'s: expected "m", got "n"'),
-        ({"backend": "my_package.my_module:Evil"}, "backend is not the model's"),
+        ({"name": "n"}, 'name does not match the model: expected "m", got "n"'),
+        ({"backend": "my_package.my_module:Evil"}, "backend does not match the model"),
         ({"platform": "onnxruntime_onnx"}, 'expected "hurtle_affine"'),
-        ({"input": [{"name": "x", "data_type": "TYPE_FP64", "dims": [3]}]}, "input is not the model's"),
-        ({"max_batch_size": 0}, "max_batch_size is not the model's"),
+        ({"input": [{"name": "x", "data_type": "TYPE_FP64", "dims": [3]}]}, "input does not match the model"),
+        ({"max_batch_size": 0}, "max_batch_size does not match the model"),
     ],
 )
 def test_a_config_that_describes_another_model_is_refused_and_the_old_one_serves_on(zoo, config, says):
-    async def test(shell):
-        model = shell.repository.find("m")
+    async def test(service):
+        model = service.repository.find("m")
         reason, text = await refused(
-            shell, {"config": json.dumps(config | {"dynamic_batching": {}, "instance_group": [{"count": 1}]})}
+            service, {"config": json.dumps(config | {"dynamic_batching": {}, "instance_group": [{"count": 1}]})}
         )
         assert (reason, says in text) == ("failed_precondition", True), text
-        assert shell.repository.find("m") is model
+        assert service.repository.find("m") is model
 
     serving(zoo, test, **affine())
 
@@ -171,16 +171,16 @@ def test_a_config_that_describes_another_model_is_refused_and_the_old_one_serves
     "config", ["", "{", "[]", "1", "[" * 100_000, '{"max_batch_size": ' + "9" * 5000 + "}", " " * (1 << 21), 7, True]
 )
 def test_a_config_that_is_none_is_refused(zoo, config):
-    async def test(shell):
-        reason, text = await refused(shell, {"config": config})
+    async def test(service):
+        reason, text = await refused(service, {"config": config})
         assert (reason, "config" in text, len(text) < 500) == ("invalid_argument", True, True)
 
     serving(zoo, test, **affine())
 
 
 def test_other_parameters_are_refused(zoo):
-    async def test(shell):
-        assert await refused(shell, {"force": True}) == (
+    async def test(service):
+        assert await refused(service, {"force": True}) == (
             "invalid_argument",
             "Loading takes the parameters config and file:VERSION/NAME, got 'force'.",
         )
@@ -188,17 +188,17 @@ def test_other_parameters_are_refused(zoo):
     serving(zoo, test, **affine())
 
 
-def infer(shell, name="sent", version=""):
+def infer(service, name="sent", version=""):
     answers = Answers()
-    shell.infer(InferRequest(name, {"x": ROW}, version), answers.append)
+    service.infer(InferRequest(name, {"x": ROW}, version), answers.append)
     return answers[0]
 
 
 def test_files_are_off_unless_the_operator_allows_them(zoo, linear):
-    async def test(shell):
-        reason, text = await refused(shell, {"config": "{}", "file:1/model.onnx": linear}, "sent")
+    async def test(service):
+        reason, text = await refused(service, {"config": "{}", "file:1/model.onnx": linear}, "sent")
         assert (reason, "--allow-file-overrides" in text) == ("permission_denied", True)
-        assert not shell.has_model("sent")
+        assert not service.has_model("sent")
 
     serving(zoo, test, **affine())
 
@@ -216,26 +216,26 @@ def onnx_zoo(tmp_path, linear):
 
 @pytest.mark.parametrize("encode", [bytes, lambda content: base64.b64encode(content).decode()], ids=["grpc", "rest"])
 def test_a_model_can_be_loaded_from_a_client_s_file_which_is_then_gone(onnx_zoo, linear, temporary, encode):
-    async def test(shell):
+    async def test(service):
         sent = {"config": '{"backend": "onnxruntime"}', "file:7/model.onnx": encode(linear)}
         for name in ("sent", "m"):
-            await shell.load(name, sent)
+            await service.load(name, sent)
             assert list(temporary.iterdir()) == []
-            answer = infer(shell, name)
+            answer = infer(service, name)
             assert isinstance(answer, InferResponse)
             assert (answer.version, answer.outputs["y"].tolist()) == ("7", [[6.0, 9.0]])
-            assert shell.repository.versions(name) == ["7"]  # it stands for what lies in the folder
-            await shell.repository.refresh()
-            assert shell.repository.versions(name) == ["7"]
+            assert service.repository.versions(name) == ["7"]  # it stands for what lies in the folder
+            await service.repository.refresh()
+            assert service.repository.versions(name) == ["7"]
         (onnx_zoo / "m" / "4" / "model.onnx").write_bytes(b"damaged")
-        assert (await refused(shell, {}))[0] == "failed_precondition"
-        assert "7" in shell.repository.versions("m")
+        assert (await refused(service, {}))[0] == "failed_precondition"
+        assert "7" in service.repository.versions("m")
         (onnx_zoo / "m" / "4" / "model.onnx").write_bytes(linear)
-        await shell.load("m", {})
-        assert shell.repository.versions("m") == ["3", "4"]
-        await shell.unload("sent")
-        assert not shell.has_model("sent")
-        assert (await refused(shell, {}, "sent"))[0] == "not_found"
+        await service.load("m", {})
+        assert service.repository.versions("m") == ["3", "4"]
+        await service.unload("sent")
+        assert not service.has_model("sent")
+        assert (await refused(service, {}, "sent"))[0] == "not_found"
 
     serving(onnx_zoo, test, **ALLOWED)
 
@@ -246,12 +246,12 @@ def test_a_model_can_be_loaded_from_a_client_s_file_which_is_then_gone(onnx_zoo,
      "x/model.onnx", "1/.model.onnx", "1/model.onnx\0", "1\\model.onnx", "1/" + "m" * 300, "1/mödel.onnx", "1/model.onnx\n"],
 )  # fmt: skip
 def test_paths_that_lead_elsewhere_are_refused_and_nothing_is_written(onnx_zoo, linear, temporary, path):
-    async def test(shell):
-        reason, text = await refused(shell, {"config": "{}", "file:1/model.onnx": linear, f"file:{path}": b"x"})
+    async def test(service):
+        reason, text = await refused(service, {"config": "{}", "file:1/model.onnx": linear, f"file:{path}": b"x"})
         assert (reason, "expected VERSION/NAME" in text) == ("invalid_argument", True)
         assert list(temporary.iterdir()) == []
         assert not list(temporary.parent.glob("model.onnx"))
-        assert shell.repository.versions("m") == ["3", "4"]
+        assert service.repository.versions("m") == ["3", "4"]
 
     serving(onnx_zoo, test, **ALLOWED)
 
@@ -271,21 +271,23 @@ def test_paths_that_lead_elsewhere_are_refused_and_nothing_is_written(onnx_zoo, 
     ],
 )
 def test_files_that_are_no_model_are_refused_and_leave_nothing_behind(onnx_zoo, temporary, files, reason, says):
-    async def test(shell):
+    async def test(service):
         for name in ("new", "m"):
-            found = await refused(shell, {"config": "{}", **{f"file:{path}": content for path, content in files.items()}}, name)
+            found = await refused(
+                service, {"config": "{}", **{f"file:{path}": content for path, content in files.items()}}, name
+            )
             assert (found[0], says in found[1]) == (reason, True), found
         assert list(temporary.iterdir()) == []
-        assert not shell.has_model("new")
-        assert infer(shell, "m").version == "4"
-        assert [row["reason"] for row in shell.repository.index()] == ["", ""]
+        assert not service.has_model("new")
+        assert infer(service, "m").version == "4"
+        assert [row["reason"] for row in service.repository.index()] == ["", ""]
 
     serving(onnx_zoo, test, max_message_mib=1.0, **ALLOWED)
 
 
 def test_files_come_with_a_config(onnx_zoo, linear):
-    async def test(shell):
-        assert "need a config" in (await refused(shell, {"file:1/model.onnx": linear}))[1]
+    async def test(service):
+        assert "need a config" in (await refused(service, {"file:1/model.onnx": linear}))[1]
 
     serving(onnx_zoo, test, **ALLOWED)
 
@@ -293,49 +295,49 @@ def test_files_come_with_a_config(onnx_zoo, linear):
 def test_a_client_s_file_takes_no_weights_from_elsewhere(onnx_zoo, tmp_path, temporary):
     path = onnx_models.external(tmp_path / "model.onnx", "../secret")
 
-    async def test(shell):
-        reason, text = await refused(shell, {"config": "{}", "file:1/model.onnx": path.read_bytes()})
-        assert (reason, "outside of its own folder" in text) == ("failed_precondition", True)
+    async def test(service):
+        reason, text = await refused(service, {"config": "{}", "file:1/model.onnx": path.read_bytes()})
+        assert (reason, "outside its own folder" in text) == ("failed_precondition", True)
 
     serving(onnx_zoo, test, **ALLOWED)
 
 
 def test_a_backend_of_the_operator_s_own_gets_no_files_from_clients(zoo, linear):
-    async def test(shell):
-        reason, text = await refused(shell, {"config": "{}", "file:1/model.onnx": linear})
+    async def test(service):
+        reason, text = await refused(service, {"config": "{}", "file:1/model.onnx": linear})
         assert (reason, "'affine', which takes no files" in text) == ("failed_precondition", True)
 
     serving(zoo, test, **affine(**ALLOWED))
 
 
 def test_clients_cannot_bring_any_number_of_models(onnx_zoo, linear):
-    async def test(shell):
+    async def test(service):
         sent = {"config": "{}", "file:1/model.onnx": linear}
         for n in range(16):
-            await shell.load(f"sent{n}", sent)
-        assert (await refused(shell, sent, "one_more"))[0] == "resource_exhausted"
-        await shell.load("sent3", sent)
-        await shell.unload("sent3")
-        await shell.load("one_more", sent)
+            await service.load(f"sent{n}", sent)
+        assert (await refused(service, sent, "one_more"))[0] == "resource_exhausted"
+        await service.load("sent3", sent)
+        await service.unload("sent3")
+        await service.load("one_more", sent)
 
     serving(onnx_zoo, test, **ALLOWED)
 
 
 def test_an_instance_group_without_a_count_is_one_lane(zoo):
-    async def test(shell):
-        await shell.load("m", {"config": '{"instance_group": [{"kind": "KIND_CPU"}], "dynamic_batching": {}}'})
-        assert shell.repository.find("m").options.lanes == 1
+    async def test(service):
+        await service.load("m", {"config": '{"instance_group": [{"kind": "KIND_CPU"}], "dynamic_batching": {}}'})
+        assert service.repository.find("m").options.lanes == 1
 
     serving(zoo, test, **affine())
 
 
 def test_a_config_that_describes_another_model_is_refused_though_it_changes_no_option(zoo):
-    async def test(shell):
-        models = shell.repository.models()
-        reason, text = await refused(shell, {"config": '{"platform": "onnxruntime_onnx"}'})
-        assert (reason, "platform is not the model's" in text) == ("failed_precondition", True), text
-        assert shell.repository.models() == models
-        assert [row["reason"] for row in shell.repository.index()] == ["", ""]
+    async def test(service):
+        models = service.repository.models()
+        reason, text = await refused(service, {"config": '{"platform": "onnxruntime_onnx"}'})
+        assert (reason, "platform does not match the model" in text) == ("failed_precondition", True), text
+        assert service.repository.models() == models
+        assert [row["reason"] for row in service.repository.index()] == ["", ""]
 
     serving(zoo, test, **affine())
 
@@ -343,36 +345,36 @@ def test_a_config_that_describes_another_model_is_refused_though_it_changes_no_o
 def test_a_config_is_taken_for_all_versions_or_for_none(zoo):
     (zoo / "m" / "2" / "model.json").write_text('{"scale": 2.0, "shift": 0.0, "size": 4}')
 
-    async def test(shell):
-        models = shell.repository.models()
-        config = {"input": shell.model_config("m", "1")["input"], "max_batch_size": 8}
-        reason, text = await refused(shell, {"config": json.dumps(config)})
+    async def test(service):
+        models = service.repository.models()
+        config = {"input": service.model_config("m", "1")["input"], "max_batch_size": 8}
+        reason, text = await refused(service, {"config": json.dumps(config)})
         assert reason == "failed_precondition"
         assert "could not be loaded with this config; nothing was changed. version 2: The config's input" in text
         assert "files" not in text
-        assert shell.repository.models() == models
-        assert [row["reason"] for row in shell.repository.index()] == ["", ""]
-        await shell.unload("m")
-        assert (await refused(shell, {"config": json.dumps(config)}))[0] == "failed_precondition"
-        assert shell.repository.models() == []
-        assert {row["state"] for row in shell.repository.index()} == {"UNAVAILABLE"}
-        await shell.repository.refresh()
-        assert shell.repository.models() == []  # it is unloaded as before
-        await shell.load("m")
-        assert len(shell.repository.models()) == 2
+        assert service.repository.models() == models
+        assert [row["reason"] for row in service.repository.index()] == ["", ""]
+        await service.unload("m")
+        assert (await refused(service, {"config": json.dumps(config)}))[0] == "failed_precondition"
+        assert service.repository.models() == []
+        assert {row["state"] for row in service.repository.index()} == {"UNAVAILABLE"}
+        await service.repository.refresh()
+        assert service.repository.models() == []  # it is unloaded as before
+        await service.load("m")
+        assert len(service.repository.models()) == 2
 
     serving(zoo, test, **affine())
 
 
 def test_files_that_cannot_be_kept_leave_the_model_as_it_was(onnx_zoo, linear, temporary, monkeypatch):
-    async def test(shell):
+    async def test(service):
         sent = {"config": "{}", "file:1/model.onnx": linear}
         monkeypatch.setattr(tempfile, "tempdir", str(temporary / "missing"))
         for name in ("m", "new"):
-            reason, text = await refused(shell, sent, name)
+            reason, text = await refused(service, sent, name)
             assert (reason, "cannot be kept" in text) == ("resource_exhausted", True)
-        assert not shell.has_model("new")
-        assert not shell.repository._entries["m"].is_sent  # it is watched as before
+        assert not service.has_model("new")
+        assert not service.repository._entries["m"].is_sent  # it is watched as before
 
     serving(onnx_zoo, test, **ALLOWED)
 
@@ -383,34 +385,34 @@ def test_a_load_that_fails_in_any_way_leaves_the_model_as_it_was(onnx_zoo, linea
 
     monkeypatch.setattr("hurtle.serving.repository.written", broken)
 
-    async def test(shell):
+    async def test(service):
         for name in ("m", "new"):
             with pytest.raises(KeyError):
-                await shell.load(name, {"config": "{}", "file:1/model.onnx": linear})
-        assert not shell.has_model("new")
-        assert not shell.repository._entries["m"].is_sent
+                await service.load(name, {"config": "{}", "file:1/model.onnx": linear})
+        assert not service.has_model("new")
+        assert not service.repository._entries["m"].is_sent
 
     serving(onnx_zoo, test, **ALLOWED)
 
 
 def test_two_clients_may_unload_a_sent_model_at_once(onnx_zoo, linear):
-    async def test(shell):
-        await shell.load("sent", {"config": "{}", "file:1/model.onnx": linear})
-        async with shell.repository._entries["sent"].lock:
-            unloads = [asyncio.create_task(shell.unload("sent")) for _ in range(2)]
+    async def test(service):
+        await service.load("sent", {"config": "{}", "file:1/model.onnx": linear})
+        async with service.repository._entries["sent"].lock:
+            unloads = [asyncio.create_task(service.unload("sent")) for _ in range(2)]
             for _ in range(20):  # turns of the event loop, until both wait for the lock
                 await asyncio.sleep(0)
         found = await asyncio.gather(*unloads, return_exceptions=True)
         assert found[0] is None
         assert (type(found[1]), found[1].reason) == (ServingError, "unavailable")
-        assert not shell.has_model("sent")
+        assert not service.has_model("sent")
 
     serving(onnx_zoo, test, **ALLOWED)
 
 
 def test_errors_do_not_name_the_private_folder(onnx_zoo, temporary):
-    async def test(shell):
-        _, text = await refused(shell, {"config": "{}", "file:1/model.onnx": b"no model"})
+    async def test(service):
+        _, text = await refused(service, {"config": "{}", "file:1/model.onnx": b"no model"})
         assert "model.onnx" in text
         assert str(temporary) not in text
 

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from browser import BINARY, Browser
-from rest_server import FakeShell, HttpServer, infer_json, request
+from rest_server import FakeService, HttpServer, infer_json, request
 
 from hurtle.serving.config import ServeConfig
 from hurtle.serving.rest import page
@@ -18,7 +18,7 @@ HOSTILE = "<img src=x onerror=window.hacked=1>"
 in_browser = pytest.mark.skipif(BINARY is None, reason="needs a browser: Chromium or Chrome")
 
 
-class PageShell(FakeShell):
+class PageService(FakeService):
     """Names that try to be more than text."""
 
     async def index(self, ready=False):
@@ -53,9 +53,9 @@ def real(tmp_path_factory):
 
 
 @contextmanager
-def opened(browser, shell):
+def opened(browser, service):
     """The page of a fake server."""
-    server = HttpServer(shell)
+    server = HttpServer(service)
     try:
         browser.open(f"http://127.0.0.1:{server.port}/")
         yield server
@@ -64,7 +64,7 @@ def opened(browser, shell):
 
 
 def test_the_page_comes_with_a_policy_that_lets_only_its_own_script_run():
-    server = HttpServer(FakeShell())
+    server = HttpServer(FakeService())
     try:
         (answer,) = server.ask(request("GET", "/"))
         (icon,) = server.ask(request("GET", "/favicon.svg"))
@@ -106,7 +106,7 @@ def test_the_page_shows_models_tries_them_and_counts(browser, real):
     browser.evaluate("document.querySelector('button[type=submit]').click()")
     browser.wait_for("document.querySelector('pre').textContent.includes('[11, 13]')")
 
-    client = http.client.HTTPConnection("127.0.0.1", real.http_port, timeout=10)
+    client = http.client.HTTPConnection("127.0.0.1", real.http_port, timeout=60)
     for body in [infer_json([[1, 2], [3, 4]])] * 30 + [b"{}"]:
         client.request("POST", "/v2/models/affine/versions/1/infer", body)
         client.getresponse().read()
@@ -138,7 +138,7 @@ def test_what_is_wrong_with_a_tried_request_is_shown(browser, real):
 
 @in_browser
 def test_names_are_shown_as_text_whatever_they_hold(browser):
-    with opened(browser, PageShell()):
+    with opened(browser, PageService()):
         browser.wait_for("document.querySelectorAll('section.card').length === 3")
         browser.wait_for("document.querySelectorAll('section.card td').length > 6")
         browser.evaluate("[...document.querySelectorAll('.versions button')].find(b => b.textContent === 'v2').click()")
@@ -151,13 +151,13 @@ def test_names_are_shown_as_text_whatever_they_hold(browser):
 
 @in_browser
 def test_half_precision_inputs_are_sent_as_binary_data(browser):
-    with opened(browser, PageShell()) as server:
+    with opened(browser, PageService()) as server:
         browser.wait_for("cards.get('echo')?.editor.value.includes('FP16')")
         browser.evaluate(
             "cards.get('echo').editor.value = cards.get('echo').editor.value.replace('[0, 0, 0]', '[0.1, -2, 65504]')"
         )
         browser.evaluate("cards.get('echo').tryIt()")
-        assert server.shell.last.inputs["half"].tolist() == np.array([0.1, -2, 65504], np.float16).tolist()
+        assert server.service.last.inputs["half"].tolist() == np.array([0.1, -2, 65504], np.float16).tolist()
         rng = np.random.default_rng(1)
         values = np.concatenate(
             [rng.normal(size=500) * 10.0 ** rng.integers(-9, 6, 500), [0, -0.0, 65519.9, 65520, 1e9, 6e-8, 3e-8, 2.98e-8]]
@@ -172,7 +172,7 @@ def test_half_precision_inputs_are_sent_as_binary_data(browser):
 
 @in_browser
 def test_a_server_that_wants_a_token_is_given_it_from_the_page(browser):
-    with opened(browser, PageShell(token="open sesame")):
+    with opened(browser, PageService(token="open sesame")):
         browser.wait_for("document.activeElement === document.getElementById('token')")
         assert "This server wants a token" in browser.text()
         assert browser.evaluate("document.querySelectorAll('section.card').length") == 0
@@ -190,9 +190,9 @@ def test_a_server_that_wants_a_token_is_given_it_from_the_page(browser):
 
 @in_browser
 def test_the_page_says_when_the_server_is_not_ready_or_gone(browser):
-    with opened(browser, PageShell()) as server:
+    with opened(browser, PageService()) as server:
         browser.wait_for("document.getElementById('health').textContent === 'ready'")
-        server.shell.ready = False
+        server.service.ready = False
         browser.wait_for("document.getElementById('health').textContent === 'not ready'")
     browser.wait_for("document.getElementById('health').textContent === 'not answering'")
     browser.send("Page.navigate", url="about:blank")

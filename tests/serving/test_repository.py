@@ -48,7 +48,7 @@ def test_the_newest_version_answers_unless_another_is_asked_for(tmp_path):
         assert found.find("m", "9").version == "9"
         assert found.versions("m") == ["1", "9", "10"]
         assert states(found) == [("m", "1", "READY"), ("m", "9", "READY"), ("m", "10", "READY")]
-        with pytest.raises(ServingError, match=r"'m' has no version '2'; ready are 1, 9, 10"):
+        with pytest.raises(ServingError, match=r"'m' has no version '2'; loaded versions: 1, 9, 10"):
             found.find("m", "2")
         with pytest.raises(ServingError, match=r"No model 'n'. Known: m"):
             found.find("n")
@@ -95,7 +95,7 @@ def test_a_version_that_cannot_be_loaded_is_refused_and_the_old_one_serves_on(tm
         (tmp_path / "m" / "1" / "model.json").write_text("{broken")
         affine(tmp_path, "m", "2", "not a number")
         with pytest.raises(
-            ServingError, match=r"version 1 was refused; the one that was there serves on.*version 2 was refused"
+            ServingError, match=r"version 1 was refused; the old one goes on serving.*version 2 was refused"
         ) as bad:
             await found.load("m")
         assert bad.value.reason == "failed_precondition"
@@ -121,7 +121,7 @@ def test_the_index_says_why_a_reload_was_refused(tmp_path):
         await found.load("m")
         good = (tmp_path / "m" / "1" / "model.json").stat()
         (tmp_path / "m" / "1" / "model.json").write_text("{broken")
-        with pytest.raises(ServingError, match="serves on"):
+        with pytest.raises(ServingError, match="goes on serving"):
             await found.load("m")
         state, reason = reasons(found)["m", "1"]
         assert state == "READY"
@@ -169,7 +169,7 @@ def test_wrong_layouts_are_named_with_what_was_expected(tmp_path):
     (tmp_path / ".git").mkdir()
     wrong = {
         "flat": ("flat/model.onnx", "model.onnx in no version's folder"),
-        "letter": ("letter/v1/model.onnx", "'v1' is no version's number"),
+        "letter": ("letter/v1/model.onnx", "'v1' is not a version number"),
         "other": ("other/1/other.txt", "1 has no file model.*, but other.txt"),
         "a b": ("a b/1/model.onnx", "cannot be a model's name"),
     }
@@ -351,7 +351,7 @@ def test_a_model_file_that_is_a_link_out_of_the_repository_is_refused_with_that_
 def test_a_folder_that_cannot_be_loaded_says_why(tmp_path):
     async def main():
         (tmp_path / "m" / "newest").mkdir(parents=True)
-        with pytest.raises(ServingError, match=r"No model 'm' to load.*'newest' is no version's number"):
+        with pytest.raises(ServingError, match=r"No model 'm' to load.*'newest' is not a version number"):
             await repository(tmp_path, backend=BACKEND).load("m")
 
     run(main())

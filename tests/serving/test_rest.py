@@ -1,4 +1,4 @@
-"""REST paths in front of a fake shell and of the real one; mutated requests."""
+"""REST paths in front of a fake service and of the real one; mutated requests."""
 
 import http.client
 import json
@@ -8,7 +8,7 @@ import resource
 
 import numpy as np
 import pytest
-from rest_server import METADATA, FakeShell, HttpServer, infer_binary, infer_json, read_answer, request
+from rest_server import METADATA, FakeService, HttpServer, infer_binary, infer_json, read_answer, request
 
 from hurtle.serving.config import ServeConfig
 from hurtle.serving.server import ServerThread
@@ -19,14 +19,14 @@ FUZZED = int(os.environ.get("HURTLE_FUZZ_REQUESTS", "3000"))
 
 @pytest.fixture(scope="module")
 def server():
-    found = HttpServer(FakeShell())
+    found = HttpServer(FakeService())
     yield found
     found.close()
 
 
 @pytest.fixture(scope="module")
 def guarded():
-    found = HttpServer(FakeShell(token="open sesame"))
+    found = HttpServer(FakeService(token="open sesame"))
     yield found
     found.close()
 
@@ -62,7 +62,7 @@ def test_paths_to_read(server, path, found):
 
 
 def test_paths_about_the_repository(server):
-    server.shell.calls.clear()
+    server.service.calls.clear()
     assert ask(server, "POST", "/v2/repository/index") == (
         200,
         [{"name": "echo", "version": "1", "state": "READY", "reason": ""}],
@@ -74,7 +74,7 @@ def test_paths_about_the_repository(server):
         {},
     )
     assert ask(server, "POST", "/v2/repository/models/other/load", b"{}") == (404, {"error": "No model 'other'."})
-    assert server.shell.calls == [
+    assert server.service.calls == [
         ("index", False),
         ("index", True),
         ("load", "echo", {"config": "{}"}),
@@ -103,7 +103,7 @@ def test_paths_about_the_repository(server):
         ("GET", "/v2/models/a%2Fb", 404, "no slash"),
         ("GET", "/v2/models/..%2F..%2Fetc", 404, "no slash"),
         ("POST", "/v2/repository/models/..%2Fsecret/load", 404, "no slash"),
-        ("GET", "/v2/models/a%00b", 404, "no slash and no zero"),
+        ("GET", "/v2/models/a%00b", 404, "no slash and no NUL"),
         ("GET", "/v2/models/a%FFb", 400, "UTF-8"),
         ("GET", "/v2/models/%3Cscript%3E", 404, "No model '<script>'."),
         ("GET", "*", 404, "No such path"),
@@ -135,14 +135,14 @@ def test_a_model_that_is_not_known_is_not_ready_as_triton_says_it(server):
 
 
 def test_a_server_that_is_not_ready_says_503(server):
-    server.shell.ready = False
+    server.service.ready = False
     try:
         assert ask(server, "GET", "/v2/health/ready") == (503, {"ready": False})
         refusal = {"name": "echo", "ready": False, "error": "Model 'echo' is not ready."}
         assert ask(server, "GET", "/v2/models/echo/ready") == (503, refusal)
         assert ask(server, "GET", "/v2/health/live") == (200, {"live": True})
     finally:
-        server.shell.ready = True
+        server.service.ready = True
 
 
 def test_metrics_are_prometheus_text(server):
@@ -161,7 +161,7 @@ def test_the_version_in_the_path_reaches_the_model(server):
 def test_the_callers_trace_reaches_the_model(server):
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     server.ask(request("POST", INFER, infer_json(), traceparent=trace))
-    assert server.shell.last.trace_parent == trace
+    assert server.service.last.trace_parent == trace
 
 
 def test_large_json_requests_are_served_too(server):
@@ -180,14 +180,14 @@ def test_only_health_and_the_empty_page_need_no_token(guarded):
     asked = [("GET", path) for path in paths] + [
         ("POST", path) for path in (INFER, "/v2/repository/index", "/v2/repository/models/echo/load")
     ]
-    guarded.shell.last, guarded.shell.calls = None, []
+    guarded.service.last, guarded.service.calls = None, []
     for method, path in asked:
         body = infer_json() if path == INFER else b""
         for headers in ({}, {"Authorization": "Bearer guess"}):
             (answer,) = guarded.ask(request(method, path, body, **headers))
             assert (answer[0], answer[1]["www-authenticate"]) == (401, "Bearer")
             assert json.loads(answer[2]) == {"error": "This server wants a token."}
-    assert (guarded.shell.last, guarded.shell.calls) == (None, [])
+    assert (guarded.service.last, guarded.service.calls) == (None, [])
     for method, path in asked:
         body = infer_json() if path == INFER else b""
         assert guarded.ask(request(method, path, body, Authorization="Bearer open sesame"))[0][0] == 200
@@ -202,11 +202,11 @@ def test_a_body_without_a_token_is_not_kept_and_the_connection_goes_on(guarded):
 
 
 def test_pages_of_other_sites_cannot_change_anything(server):
-    server.shell.calls.clear()
+    server.service.calls.clear()
     for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
         (answer,) = server.ask(request("POST", "/v2/repository/models/echo/unload", Sec_Fetch_Site=site))
         assert answer[0] == status
-    assert len(server.shell.calls) == 2
+    assert len(server.service.calls) == 2
 
 
 def test_mutated_requests_get_a_clean_status_or_none_and_the_server_lives_on(server):
@@ -294,7 +294,7 @@ def real(tmp_path_factory):
 
 
 def ask_real(real, method, path, body=None, headers=None):
-    client = http.client.HTTPConnection("127.0.0.1", real.http_port, timeout=10)
+    client = http.client.HTTPConnection("127.0.0.1", real.http_port, timeout=60)
     try:
         client.request(method, path, body, headers or {})
         answer = client.getresponse()
@@ -303,7 +303,7 @@ def ask_real(real, method, path, body=None, headers=None):
         client.close()
 
 
-def test_the_real_shell_is_served(real):
+def test_the_real_service_is_served(real):
     assert ask_real(real, "GET", "/v2/health/ready")[0] == 200
     status, _, body = ask_real(real, "POST", "/v2/models/affine/infer", infer_json([[1, 2], [3, 4]], id="a"))
     found = json.loads(body)
@@ -327,7 +327,7 @@ def test_the_real_shell_is_served(real):
     assert ask_real(real, "GET", "/v2/models/affine/config")[0] == 200
 
 
-def test_the_real_shell_refuses_over_rest_with_the_right_codes(real):
+def test_the_real_service_refuses_over_rest_with_the_right_codes(real):
     def refused(path, body=None, method="POST"):
         status, _, answer = ask_real(real, method, path, body)
         return status, json.loads(answer)["error"]
@@ -344,7 +344,7 @@ def test_the_real_shell_refuses_over_rest_with_the_right_codes(real):
     assert refused("/v2/repository/models/../load")[0] in (400, 404)
 
 
-def test_the_real_shell_unloads_and_loads_over_rest(real):
+def test_the_real_service_unloads_and_loads_over_rest(real):
     assert ask_real(real, "POST", "/v2/repository/models/other-1.0/unload")[0] == 200
     assert ask_real(real, "GET", "/v2/models/%6Fther-1.0/ready")[0] != 200
     assert ask_real(real, "POST", "/v2/repository/models/other-1.0/load", "{}")[0] == 200

@@ -79,7 +79,7 @@ def test_what_cannot_be_continued_is_refused():
                 sequences.infer(model, request, answers.append)
             assert caught.value.reason == reason
 
-        refused(step(1, 5), "invalid_argument", "no sequence 5: its first request must say sequence_start")
+        refused(step(1, 5), "invalid_argument", "no sequence 5: its first request must set sequence_start")
         refused(step(1, 1.5, start=True), "invalid_argument", "sequence_id must be")
         refused(step(1, "a" * 300, start=True), "invalid_argument", "sequence_id must be")
         refused(step(1, 1, start="yes"), "invalid_argument", "sequence_start must be a bool")
@@ -128,7 +128,7 @@ def test_idle_sequences_are_forgotten():
         await asyncio.sleep(0.03)
         sequences.forget_idle()
         assert (len(sequences), ended) == (1, [model])
-        with pytest.raises(ServingError, match="forgotten after"):
+        with pytest.raises(ServingError, match="dropped after"):
             sequences.infer(model, step(1, 1), answers.append)
         sequences.infer(model, step(1, 2), answers.append)
         assert totals(answers) == [1, 1, 2]
@@ -268,7 +268,7 @@ def test_the_state_of_a_sequence_that_is_forgotten_while_it_runs_does_not_count(
 
 def test_models_without_memory_have_no_sequences():
     async def main():
-        with pytest.raises(ServingError, match="keeps no state"):
+        with pytest.raises(ServingError, match="has no state"):
             Sequences(10, 60).infer(make_model(executor="inline"), step(1, start=True), [].append)
 
     run(main())

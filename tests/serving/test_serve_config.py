@@ -2,7 +2,7 @@
 
 import pytest
 
-from hurtle.cli_serve import _announce, parse, run_serve
+from hurtle.cli.serve import _announce, parse, run_serve
 from hurtle.errors import HurtleError, TrustError
 from hurtle.serving.config import ServeConfig, defaults_from, describe
 
@@ -85,8 +85,8 @@ def test_variables_of_every_kind(tmp_path):
         ("model = {a = {batch_size = 0}}", "batch_size must be at least 1, got 0"),
         ("models = [3]", "models must be"),
         ("models = {a = 3}", "models must be"),
-        ("model = 3", r"written as a table, \[model.NAME\]"),
-        ("model = {a = 3}", r"written as a table"),
+        ("model = 3", r"as a table, \[model.NAME\]"),
+        ("model = {a = 3}", r"as a table"),
         ("a = ", "Cannot read"),
         ("http_port = 70000", "http_port must be 0 to 65535, got 70000"),
         ("tls_cert = 'a.pem'", "both --tls-cert and --tls-key"),
@@ -161,7 +161,7 @@ def test_a_token_comes_from_a_file(tmp_path):
 
 
 def test_what_was_changed_is_said():
-    assert describe(ServeConfig()) == "all options as they come"
+    assert describe(ServeConfig()) == "default options"
     said = describe(ServeConfig(lanes=2, overrides={"a": {"batch_size": 8}}))
     assert said == "lanes=2, a: batch_size=8"
 

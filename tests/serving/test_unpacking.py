@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from grpc_server import FakeShell, infer_request, serving
+from grpc_server import FakeService, infer_request, serving
 from http2_client import INFER, STREAM_INFER, block, call, in_frames, message, raw_client
-from rest_server import FakeShell as HttpShell
+from rest_server import FakeService as HttpService
 from rest_server import HttpServer, infer_binary, read_answer, request
 from serving_helpers import wait_until
 
@@ -35,6 +35,7 @@ from hurtle.serving.grpc.http2_frames import (
     settings,
     window_update,
 )
+from hurtle.serving.lifecycle import State
 from hurtle.serving.protos import ModelStreamInferResponse
 from hurtle.serving.unpacking import DEFLATE, FREE, GZIP, MAX_RATIO, QUICK, STEP, Unpacker
 
@@ -164,29 +165,29 @@ def test_only_large_messages_leave_the_event_loop(monkeypatch):
 def test_others_are_answered_while_a_large_message_is_unpacked(thread):
     with serving() as server, raw_client(server, WIDE) as first, raw_client(server, WIDE) as second:
         first.send(packed_call())
-        wait_until(lambda: server.shell.memory.used > 0)
+        wait_until(lambda: server.service.memory.used > 0)
         second.send(call())
         assert second.status(1) == 0
         first.send(call(3), packed_call(5, LARGE[:1000]))
         assert first.status(3) == 0  # calls do not wait for each other, on one connection either
         assert first.status(5) == 0
-        assert server.shell.asked == 3
+        assert server.service.asked == 3
         thread.go.set()
         assert first.status(1) == 0
-        assert server.shell.memory.used == 0
+        assert server.service.memory.used == 0
 
 
 @pytest.mark.parametrize("size", [12 * MIB, 17 * MIB])
 def test_a_bomb_is_refused_without_the_thread(thread, size):
-    with serving(FakeShell(16 * MIB)) as server, raw_client(server, WIDE) as raw:
+    with serving(FakeService(16 * MIB)) as server, raw_client(server, WIDE) as raw:
         raw.send(packed_call(array=np.zeros(size, np.uint8)))
         assert raw.status(1) == 8
-        assert (server.shell.asked, server.shell.memory.used) == (0, 0)
+        assert (server.service.asked, server.service.memory.used) == (0, 0)
 
 
 def test_the_unpacked_size_counts_as_held_before_it_is_unpacked(thread):
-    with serving(FakeShell(4 * MIB, max_buffered_bytes=16 * MIB)) as server, raw_client(server, WIDE) as raw:
-        memory = server.shell.memory
+    with serving(FakeService(4 * MIB, max_buffered_bytes=16 * MIB)) as server, raw_client(server, WIDE) as raw:
+        memory = server.service.memory
         for number in (1, 3, 5, 7, 9):
             raw.send(packed_call(number))
         wait_until(lambda: memory.used > 15 * MIB)
@@ -197,20 +198,20 @@ def test_the_unpacked_size_counts_as_held_before_it_is_unpacked(thread):
         assert raw.status(13) == 0
         raw.close()
         wait_until(lambda: memory.used == 0)
-        assert server.shell.asked == 1
+        assert server.service.asked == 1
 
 
 def test_a_call_that_is_given_up_while_it_is_unpacked_is_not_run(thread):
     with serving() as server, raw_client(server, WIDE) as raw:
         raw.send(packed_call(1), packed_call(3, path=STREAM_INFER, flags=0))
-        wait_until(lambda: server.shell.memory.used > 6 * MIB)
+        wait_until(lambda: server.service.memory.used > 6 * MIB)
         raw.send(reset(1, ErrorCode.CANCEL), reset(3, ErrorCode.CANCEL))
-        wait_until(lambda: server.shell.memory.used == 0)
+        wait_until(lambda: server.service.memory.used == 0)
         thread.go.set()
         thread.submit(int).result(10)  # what was given to the thread before has ended
         raw.send(call(5))
         assert raw.status(5) == 0
-        assert server.shell.asked == 1
+        assert server.service.asked == 1
 
 
 @pytest.fixture
@@ -235,9 +236,9 @@ def test_calls_given_up_while_they_wait_for_the_thread_drop_their_bytes(thread, 
         numbers = range(1, 9, 2)
         for number in numbers:
             raw.send(packed_call(number))
-        wait_until(lambda: server.shell.memory.used > 12 * MIB)
+        wait_until(lambda: server.service.memory.used > 12 * MIB)
         raw.send(*(reset(number, ErrorCode.CANCEL) for number in numbers))
-        wait_until(lambda: server.shell.memory.used == 0)
+        wait_until(lambda: server.service.memory.used == 0)
         kept = [one for one in (ref() for ref in unpackers) if one is not None]
         assert sum(len(one._packed) + sum(map(len, one._parts)) for one in kept) == 0
         del kept
@@ -271,26 +272,26 @@ def test_a_call_given_up_while_a_step_runs_counts_until_the_step_has_ended(held_
         assert begun.wait(30)
         raw.send(reset(1, ErrorCode.CANCEL), call(3))
         assert raw.status(3) == 0  # the reset has been read
-        assert server.shell.memory.used > 3 * MIB
+        assert server.service.memory.used > 3 * MIB
         go.set()
-        wait_until(lambda: server.shell.memory.used == 0)
+        wait_until(lambda: server.service.memory.used == 0)
         wait_until(lambda: not any(ref() for ref in unpackers))
 
 
 def test_a_rest_client_that_goes_while_a_step_runs_counts_until_the_step_has_ended(held_step, unpackers):
     begun, go = held_step
-    shell = HttpShell(max_message_bytes=64 * MIB)
-    server = HttpServer(shell)
+    service = HttpService(max_message_bytes=64 * MIB)
+    server = HttpServer(service)
     try:
         with server.connect() as client:
             packed = gzip.compress(repetitive(2 * MIB))
             client.sendall(request("POST", "/v2/models/echo/infer", packed, Content_Encoding="gzip"))
             assert begun.wait(30)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset it
-        wait_until(lambda: not shell.connections)
-        assert shell.memory.used > 2 * MIB
+        wait_until(lambda: not service.connections)
+        assert service.memory.used > 2 * MIB
         go.set()
-        wait_until(lambda: shell.memory.used == 0)
+        wait_until(lambda: service.memory.used == 0)
         wait_until(lambda: not any(ref() for ref in unpackers))
     finally:
         server.close()
@@ -319,7 +320,7 @@ def test_a_stream_s_messages_keep_their_order_while_one_is_unpacked(thread):
             raw.send(frame(DATA, 0, 1, message(infer_request(request_id=name).SerializeToString())))
         raw.send(frame(DATA, END_STREAM, 1), call(3))
         assert raw.status(3) == 0
-        assert server.shell.asked == 1
+        assert server.service.asked == 1
         thread.go.set()
         _, data = raw.answer(1)
         found = []
@@ -333,7 +334,7 @@ def test_a_stream_s_messages_keep_their_order_while_one_is_unpacked(thread):
 def test_a_call_that_ends_within_a_message_behind_one_that_is_unpacked_is_refused(thread):
     with serving() as server, raw_client(server, WIDE) as raw:
         raw.send(packed_call(1, path=STREAM_INFER, flags=0, model="slow"), frame(DATA, END_STREAM, 1, b"\0\0\0\0\x09rest"))
-        wait_until(lambda: server.shell.memory.used > 3 * MIB)
+        wait_until(lambda: server.service.memory.used > 3 * MIB)
         thread.go.set()
         assert raw.status(1) == 3
 
@@ -342,48 +343,48 @@ def test_a_call_that_ends_within_a_message_behind_one_that_is_unpacked_is_refuse
 def test_a_message_that_is_unpacked_when_the_server_stops_is_answered(thread, path):
     with serving() as server, raw_client(server, WIDE) as raw:
         raw.send(packed_call(1, LARGE[:200_000], path, flags=END_STREAM if path == INFER else 0))
-        wait_until(lambda: server.shell.memory.used > 0)
-        (connection,) = server.shell.connections
+        wait_until(lambda: server.service.memory.used > 0)
+        (connection,) = server.service.connections
         server.call(connection.drain)
         raw.send(frame(PING, ACK, 0, b"draining"))
-        wait_until(lambda: connection._last_call)
+        wait_until(lambda: connection.lifecycle.state is State.LAST_CALL)
         assert connection.streams[1].moved() is None  # it is not the client that keeps us waiting
         thread.go.set()
         headers, data = raw.answer(1)
         assert headers["grpc-status"] == ("0" if path == INFER else "14")  # the stream had no end of its own
         assert len(data) > 200_000
-        assert server.shell.asked == 1
+        assert server.service.asked == 1
 
 
 def test_rest_has_the_same_bounds(thread):
-    shell = HttpShell(max_message_bytes=16 * MIB)
-    server = HttpServer(shell)
+    service = HttpService(max_message_bytes=16 * MIB)
+    server = HttpServer(service)
     try:
         for packed in (gzip.compress(bytes(12 * MIB)), gzip.compress(bytes(17 * MIB))):
             (answer,) = server.ask(request("POST", "/v2/models/echo/infer", packed, Content_Encoding="gzip"))
             assert (answer[0], b"unpacked: expected at most" in answer[2]) == (413, True)
-        assert shell.memory.used == 0
+        assert service.memory.used == 0
     finally:
         server.close()
 
 
 def test_a_rest_client_that_goes_while_its_body_is_unpacked_gives_its_memory_back(thread):
-    shell = HttpShell(max_message_bytes=64 * MIB)
-    server = HttpServer(shell)
+    service = HttpService(max_message_bytes=64 * MIB)
+    server = HttpServer(service)
     body, length = infer_binary()
     header = {"Content_Encoding": "gzip", "Inference_Header_Content_Length": length}
     try:
         with server.connect() as client:
             client.sendall(request("POST", "/v2/models/echo/infer", gzip.compress(body + repetitive(2 * MIB)), **header))
-            wait_until(lambda: shell.memory.used > 2 * MIB)
+            wait_until(lambda: service.memory.used > 2 * MIB)
             with server.connect() as other:
                 other.sendall(request("POST", "/v2/models/echo/infer", gzip.compress(body), **header))
                 assert read_answer(other.makefile("rb"))[0] == 200
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset it
-        wait_until(lambda: shell.memory.used == 0)
+        wait_until(lambda: service.memory.used == 0)
         thread.go.set()
         thread.submit(int).result(10)
-        wait_until(lambda: shell.memory.used == 0)
+        wait_until(lambda: service.memory.used == 0)
     finally:
         server.close()
 
@@ -391,10 +392,10 @@ def test_a_rest_client_that_goes_while_its_body_is_unpacked_gives_its_memory_bac
 def test_a_stream_given_up_keeps_no_ticket_of_what_ran():
     with serving() as server, raw_client(server, WIDE) as raw:
         raw.send(call(1, STREAM_INFER, infer_request("slow").SerializeToString()))
-        wait_until(lambda: server.shell.asked == 1)
-        (connection,) = server.shell.connections
+        wait_until(lambda: server.service.asked == 1)
+        (connection,) = server.service.connections
         (slot,) = connection.streams[1].slots
         raw.send(reset(1, ErrorCode.CANCEL))
-        wait_until(lambda: server.shell.cancelled == 1)
+        wait_until(lambda: server.service.cancelled == 1)
         wait_until(lambda: 1 not in connection.streams)
         assert (slot.ticket, slot.request) == (None, None)

@@ -90,7 +90,7 @@ def test_arrays_that_change_later_do_not_change_the_checkpoint(tmp_path):
 
 
 def test_what_cannot_be_saved_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match=r"algorithm\.groups\[1\]\.path is a pathlib\.\w*Path; a checkpoint holds only"):
+    with pytest.raises(CheckpointError, match=r"algorithm\.groups\[1\]\.path is a pathlib\.\w*Path; checkpoints contain only"):
         save_checkpoint(tmp_path / "a.pt", {"algorithm": {"groups": [1, {"path": Path()}]}})
     with pytest.raises(CheckpointError, match=r"objects is a numpy\.ndarray"):
         save_checkpoint(tmp_path / "a.pt", {"objects": np.array([object()])})
@@ -296,7 +296,7 @@ print(sorted(path.name for path in Path(sys.argv[1]).iterdir()), load_checkpoint
 
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="could not be made"):
+    with pytest.raises(CheckpointError, match="could not be created"):
         Checkpoints(tmp_path / "file" / "checkpoints").save(1, {})
 
 

@@ -301,7 +301,7 @@ def test_modes(capsys):
         quiet.update(METRICS)
         quiet.message("careful")
     assert capsys.readouterr() == ("", "hurtle: careful\n")
-    with pytest.raises(UnknownNameError, match=r"no progress display 'lively'. Did you mean live"):
+    with pytest.raises(UnknownNameError, match=r"No progress display 'lively'. Did you mean live"):
         make_display("lively", "t", 1)
 
 

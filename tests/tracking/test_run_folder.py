@@ -58,7 +58,7 @@ def test_impossible_names(tmp_path, name):
 
 def test_parent_that_is_a_file(tmp_path):
     (tmp_path / "runs").write_text("")
-    with pytest.raises(HurtleError, match="could not be made"):
+    with pytest.raises(HurtleError, match="could not be created"):
         RunFolder.create(tmp_path / "runs", name="x")
 
 

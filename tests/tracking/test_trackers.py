@@ -192,11 +192,11 @@ def test_a_service_that_cannot_start_is_left_out(run, wandb, capsys):
 
     wandb.init = init
     assert len(make_trackers(("wandb",), run, {})) == 1
-    assert "training goes on without it: not logged in" in capsys.readouterr().err
+    assert "training continues without it: not logged in" in capsys.readouterr().err
 
 
 def test_unknown_names_are_refused(run):
-    with pytest.raises(UnknownNameError, match=r"no tracker 'tensorbord'. Did you mean tensorboard"):
+    with pytest.raises(UnknownNameError, match=r"No tracker 'tensorbord'. Did you mean tensorboard"):
         make_trackers(("tensorbord",), run, {})
 
 
@@ -220,7 +220,7 @@ def test_a_failing_tracker_is_warned_about_once_and_then_left_alone(run, wandb, 
     service.finish({})
     jsonl.finish({})
     assert calls == [1, 2, 3, 4, 5]  # three failures in a row
-    assert said == ["The tracker wandb failed, training goes on: no answer"]
+    assert said == ["The tracker wandb failed; training continues: no answer"]
     assert len(lines(run.metrics_file)) == 9
 
 

@@ -21,8 +21,8 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from hurtle.vector.options import VecOptions, autoreset_mode_of
-from hurtle.vector.process import ProcessVecEnv
-from hurtle.vector.serial import SerialVecEnv
+from hurtle.vector.process_vec import ProcessVecEnv
+from hurtle.vector.serial_vec import SerialVecEnv
 
 OWN_INFOS = ("episode", "_episode")
 """Keys that Hurtle adds to infos when an episode ends; left out here, as Gymnasium's tests compare whole dicts."""

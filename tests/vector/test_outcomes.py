@@ -6,7 +6,8 @@ import pytest
 from gymnasium import spaces
 
 import hurtle
-from hurtle.emulation.checks import CHECKED_STEPS, RANDOM_STEPS
+from hurtle.emulation.outcome_checks import CHECKED_STEPS
+from hurtle.emulation.start_checks import RANDOM_STEPS
 from hurtle.errors import EmulationError, EnvFailedError
 
 BAD_STEP = 2 * (CHECKED_STEPS + RANDOM_STEPS)  # beyond everything that is checked at start-up

@@ -340,7 +340,7 @@ def test_wrong_calls(backend):
             vec.step(np.zeros(2, int))
         with pytest.raises(ActionError, match=r"got float64 of shape \(3,\)"):
             vec.step(np.zeros(3))
-        with pytest.raises(HurtleError, match="name them with env_id"):
+        with pytest.raises(HurtleError, match="or pass env_id"):
             vec.send(np.zeros(0, int))
         vec.send(np.zeros(3, int), env_id=[0, 1, 2])
         with pytest.raises(HurtleError, match=r"Envs \[1\] are still running"):

@@ -309,30 +309,30 @@ def test_a_stuck_env_that_cannot_be_interrupted():
 
 def test_slow_is_not_stuck_and_stuck_is_replaced(tmp_path):
     """Three steps that together take longer than the timeout are fine; one that does is replaced."""
-    slow = partial(Slow, seconds=0.2)
-    with make(slow, 3, num_workers=1, step_timeout=0.4) as vec:
+    slow = partial(Slow, seconds=0.5)
+    with make(slow, 3, num_workers=1, step_timeout=1.2) as vec:
         vec.reset(seed=0)
         assert vec.step(np.zeros(3, int))[0][:, 2].tolist() == [1, 1, 1]
     stuck = partial(Faulty, "stick", at=1, seeds=(0,), once=str(tmp_path / "once"))
-    with make(stuck, 2, num_workers=2, step_timeout=0.3, restart_workers=True, batch_size=1) as vec:
+    with make(stuck, 2, num_workers=2, step_timeout=1.2, restart_workers=True, batch_size=1) as vec:
         vec.async_reset(seed=0)
-        told = {0: [], 1: []}
-        while len(told[0]) < 3:
+        seen = {0: [], 1: []}
+        while len(seen[0]) < 3:
             *_, truncated, infos = vec.recv()
-            told[int(infos["env_id"][0])].append((bool(truncated[0]), "worker_restarted" in infos))
+            seen[int(infos["env_id"][0])].append((bool(truncated[0]), "worker_restarted" in infos))
             vec.send(np.zeros(1, int))
-        assert told[0] == [(False, False), (True, True), (False, False)]
-        assert not any(restarted for _, restarted in told[1])
+        assert seen[0] == [(False, False), (True, True), (False, False)]
+        assert not any(restarted for _, restarted in seen[1])
 
 
 def test_more_actors_than_cpus(capfd):
     began = time.monotonic()
     with pytest.raises(
-        HurtleError, match=r"Ray started [0-2] of 3 workers within 1 s .* ask for 3 CPUs, one each; the cluster has 2, of"
+        HurtleError, match=r"Ray started [0-2] of 3 workers within 1 s .* need 3 CPUs, one each; the cluster has 2, of"
     ):
         make(Counter, num_workers=3, start_timeout=1.0)
     assert time.monotonic() - began < 10
-    assert "hurtle: 3 Ray workers ask for 3 CPUs and the cluster has 2; waiting up to 1 s" in capfd.readouterr().err
+    assert "hurtle: 3 Ray workers need 3 CPUs and the cluster has 2; waiting up to 1 s" in capfd.readouterr().err
     with make(Counter, num_workers=None) as vec:  # what they took is free again
         assert vec.num_workers == 2
 

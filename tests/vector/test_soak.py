@@ -17,7 +17,7 @@ def run(faults, timeout):
 
 
 def test_a_few_faults():
-    run(20, timeout=120)
+    run(20, timeout=600)
 
 
 @pytest.mark.slow

@@ -18,10 +18,10 @@ import hurtle
 from hurtle.cli import main
 from hurtle.errors import EnvFailedError, HurtleError, UnknownNameError
 from hurtle.vector import autotune as autotune_module
-from hurtle.vector import tune
+from hurtle.vector import backend_choice
 from hurtle.vector.autotune import Result, Setting, autotune, best, settings_for, steps_per_second
+from hurtle.vector.backend_choice import Trial, batch_seconds, choose, duration, legal_actions, try_env
 from hurtle.vector.options import VecOptions
-from hurtle.vector.tune import Trial, batch_seconds, choose, duration, legal_actions, try_env
 
 REPO = Path(__file__).parent.parent.parent
 
@@ -102,7 +102,7 @@ def cores(monkeypatch):
     """A function that sets how many cores there are."""
 
     def set_cores(count):
-        for module in (tune, autotune_module):
+        for module in (backend_choice, autotune_module):
             monkeypatch.setattr(module, "free_cores", lambda: count)
 
     set_cores(2)
@@ -114,15 +114,15 @@ def a_step_takes(monkeypatch):
     """A function that fixes what the trial finds, so that the choice can be checked exactly."""
 
     def fix(seconds, name="CartPole-v1"):
-        monkeypatch.setattr(tune, "try_env", lambda maker, options: Trial(name, seconds))
-        monkeypatch.setattr(tune, "measured_speed_up", as_predicted)
+        monkeypatch.setattr(backend_choice, "try_env", lambda maker, options: Trial(name, seconds))
+        monkeypatch.setattr(backend_choice, "measured_speed_up", as_predicted)
 
     return fix
 
 
 def as_predicted(maker, options, workers, step_seconds):
     """Workers that are as fast as the cost model says."""
-    return options.num_envs * step_seconds / batch_seconds(step_seconds, options.num_envs, workers, tune.free_cores())
+    return options.num_envs * step_seconds / batch_seconds(step_seconds, options.num_envs, workers, backend_choice.free_cores())
 
 
 # The choice.
@@ -132,18 +132,18 @@ def test_a_cheap_env_runs_in_series_and_the_reason_says_what_workers_would_give(
     a_step_takes(8.1e-6)
     backend, chosen, why = choose(None, options(8))
     assert (backend, chosen.num_workers) == ("serial", None)
-    assert why == "CartPole-v1: 8.1 µs a step, 8 envs: serial (process with 2 workers would be about 0.7×)"
+    assert why == "CartPole-v1: 8.1 µs per step, 8 envs: serial (process with 2 workers would be about 0.7×)"
 
 
 def test_many_cheap_envs_and_slow_ones_run_in_workers(cores, a_step_takes):
     a_step_takes(8.1e-6)
     backend, chosen, why = choose(None, options(64))
     assert (backend, chosen.num_workers) == ("process", 2)
-    assert why == "CartPole-v1: 8.1 µs a step, 64 envs: process with 2 workers (about 1.6× serial)"
+    assert why == "CartPole-v1: 8.1 µs per step, 64 envs: process with 2 workers (about 1.6× serial)"
     a_step_takes(1e-3, "Slow")
     backend, chosen, why = choose(None, options(8))
     assert (backend, chosen.num_workers) == ("process", 2)
-    assert why == "Slow: 1.0 ms a step, 8 envs: process with 2 workers (about 1.9× serial)"
+    assert why == "Slow: 1.0 ms per step, 8 envs: process with 2 workers (about 1.9× serial)"
 
 
 def test_more_cores_are_used_as_far_as_they_help(cores, a_step_takes):
@@ -199,7 +199,7 @@ class Machine:
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 1.3, 1.6])
 def test_a_machine_whose_speed_changes_favours_nobody(slowness, ratio):
     machine = Machine(slowness)
-    found = tune.speed_up_in_turns(machine.turn(1.0), machine.turn(1.0 / ratio), machine.clock)
+    found = backend_choice.speed_up_in_turns(machine.turn(1.0), machine.turn(1.0 / ratio), machine.clock)
     assert found == pytest.approx(ratio, rel=0.08)
 
 
@@ -209,31 +209,31 @@ def test_one_turn_after_the_other_would_be_fooled():
     seconds = []
     for turn in (serial, workers):
         began = machine.clock()
-        for _ in range(tune.ROUNDS):
+        for _ in range(backend_choice.ROUNDS):
             turn()
         seconds.append(machine.clock() - began)
-    assert seconds[0] / seconds[1] > tune.LEAST_SPEED_UP
+    assert seconds[0] / seconds[1] > backend_choice.LEAST_SPEED_UP
 
 
 def test_workers_must_show_what_they_promise(cores, a_step_takes, monkeypatch):
     a_step_takes(20e-6)  # promises 1.7
     for shown, backend in [(0.8, "serial"), (1.39, "serial"), (1.4, "process")]:
-        monkeypatch.setattr(tune, "measured_speed_up", lambda *_, shown=shown: shown)
+        monkeypatch.setattr(backend_choice, "measured_speed_up", lambda *_, shown=shown: shown)
         assert choose(None, options(64))[0] == backend
         assert f"about {shown:.1f}×" in choose(None, options(64))[2]
 
 
 def test_only_doubtful_cases_are_measured(cores, a_step_takes, monkeypatch):
     a_step_takes(8.1e-6)
-    monkeypatch.setattr(tune, "measured_speed_up", unmakable)
+    monkeypatch.setattr(backend_choice, "measured_speed_up", unmakable)
     assert choose(None, options(8))[0] == "serial"  # workers promise too little
     a_step_takes(2e-3)
-    monkeypatch.setattr(tune, "measured_speed_up", unmakable)
+    monkeypatch.setattr(backend_choice, "measured_speed_up", unmakable)
     assert choose(None, options(8))[0] == "process"  # what workers cost is negligible
 
 
 def test_real_vectors_are_measured(cores):
-    found = tune.measured_speed_up(Sleeper, VecOptions(4, 2, autoreset_mode=AutoresetMode.DISABLED), 2, 1e-3)
+    found = backend_choice.measured_speed_up(Sleeper, VecOptions(4, 2, autoreset_mode=AutoresetMode.DISABLED), 2, 1e-3)
     assert 0 < found < 100
 
 
@@ -256,11 +256,11 @@ def unmakable():
 
 
 def test_what_is_clear_beforehand_is_not_measured(cores):
-    assert choose(unmakable, options(1)) == ("serial", options(1), "serial, as there is only one env")
+    assert choose(unmakable, options(1)) == ("serial", options(1), "serial, because there is only one env")
     backend, chosen, why = choose(unmakable, options(8, step_timeout=5.0))
     assert (backend, chosen.num_workers, why) == ("process", 2, "process with 2 workers, because of step_timeout")
     cores(1)
-    assert choose(unmakable, options(8)) == ("serial", options(8), "serial, as there is only one core")
+    assert choose(unmakable, options(8)) == ("serial", options(8), "serial, because there is only one core")
     backend, chosen, why = choose(unmakable, options(8, restart_workers=True))
     assert (backend, chosen.num_workers, why) == ("process", 1, "process with 1 worker, because of restart_workers")
 
@@ -268,10 +268,10 @@ def test_what_is_clear_beforehand_is_not_measured(cores):
 def test_real_envs_are_told_apart(cores):
     backend, _, why = choose(Sleeper, options(2))
     assert backend == "serial"
-    assert re.fullmatch(r"Sleeper: [\d.]+ µs a step, 2 envs: serial \(process with 2 workers would be about \d\.\d×\)", why)
+    assert re.fullmatch(r"Sleeper: [\d.]+ µs per step, 2 envs: serial \(process with 2 workers would be about \d\.\d×\)", why)
     backend, _, why = choose(partial(Sleeper, 0.004), options(4))
     assert backend == "process"
-    assert re.fullmatch(r"Sleeper: [\d.]+ ms a step, 4 envs: process with 2 workers \(about 1\.[89]× serial\)", why)
+    assert re.fullmatch(r"Sleeper: [\d.]+ ms per step, 4 envs: process with 2 workers \(about 1\.[89]× serial\)", why)
 
 
 def test_make_vec_says_what_it_chose(cores, capsys):
@@ -291,16 +291,16 @@ def test_the_trial_makes_one_env_resets_it_as_its_episodes_end_and_closes_it():
     assert 0 < trial.step_seconds < 0.01
     assert (log.count("made"), log.count("closed"), log[-1]) == (1, 1, "closed")
     steps = log.count("step")
-    assert tune.FEWEST_STEPS <= steps <= tune.TRIAL_STEPS
+    assert backend_choice.FEWEST_STEPS <= steps <= backend_choice.TRIAL_STEPS
     assert log.count("reset") == 2 + steps // 10  # to look at it, to begin, and after each episode
 
 
 def test_slow_envs_are_tried_for_a_few_steps_and_very_slow_ones_for_one(monkeypatch):
     log = []
     trial = try_env(partial(Sleeper, 0.05, log), options(8))
-    assert log.count("step") == tune.FEWEST_STEPS
+    assert log.count("step") == backend_choice.FEWEST_STEPS
     assert 0.05 <= trial.step_seconds < 0.2
-    monkeypatch.setattr(tune, "SLOW_STEP", 0.04)
+    monkeypatch.setattr(backend_choice, "SLOW_STEP", 0.04)
     log.clear()
     assert try_env(partial(Sleeper, 0.05, log), options(8)).step_seconds >= 0.05
     assert log.count("step") == 1

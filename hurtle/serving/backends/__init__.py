@@ -1,1 +1,1 @@
-"""What runs a model: one file per runtime, each a subclass of `base.Backend`."""
+"""Backends run models: one file per runtime, each a subclass of `base.Backend`."""

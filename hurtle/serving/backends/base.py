@@ -1,4 +1,4 @@
-"""`Backend`: what runs a model. Three methods; the shell around it does the rest. Knows nothing of transports and threads."""
+"""`Backend`: runs a model. Three methods; the server does the rest. Knows nothing of transports and threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hurtle.serving.tensors import DTYPES
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor that goes in or comes out; −1 in the shape is any size."""
+    """An input or output tensor; −1 in the shape is any size."""
 
     name: str
     datatype: str
@@ -25,22 +25,22 @@ class TensorSpec:
 
     @cached_property
     def dtype(self) -> np.dtype:
-        """NumPy's."""
+        """The NumPy dtype."""
         return DTYPES[self.datatype]
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a model takes and gives.
+    """A model's inputs and outputs.
 
     Attributes:
-        inputs: In the model's own order.
-        outputs: Likewise.
-        platform: What runs it, such as "onnxruntime_onnx".
+        inputs: In the model's order.
+        outputs: In the model's order.
+        platform: The runtime, such as "onnxruntime_onnx".
         optional: Names of inputs that may be left out.
-        state: Pairs (input, output) of tensors that a recurrent model takes back in the next step; a client may leave these
-            out and name a sequence, whose state the server keeps. It begins with zeros.
-        batched: The first dimension of every tensor is the batch.
+        state: Pairs (input, output) of tensors that a recurrent model feeds back in the next step; a client may leave them out
+            and name a sequence, whose state the server keeps. It starts with zeros.
+        batched: Whether the first dimension of every tensor is the batch.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -52,7 +52,7 @@ class Metadata:
 
 
 class Phases:
-    """How long a call of a backend prepared inputs and extracted outputs, besides running the model.
+    """The time that a backend call spends on preparing inputs and extracting outputs, besides running the model.
 
     Example:
         >>> phases = Phases()
@@ -68,12 +68,12 @@ class Phases:
         self._input_ns = self._output_ns = 0
 
     def add(self, input_ns: int = 0, output_ns: int = 0) -> None:
-        """Count time of the call that runs."""
+        """Count time of the current call."""
         self._input_ns += input_ns
         self._output_ns += output_ns
 
     def take(self) -> tuple[int, int]:
-        """Nanoseconds of inputs and of outputs since the last time."""
+        """Nanoseconds for inputs and for outputs since the last `take`."""
         found = self._input_ns, self._output_ns
         self._input_ns = self._output_ns = 0
         return found
@@ -82,40 +82,40 @@ class Phases:
 class Backend:
     """Runs one model. Subclass it for a runtime of your own, and serve with `--backend package.module:Class`.
 
-    An object is made per lane and used by one thread at a time. Inputs were checked against `metadata` before they come here:
-    names, datatypes, shapes. Raise `ServingError("invalid_argument", …)` for what only the model can know to be wrong.
+    One object is made per lane, and used by one thread at a time. The server checks inputs against `metadata` first: names,
+    datatypes, shapes. Raise `ServingError("invalid_argument", …)` for errors that only the model can detect.
 
     Args:
-        path: The model's file, or its folder.
-        parameters: What the user gave, such as {"device": "cuda"}.
+        path: The model's file or folder.
+        parameters: The user's parameters, such as {"device": "cuda"}.
     """
 
     phases: Phases | None = None
-    """Backends that measure where the time of a call goes add it here; statistics leave out what is not measured."""
+    """Set by backends that measure their phases; statistics leave out what is not measured."""
 
     def __init__(self, path: Path, parameters: dict[str, Any]):
         self.path, self.parameters = path, parameters
 
     def metadata(self) -> Metadata:
-        """What the model takes and gives; must not change."""
+        """The model's inputs and outputs; must not change."""
         raise NotImplementedError
 
     def infer(self, request: InferRequest) -> Outputs:
-        """The model's outputs, by name."""
+        """Run one request; returns the outputs by name."""
         raise NotImplementedError
 
     def infer_batch(self, requests: Sequence[InferRequest]) -> Sequence[Outputs | ServingError]:
-        """As `infer` for each; override it where one call is faster. A request's own error may stand for its outputs."""
+        """Run several requests; override it if one call is faster. An error may take the place of a request's outputs."""
         return [self.infer(request) for request in requests]
 
     def rows(self, request: InferRequest) -> int:
-        """How many rows a request adds to a batch: by default the first dimension of its first input."""
+        """The rows that a request adds to a batch: by default the first dimension of its first input."""
         for array in request.inputs.values():
             return int(array.shape[0]) if array.ndim else 1
         return 1
 
     def warm_up_request(self, rows: int = 1) -> InferRequest:
-        """What the server runs before it says that it is ready: zeros; `rows` of them if the model takes batches."""
+        """A request of zeros that the server runs before it is ready; with `rows` rows if the model takes batches."""
         inputs, metadata = {}, self.metadata()
         for spec in metadata.inputs:
             shape = [1 if size < 0 else size for size in spec.shape]
@@ -125,4 +125,4 @@ class Backend:
         return InferRequest("warm-up", inputs)
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release what the backend holds."""

@@ -1,6 +1,6 @@
-"""`DLRMBackend`: the recommendation model of dlrm_model.py: 13 numbers and 26 lists of ids a row → a probability.
+"""`DLRMBackend`: the recommendation model of dlrm_model.py: 13 numbers and 26 lists of ids per row → a probability.
 
-requests → one batch (feature_lists.py) → pinned memory, GPU → model → a part for each. Knows nothing of the arithmetic.
+requests → one batch (feature_lists.py) → pinned memory, GPU → model → one part per request. Knows nothing of the arithmetic.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ METADATA = Metadata(
     ),
     outputs=(TensorSpec(OUTPUT, "FP32", (-1,)),),
     platform="hurtle_dlrm",
-    batched=False,  # rows of the lists are not along their first dimension: requests are joined here
+    batched=False,  # the lists' first dimension is not the rows: requests are joined here
 )
 
 
 class DLRMBackend(Backend):
-    """Runs a model that `make_model` wrote, or arrays of your own under the same names.
+    """Runs a model written by `make_model`, or your own arrays under the same names.
 
     Parameters: `device` (cpu, cuda, cuda:N), `precision` (fp32, fp16), `threads` (torch's, on the CPU; 1).
     """
@@ -55,27 +55,27 @@ class DLRMBackend(Backend):
         self._rooms: dict[str, torch.Tensor] = {}
 
     def metadata(self) -> Metadata:
-        """Always the same."""
+        """The same for every model."""
         return METADATA
 
     def rows(self, request: InferRequest) -> int:
-        """The lists have many entries a row."""
+        """The number of rows, as the lists have many entries per row."""
         return int(request.inputs[DENSE].shape[0])
 
     def warm_up_request(self, rows: int = 1) -> InferRequest:
-        """With id 0 in each list."""
+        """A request with id 0 in every list."""
         ids = np.zeros(NUM_SPARSE * rows, np.int32)
         return InferRequest("warm-up", {DENSE: np.zeros((rows, NUM_DENSE), np.float32), LENGTHS: ids + 1, VALUES: ids})
 
     def infer(self, request: InferRequest) -> Outputs:
-        """As a batch of one."""
+        """Run a batch of one."""
         (result,) = self.infer_batch([request])
         if isinstance(result, ServingError):
             raise result
         return result
 
     def infer_batch(self, requests: Sequence[InferRequest]) -> Sequence[Outputs | ServingError]:
-        """All in one call; those with bad lists get an error and take no part in it."""
+        """Run requests in one call, without those that have bad lists, which get an error."""
         results: list[Outputs | ServingError] = [_check_sizes(request.inputs) or {} for request in requests]
         sound = [n for n, result in enumerate(results) if not isinstance(result, ServingError)]
         if not sound:
@@ -97,7 +97,7 @@ class DLRMBackend(Backend):
     def _run(
         self, dense: Sequence[np.ndarray], lengths: Sequence[np.ndarray], values: Sequence[np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The scores of all requests that are fine, float32 [B], and the faults of all, int64 [R, 4]."""
+        """The scores of all good requests, float32 [B], and the faults of all, int64 [R, 4]."""
         begun = perf_counter_ns()
         rows, counts = (np.array([len(part) for part in parts], np.int64) for parts in (dense, values))
         faults = np.empty((len(rows), 4), np.int64)
@@ -121,7 +121,7 @@ class DLRMBackend(Backend):
         return found, faults
 
     def _room(self, name: str, dtype: torch.dtype, *shape: int) -> torch.Tensor:
-        """Memory that is used again and grows when needed; pinned for a GPU, which then reads it by itself."""
+        """Reused memory that grows when needed; pinned for a GPU, so that copies are asynchronous."""
         size = math.prod(shape)
         room = self._rooms.get(name)
         if room is None or room.numel() < size:

@@ -1,4 +1,4 @@
-"""`DLRM`: Meta's deep learning recommendation model (2019) in torch, and its file: an .npz of arrays, nothing pickled.
+"""`DLRM`: Meta's deep learning recommendation model (2019) in torch, and its file: an .npz of arrays without pickles.
 
 numbers → bottom MLP ┐
 lists → EmbeddingBag ┴→ products of all pairs → top MLP → sigmoid. Knows nothing of requests and training.
@@ -23,24 +23,24 @@ from hurtle.serving.backends.pair_products import pair_products
 NUM_DENSE, NUM_SPARSE = 13, 26
 NUM_PAIRS = (NUM_SPARSE + 1) * NUM_SPARSE // 2
 CHUNK = 256
-"""Rows whose products a CPU's cache holds; with more at a time each row takes longer."""
+"""Rows whose products fit into a CPU's cache; with more, each row takes longer."""
 _OPEN: WeakValueDictionary[Any, DLRM] = WeakValueDictionary()
 _OPENING = threading.Lock()
 
 
 class DLRM:
-    """The model's weights and arithmetic; any number of threads may use it.
+    """The model's weights and arithmetic; thread-safe.
 
-    All tables lie in one, so that one EmbeddingBag does the lists of all features.
+    All tables are joined into one, so that one EmbeddingBag handles the lists of all features.
 
     Args:
-        weights: By name; see `make_model`.
+        weights: Arrays by name; see `make_model`.
         device: Where it runs.
-        dtype: Of weights and arithmetic; float32 or float16.
+        dtype: Type of weights and arithmetic: float32 or float16.
 
     Attributes:
-        limits: How many ids each feature has, int64 [26].
-        starts: Where its rows begin in the one table, int64 [26].
+        limits: Number of ids of each feature, int64 [26].
+        starts: First row of each feature in the joined table, int64 [26].
         device: Where it runs.
     """
 
@@ -61,11 +61,11 @@ class DLRM:
         self._from_dense, self._from_products = self._first_top_layer()
         self._chunk = CHUNK if device.type == "cpu" else 2**31
         if device.type == "cuda":
-            torch.cuda.synchronize(device)  # those who use it have streams of their own
+            torch.cuda.synchronize(device)  # its users have their own streams
 
     @classmethod
     def open(cls, path: Path, device: torch.device, dtype: torch.dtype) -> DLRM:
-        """The model of a file; lanes that open the same share its tables, which may be large.
+        """Load a model; lanes that load the same file share its tables, which may be large.
 
         Raises:
             HurtleError: The file is no such model.
@@ -86,8 +86,8 @@ class DLRM:
 
         Args:
             numbers: float32 [B, 13].
-            ids: Of all features and rows, with `starts` added.
-            offsets: Where each list begins in `ids`, [26·B], all rows of feature 0 first.
+            ids: Ids of all features and rows, with `starts` added.
+            offsets: Start of each list in `ids`, [26·B], all rows of feature 0 first.
         """
         rows = len(numbers)
         sums = embedding_bag(ids, self._table, offsets, mode="sum").view(NUM_SPARSE, rows, -1)  # (26, B, D)
@@ -95,7 +95,7 @@ class DLRM:
         return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else numbers.new_empty(0)
 
     def _combine(self, numbers: torch.Tensor, sums: torch.Tensor, start: int) -> torch.Tensor:
-        """Of b rows: float32 [b, 13] and, from `start` on, [26, B, D] → probabilities [b]."""
+        """Run b rows: float32 [b, 13] and, from `start` on, [26, B, D] → probabilities [b]."""
         dense = numbers.to(self._dtype)
         for weight, bias in self._bottom:
             dense = torch.relu(linear(dense, weight, bias))  # (b, D) at last
@@ -117,7 +117,7 @@ class DLRM:
         return torch.bmm(features, features.transpose(1, 2)).view(len(dense), -1)
 
     def _first_top_layer(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Its weights for the dense numbers, [outputs, D], and for the products, [351 or 27·27, outputs].
+        """The first top layer's weights for the dense numbers, [outputs, D], and the products, [351 or 27·27, outputs].
 
         The model takes each pair of features once. On a GPU, zeros for the other half cost less than picking the pairs out.
         """
@@ -140,16 +140,16 @@ def _depth(weights: dict[str, np.ndarray], part: str) -> int:
 
 
 def read_model(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a model's file, an .npz without pickled objects.
+    """Read the arrays of a model's file, an .npz without pickled objects.
 
     Raises:
-        HurtleError: It is something else, or an array has the wrong shape.
+        HurtleError: It is not such a file, or an array has the wrong shape.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
             weights = {name: archive[name] for name in archive.files}
-    except Exception as error:  # of zipfile, zlib and NumPy
-        raise HurtleError(f"{path} is no .npz file of arrays: {error}.") from None
+    except Exception as error:  # from zipfile, zlib or NumPy
+        raise HurtleError(f"{path} is not an .npz file of arrays: {error}.") from None
     tables = [weights.get(f"table_{f}", np.empty(0)) for f in range(NUM_SPARSE)]
     width = tables[0].shape[-1]
     shapes: dict[str, tuple[int, ...]] = {f"table_{f}": (len(table), width) for f, table in enumerate(tables)}
@@ -182,11 +182,11 @@ def make_model(
 
     Args:
         path: The .npz file.
-        table_rows: Ids of each feature.
-        width: Of an embedding.
-        bottom: Hidden layers behind the 13 numbers.
-        top: Hidden layers behind the products.
-        seed: Of the weights.
+        table_rows: Number of ids of each feature.
+        width: Size of an embedding.
+        bottom: Sizes of the hidden layers after the 13 numbers.
+        top: Sizes of the hidden layers after the products.
+        seed: Seed of the weights.
     """
     rng = np.random.default_rng(seed)
     weights = {f"table_{f}": _random(rng, table_rows, width) for f in range(NUM_SPARSE)}

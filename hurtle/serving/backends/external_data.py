@@ -1,4 +1,4 @@
-"""Which other files an .onnx file keeps weights in; read from its bytes, without the onnx package. Runs and loads nothing.
+"""Finds the files in which an .onnx file keeps weights, from its bytes, without the onnx package. Loads nothing.
 
 A model is protobuf: fields of (number, kind, value). Only those that can lead to a tensor are followed; weights are skipped.
 """
@@ -14,9 +14,9 @@ from typing import Any
 from hurtle.errors import HurtleError
 
 MAX_FIELDS = 1 << 22
-"""Of the messages that are followed; reading more would take many seconds."""
+"""Most fields that are read; more would take many seconds."""
 MAX_DEPTH = 64
-"""Graphs inside nodes inside graphs …; real models have two or three."""
+"""Levels of graphs nested in nodes; real models have two or three."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _TENSOR_LOCATION, _LOCATION_KEY = 13, b"location"
 _INSIDE: dict[str, dict[int, str]] = {
@@ -28,14 +28,14 @@ _INSIDE: dict[str, dict[int, str]] = {
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
     "sparse": {1: "tensor", 2: "tensor"},
 }
-"""By kind of message: numbers of the fields that hold further messages, as onnx.proto has them."""
+"""By kind of message, the field numbers of nested messages in onnx.proto."""
 
 
 def check_external_data(path: Path) -> None:
-    """Refuse a model that takes weights from files outside of its own folder.
+    """Refuse a model with weights in files outside its own folder.
 
     Raises:
-        HurtleError: It does, or it is not ONNX.
+        HurtleError: It has such weights, or is not ONNX.
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -47,14 +47,14 @@ def check_external_data(path: Path) -> None:
     folder = path.parent.resolve()
     for location in sorted(locations):
         if "\0" in location or not (folder / location).resolve().is_relative_to(folder):
-            raise HurtleError(f"{path} keeps weights in {location!r}, outside of its own folder; that is not allowed.")
+            raise HurtleError(f"{path} keeps weights in {location!r}, outside its own folder, which is not allowed.")
 
 
 def external_files(content: Any) -> Iterator[str]:
-    """The names of the files that the tensors of a model lie in, as often as they are named.
+    """The names of the files that hold a model's tensors, with repetitions.
 
     Raises:
-        ValueError: These bytes are no such message.
+        ValueError: The bytes are not such a message.
     """
     todo = [("model", 0, len(content), 0)]
     seen = count(1)
@@ -73,7 +73,7 @@ def external_files(content: Any) -> Iterator[str]:
 
 
 def _fields(content: Any, at: int, end: int, seen: Iterator[int]) -> Iterator[tuple[int, int, int]]:
-    """The fields of a message that have a length: number, start and end. `seen` counts all fields."""
+    """The length-delimited fields of a message: number, start and end. `seen` counts all fields."""
     while at < end:
         tag, at = _varint(content, at, end)
         number, kind = tag >> 3, tag & 7

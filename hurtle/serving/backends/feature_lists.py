@@ -1,7 +1,7 @@
-"""Lists of ids of many requests → one list for one EmbeddingBag, checked on the way. Knows nothing of models and requests.
+"""Joins and checks the lists of ids of many requests for one EmbeddingBag. Knows nothing of models and requests.
 
 A request of B rows has F·B lengths and as many ids as these sum to, feature by feature: all rows of feature 0, then of feature
-1 … Joined, feature 0 of all requests comes first: requests are interleaved. `join_reference` says the same in plain NumPy.
+1 … Joined, feature 0 of all requests comes first: requests are interleaved. `join_reference` does the same in plain NumPy.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ import numpy as np
 from numba import njit
 
 FINE, NEGATIVE_LENGTH, WRONG_SUM, BAD_ID = range(4)
-"""What may be wrong with a request. Of each fault are kept: this, the feature, the place, and what was found there."""
+"""Kinds of faults. A fault is stored as its kind, the feature, the position, and the value found there."""
 
 
 @njit(cache=True, nogil=True)
 def join(
     lengths: Any, values: Any, rows: Any, counts: Any, limits: Any, starts: Any, ids: Any, offsets: Any, faults: Any
 ) -> tuple[int, int]:
-    """Join the requests that are fine.
+    """Join the requests without faults.
 
     Args:
-        lengths: int32, of all requests one after the other.
-        values: int32, likewise.
+        lengths: int32, of all requests, one after another.
+        values: int32, of all requests, one after another.
         rows: int64 [R], rows of each request.
         counts: int64 [R], values of each request.
         limits: int64 [F], ids of feature f are below limits[f].
-        starts: int64 [F], added to them: where the feature's rows begin in the table that holds all.
+        starts: int64 [F], added to the ids: the feature's first row in the joined table.
         ids: int32, room for all values; written.
-        offsets: int32, room for all lengths; where each list begins in `ids`; written.
+        offsets: int32, room for all lengths; the start of each list in `ids`; written.
         faults: int64 [R, 4]; written.
 
     Returns:
-        How many lists and ids were joined.
+        The numbers of lists and ids joined.
     """
-    sizes = np.empty((len(rows), len(limits)), np.int64)  # ids of a request and feature: they lie together
+    sizes = np.empty((len(rows), len(limits)), np.int64)  # ids per request and feature, which are contiguous
     cursors = np.empty(len(rows), np.int64)
     length_at = value_at = 0
     for r in range(len(rows)):
@@ -54,7 +54,7 @@ def join(
                     bag += 1
                     begin += length
                 found, into = values[cursors[r] : cursors[r] + sizes[r, f]], ids[used : used + sizes[r, f]]
-                for n in range(len(found)):  # several at a time, as no list's end interrupts it
+                for n in range(len(found)):  # vectorized, as no list's end interrupts the loop
                     into[n] = found[n] + starts[f]
                 cursors[r] += sizes[r, f]
                 used += sizes[r, f]
@@ -64,7 +64,7 @@ def join(
 
 @njit(cache=True, nogil=True)
 def _check(lengths: Any, values: Any, limits: Any, sizes: Any, fault: Any) -> None:
-    """Write how many ids each feature of one request has, and what is wrong with it."""
+    """Write the number of ids of each feature of one request, and its first fault."""
     rows = len(lengths) // len(limits)
     fault[:] = FINE
     least = total = 0
@@ -95,7 +95,7 @@ def _check(lengths: Any, values: Any, limits: Any, sizes: Any, fault: Any) -> No
 
 
 def join_reference(lengths: list[np.ndarray], values: list[np.ndarray], starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The ids and offsets of requests that are fine."""
+    """The ids and offsets of requests without faults."""
     grids = [part.reshape(len(starts), -1) for part in lengths]  # (F, B) each
     lists: list[np.ndarray] = []
     for f, start in enumerate(starts):

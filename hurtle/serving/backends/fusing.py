@@ -1,4 +1,4 @@
-"""`infer_fused`: several requests in one call of a model whose first dimension is the batch. Knows nothing of the model."""
+"""`infer_fused`: runs several requests in one call of a model whose first dimension is the batch. Knows no model."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Run = Callable[[dict[str, np.ndarray]], Outputs]
 
 
 def infer_fused(requests: Sequence[InferRequest], run: Run, phases: Phases | None = None) -> list[Outputs | ServingError]:
-    """Run requests as one batch: joined along the first dimension, run, and split again.
+    """Join requests along the first dimension, run them as one batch, and split the outputs.
 
-    Requests that do not fit together (other inputs, or other sizes behind the batch) are run in groups that do. One whose own
-    inputs differ in their rows is run alone: joined, such requests could mix up who gets what.
+    Requests that do not fit together (other inputs, or other sizes after the batch) run in groups that do. A request whose own
+    inputs differ in their rows runs alone: joined, rows could end up with the wrong request.
 
     Args:
-        requests: What to run.
-        run: All inputs → all outputs, of as many rows.
-        phases: Where to count the time that joining and splitting take.
+        requests: The requests to run.
+        run: Joined inputs → joined outputs with as many rows.
+        phases: Counts the time of joining and splitting.
 
     Raises:
-        HurtleError: The model gave another number of rows than it was given; requests must then be run one by one.
+        HurtleError: The model returned another number of rows; requests must then run one by one.
     """
     if len(requests) == 1:
         return [run(requests[0].inputs)]
@@ -38,7 +38,7 @@ def infer_fused(requests: Sequence[InferRequest], run: Run, phases: Phases | Non
     if columns is not None:
         try:
             joined = {name: np.concatenate(arrays) for name, arrays in columns.items()}
-        except ValueError:  # sizes behind the batch differ
+        except ValueError:  # sizes after the batch differ
             return _infer_groups(inputs, run, phases)
         phases.add(input_ns=perf_counter_ns() - begun)
         return _split(joined, [len(array) for array in next(iter(columns.values()))], run, phases)
@@ -46,7 +46,7 @@ def infer_fused(requests: Sequence[InferRequest], run: Run, phases: Phases | Non
 
 
 def _columns(inputs: Sequence[dict[str, np.ndarray]]) -> dict[str, list[np.ndarray]] | None:
-    """The arrays of all requests by name; None if not all have the same, or rows differ within a request."""
+    """The arrays of all requests by name, or None if their names differ or rows differ within a request."""
     names = inputs[0].keys()
     rows: list[int] = []
     columns = {}
@@ -54,7 +54,7 @@ def _columns(inputs: Sequence[dict[str, np.ndarray]]) -> dict[str, list[np.ndarr
         try:
             columns[name] = [given[name] for given in inputs]
             found = [len(array) for array in columns[name]]
-        except (KeyError, TypeError):  # it is left out, or has no dimensions
+        except (KeyError, TypeError):  # it is missing, or has no dimensions
             return None
         if found != (rows := rows or found):
             return None
@@ -64,13 +64,15 @@ def _columns(inputs: Sequence[dict[str, np.ndarray]]) -> dict[str, list[np.ndarr
 
 
 def _split(joined: dict[str, np.ndarray], rows: Sequence[int], run: Run, phases: Phases) -> list[Outputs | ServingError]:
-    """Run a batch and give each request its rows."""
+    """Run a batch and split the outputs by request."""
     total = sum(rows)
     fused = list(run(joined).items())
     begun = perf_counter_ns()
     for name, array in fused:
         if not array.ndim or array.shape[0] != total:
-            raise HurtleError(f"The model gave {name!r} of shape {list(array.shape)} for {total} rows: its rows are no batch.")
+            raise HurtleError(
+                f"The model returned {name!r} of shape {list(array.shape)} for {total} rows: its rows are not a batch."
+            )
     results: list[Outputs | ServingError] = []
     start = 0
     for count in rows:
@@ -99,7 +101,7 @@ def _infer_groups(inputs: Sequence[dict[str, np.ndarray]], run: Run, phases: Pha
                 phases.add(input_ns=perf_counter_ns() - begun)
                 found = _split(joined, [len(next(iter(part.values()))) for part in parts], run, phases)
         except ServingError as error:
-            if len(members) > 1:  # one of them is wrong, and which is not known
+            if len(members) > 1:  # one of them is bad, and it is unknown which
                 raise
             found = [error]
         for n, result in zip(members, found, strict=True):

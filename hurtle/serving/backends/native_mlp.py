@@ -24,7 +24,7 @@ from hurtle.serving.status import invalid
 
 
 class NativeMLPBackend(Backend):
-    """Runs the layers that the card of an exported policy names."""
+    """Runs the layers listed in an exported policy's card."""
 
     def __init__(self, path: Path, parameters: dict[str, Any]):
         super().__init__(path, parameters)
@@ -47,11 +47,11 @@ class NativeMLPBackend(Backend):
         self._may_be_nan = [spec.name for spec in inputs if spec.dtype.kind == "f"]
 
     def metadata(self) -> Metadata:
-        """As the card has it."""
+        """The inputs and outputs of the policy's card."""
         return self._metadata
 
     def infer(self, request: InferRequest) -> Outputs:
-        """The actions for the request's rows; for one plain row in a few microseconds."""
+        """Compute the actions for the request's rows; a single plain row takes a few microseconds."""
         begun = perf_counter_ns()
         if self._act is not None and len(rows := request.inputs[self._first.name]) == 1 and rows.flags.aligned:
             row = rows[0]
@@ -67,14 +67,14 @@ class NativeMLPBackend(Backend):
         return self._run(request.inputs)
 
     def infer_batch(self, requests: Sequence[InferRequest]) -> Sequence[Outputs | ServingError]:
-        """The actions for all rows in one call."""
+        """Compute the actions for all rows in one call."""
         return infer_fused(requests, self._run, self.phases)
 
     def _run(self, inputs: dict[str, np.ndarray]) -> Outputs:
         begun = perf_counter_ns()
         for name, array in inputs.items():
             flags = array.flags
-            if not (flags.aligned and flags.c_contiguous):  # compiled code is given addresses
+            if not (flags.aligned and flags.c_contiguous):  # compiled code reads raw memory
                 inputs = {**inputs, name: np.array(array, order="C")}
         for name in self._may_be_nan:
             if np.isnan(inputs[name]).any():

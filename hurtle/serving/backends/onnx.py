@@ -1,6 +1,6 @@
-"""`OnnxBackend`: any .onnx file, through ONNX Runtime. request's arrays → session → outputs; rows of many requests in one call.
+"""`OnnxBackend`: runs any .onnx file with ONNX Runtime: arrays → session → outputs; rows of many requests in one call.
 
-Knows nothing of policies but that Hurtle's own have masks, which may be left out, and a memory: state_in_K → state_out_K.
+Knows nothing of policies except that Hurtle's have masks, which may be left out, and a memory: state_in_K → state_out_K.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ DATATYPES = {
     "tensor(string)": "BYTES",
 }
 _BFLOAT16 = 16
-"""The number that ONNX gives this type; NumPy has none for it."""
+"""ONNX's number for this type, which NumPy lacks."""
 
 
 class OnnxBackend(Backend):
     """Runs a model with ONNX Runtime.
 
     Parameters: `device` (cpu, cuda, cuda:N), `threads` (1), `optional` (names of inputs with a default in the file that clients
-    may give; the others of that kind stay as they are), `batched` (true or false, where the file's shapes do not tell right
-    whether rows are independent of each other), `runtime` (onnxruntime; native runs plain MLPs, see native_mlp.py).
+    may set; other such inputs keep their defaults), `batched` (true or false, if the file's shapes do not tell whether rows are
+    independent of each other), `runtime` (onnxruntime; native runs plain MLPs, see native_mlp.py).
     """
 
     def __init__(self, path: Path, parameters: dict[str, Any]):
@@ -61,7 +61,7 @@ class OnnxBackend(Backend):
         device = given.device()
         self._session = _open_session(path, device, given.whole("threads", 1))
         self._phases = Phases()
-        self.phases = self._phases if device == "cpu" else None  # the runtime copies to and from a GPU within its call
+        self.phases = self._phases if device == "cpu" else None  # copies to and from a GPU happen within the call
         self._metadata = self._read_metadata(given)
         self._names = [spec.name for spec in self._metadata.outputs]
         self._invalid_argument = _runtime().capi.onnxruntime_pybind11_state.InvalidArgument
@@ -71,15 +71,15 @@ class OnnxBackend(Backend):
         self._has_bfloat16 = any(spec.datatype == "BF16" for spec in specs)
 
     def metadata(self) -> Metadata:
-        """As the session has it."""
+        """The inputs and outputs of the session."""
         return self._metadata
 
     def infer(self, request: InferRequest) -> Outputs:
-        """One call of the session."""
+        """Run the session once."""
         return self._run(with_masks(request.inputs, self._masks) if self._masks else request.inputs)
 
     def infer_batch(self, requests: Sequence[InferRequest]) -> Sequence[Outputs | ServingError]:
-        """One call for all, if the first dimension is the batch."""
+        """Run requests in one call, if the first dimension is the batch."""
         if not self._metadata.batched:
             return [self._run_alone(request) for request in requests]
         if self._masks:
@@ -99,7 +99,7 @@ class OnnxBackend(Backend):
     def _run(self, inputs: dict[str, np.ndarray]) -> Outputs:
         begun = perf_counter_ns()
         for name, array in inputs.items():
-            if not array.flags.aligned:  # of a message that it shares memory with; the runtime's code may count on it
+            if not array.flags.aligned:  # it shares memory with a message; the runtime may rely on alignment
                 inputs = {**inputs, name: array.copy()}
         try:
             if self._has_text or self._has_bfloat16:
@@ -114,7 +114,7 @@ class OnnxBackend(Backend):
             raise invalid(f"ONNX Runtime refuses the inputs: {_short(error)}") from None
 
     def _run_converted(self, inputs: dict[str, np.ndarray], begun: int) -> Outputs:
-        """With types that ONNX Runtime has, and its way with NumPy's arrays has not."""
+        """Run with types that ONNX Runtime supports but cannot exchange as NumPy arrays."""
         if not self._has_bfloat16:
             feeds = {name: _decoded(name, array) if array.dtype == object else array for name, array in inputs.items()}
             ready = perf_counter_ns()
@@ -171,13 +171,13 @@ def _runtime() -> Any:
 
 
 def _open_session(path: Path, device: str, threads: int) -> Any:
-    """One thread is the fastest for small networks and disturbs nobody; waiting threads that spin would."""
+    """Session options: one thread is fastest for small networks, and no spinning threads disturb others."""
     runtime = _runtime()
     check_external_data(path)
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.enable_mem_pattern = False  # it would keep a plan for every shape that ever came: memory that clients make grow
+    options.enable_mem_pattern = False  # it would keep a plan for every shape, so that clients could make memory grow
     options.log_severity_level = 4
     providers: list[Any] = ["CPUExecutionProvider"]
     if device != "cpu":
@@ -186,7 +186,7 @@ def _open_session(path: Path, device: str, threads: int) -> Any:
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": device.partition(":")[2] or "0"}))
     try:
         session = runtime.InferenceSession(str(path), options, providers=providers)
-    except Exception as error:  # its errors have no common base
+    except Exception as error:  # its errors have no common base class
         raise HurtleError(f"ONNX Runtime cannot load {path}: {_short(error)}") from None
     if device != "cpu" and "CUDAExecutionProvider" not in session.get_providers():
         raise DeviceError(f"device={device}: ONNX Runtime found no GPU that it can use.")
@@ -194,7 +194,7 @@ def _open_session(path: Path, device: str, threads: int) -> Any:
 
 
 def _check_sealed(path: Path) -> None:
-    """Refuse an export of Hurtle's that is not as it was exported, as `hurtle eval` does."""
+    """Refuse an export of Hurtle's that was modified since, as `hurtle eval` does."""
     try:
         read_sealed(path.read_bytes())
     except PolicyFileError as error:
@@ -216,7 +216,7 @@ def _shapes(specs: Sequence[TensorSpec]) -> str:
 
 
 def _is_batched(inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
-    """Whether all tensors begin with the same size that is left open. Sizes without a name may be the same."""
+    """Whether all tensors start with the same free dimension; unnamed ones count as the same."""
     tensors = [*inputs, *outputs]
     if not inputs or any(not tensor.shape or isinstance(tensor.shape[0], int) for tensor in tensors):
         return False
@@ -228,14 +228,14 @@ def _decoded(name: str, array: np.ndarray) -> np.ndarray:
     try:
         texts = [value.decode() if isinstance(value, bytes) else value for value in array.ravel().tolist()]
     except UnicodeDecodeError:
-        raise invalid(f"Tensor {name!r}: expected UTF-8, which is all that ONNX Runtime takes for BYTES.") from None
+        raise invalid(f"Tensor {name!r}: expected UTF-8, the only encoding that ONNX Runtime takes for BYTES.") from None
     found = np.empty(len(texts), object)
     found[:] = texts
     return found.reshape(array.shape)
 
 
 def _as_array(value: Any) -> np.ndarray:
-    """What the runtime gave, in memory of our own."""
+    """Copy an output out of the runtime's memory."""
     if value.data_type() != "tensor(bfloat16)":
         return value.numpy()
     shape = value.shape()

@@ -1,4 +1,4 @@
-"""The products of all pairs of a row's features, on a CPU: for few columns, many times as fast as torch's batched product."""
+"""Dot products of all pairs of a row's features on a CPU: for few columns many times faster than torch's batched product."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from numba import njit
 
 @njit(cache=True, nogil=True)
 def pair_products(dense: Any, sums: Any, start: int, out: Any) -> None:
-    """Of b rows of F features with D columns each, the F · (F − 1) / 2 products of two features.
+    """For b rows of F features with D columns each, the F · (F − 1) / 2 dot products of two features.
 
     Args:
         dense: float32 [b, D], feature 0.
         sums: float32 [F − 1, B, D], the others.
-        start: Where in `sums` the b rows begin.
+        start: First of the b rows in `sums`.
         out: float32 [b, F · (F − 1) / 2], written: (0, 1), (0, 2) … (1, 2) …
     """
     others, _, width = sums.shape
-    columns = np.empty((width, others + 1), np.float32)  # of one row: the inner loops run over features that lie together
+    columns = np.empty((width, others + 1), np.float32)  # one row, transposed: the inner loops run over contiguous features
     for r in range(len(dense)):
         for d in range(width):
             columns[d, 0] = dense[r, d]

@@ -1,4 +1,4 @@
-"""`Given`: a backend's parameters, which come as text or as values, read and checked. Knows nothing of what they are for."""
+"""`Given`: reads and checks a backend's parameters, given as text or as values. Does not know what they are for."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 
 FOR_EVERYBODY = ("backend", "load_library")
-"""What the server itself may give to any backend."""
+"""Parameters that the server may pass to any backend."""
 
 
 class Given:
     """Parameters such as {"device": "cuda", "threads": "2"}.
 
     Args:
-        backend: Whose they are, for messages.
-        parameters: As they came.
+        backend: Name of the backend, for messages.
+        parameters: The user's parameters.
         known: Names that this backend reads.
 
     Raises:
-        UnknownNameError: A name is none of these; suggests the nearest.
+        UnknownNameError: A name is unknown; suggests the nearest.
 
     Example:
         >>> Given("onnx", {"threads": "2"}, ("threads",)).whole("threads", 1)
@@ -46,7 +46,7 @@ class Given:
         return found
 
     def truth(self, name: str, default: bool) -> bool:
-        """Yes or no."""
+        """True or false."""
         value = self._parameters.get(name, default)
         found = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}.get(str(value).lower())
         if found is None:
@@ -54,14 +54,14 @@ class Given:
         return found
 
     def word(self, name: str, default: str, choices: Sequence[str]) -> str:
-        """One of some words."""
+        """One of several choices."""
         value = self._parameters.get(name, default)
         if value not in choices:
             raise self._wrong(name, " or ".join(choices), value)
         return value
 
     def words(self, name: str) -> tuple[str, ...]:
-        """A list, or text with commas; empty when it is not given."""
+        """A list, or text with commas; empty by default."""
         value = self._parameters.get(name, ())
         parts = value.split(",") if isinstance(value, str) else value
         if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):

@@ -1,4 +1,4 @@
-"""How Hurtle's exported policies name their tensors, which their backends share: masks that may be left out, and memory."""
+"""Tensor names of Hurtle's exported policies, shared by their backends: optional masks, and memory."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from hurtle.serving.tensors import datatype_of
 
 
 def spec_of(port: Port) -> TensorSpec:
-    """A tensor of a card, with the batch in front."""
+    """The spec of a card's tensor, with the batch dimension in front."""
     return TensorSpec(port.name, datatype_of(port.dtype), (-1, *port.shape))
 
 
 def is_mask(spec: TensorSpec) -> bool:
-    """Whether an input says which actions are legal."""
+    """Whether an input is the mask of legal actions."""
     return spec.name == "mask" and spec.datatype == "BOOL" and len(spec.shape) == 2 and spec.shape[1] > 0
 
 
 def with_masks(inputs: dict[str, np.ndarray], masks: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
-    """The inputs, with masks that make everything legal where the client gave none."""
+    """The inputs, with all-legal masks for those that the client left out."""
     missing = [spec for spec in masks if spec.name not in inputs]
     if not missing or not inputs:
         return inputs
@@ -31,7 +31,7 @@ def with_masks(inputs: dict[str, np.ndarray], masks: Sequence[TensorSpec]) -> di
 
 
 def state_pairs(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> tuple[tuple[str, str], ...]:
-    """The memory that goes in and comes out: state_in_0 and state_out_0, and so on, where both look alike."""
+    """The pairs of memory tensors: state_in_0 and state_out_0, and so on, if their specs agree."""
     known = {spec.name: spec for spec in outputs}
     pairs = []
     for spec in inputs:

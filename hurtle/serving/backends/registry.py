@@ -1,4 +1,4 @@
-"""Which `Backend` runs a model: by the name that the user gave, or by the model's file. Imports only the one that is chosen."""
+"""Finds the `Backend` of a model, by the user's choice or by the file. Imports only the one chosen."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ ENDINGS = {
     "affine.json": "affine",
     "dlrm.npz": "dlrm",
 }
-"""How the names of files end, and what runs them."""
+"""Backends by the endings of file names."""
 
 
 def backend_for(path: str | Path, parameters: Mapping[str, Any]) -> type[Backend]:
     """The class that runs a model.
 
     Args:
-        path: Its file, or a folder with one such file in it.
-        parameters: The user's; `backend` names one of `BACKENDS`, or a class of the user's own as "package.module:Class" or
+        path: The model's file, or a folder with one such file.
+        parameters: The user's; `backend` names one of `BACKENDS`, or the user's own class as "package.module:Class" or
             "file.py:Class". With `runtime=native` an .onnx file that Hurtle exported from a plain MLP runs as compiled code.
 
     Raises:
-        HurtleError: There is no such backend, or no file that one could run.
+        HurtleError: There is no such backend, or no file that a backend can run.
 
     Example:
         >>> backend_for("model/affine.json", {}).__name__
@@ -59,7 +59,7 @@ def backend_for(path: str | Path, parameters: Mapping[str, Any]) -> type[Backend
 
 
 def find_model(path: str | Path) -> Path:
-    """The model's file: `path`, or the one in this folder that a built-in backend runs.
+    """The model's file: `path`, or the only one in this folder that a built-in backend can run.
 
     Raises:
         HurtleError: The folder has none, or several.
@@ -73,13 +73,13 @@ def find_model(path: str | Path) -> Path:
         names = ", ".join(file.name for file in found)
         raise HurtleError(
             f"{path} must hold one model (a file that ends with {', '.join(ENDINGS)}), got {names or 'none'}."
-            + (" Call one of them model.*, or name a backend." if found else "")
+            + (" Rename one of them to model.*, or name a backend." if found else "")
         )
     return found[0]
 
 
 def can_serve(path: str | Path) -> bool:
-    """Whether a file's name ends as the models of a built-in backend do."""
+    """Whether a built-in backend runs files with this ending."""
     return _ending_of(Path(path).name) is not None
 
 
@@ -91,7 +91,7 @@ def _backend_of_file(file: Path) -> str:
     ending = _ending_of(file.name)
     if ending is None:
         raise HurtleError(
-            f"What runs {file}? {did_you_mean(file.suffix or file.name, ENDINGS)} For another ending name the backend."
+            f"No backend runs {file}. {did_you_mean(file.suffix or file.name, ENDINGS)} For other files, name the backend."
         )
     return ENDINGS[ending]
 
@@ -102,7 +102,7 @@ def _imported(reference: str) -> Any:
         module = import_module(module_name)
     except (ImportError, ValueError) as error:
         raise HurtleError(
-            f"Cannot import {module_name!r}: {error}. A file that is on no import path is named as file.py:Class."
+            f"Cannot import {module_name!r}: {error}. To use a file that is not on the import path, give file.py:Class."
         ) from None
     if not hasattr(module, name):
         raise UnknownNameError(f"{module_name!r} has no {name!r}. {did_you_mean(name, dir(module))}")

@@ -1,4 +1,4 @@
-"""Inputs and outputs of models whose files do not name them: a JSON file beside the model, or parameters. Knows no runtime.
+"""Specs of inputs and outputs for models whose files lack them, from a JSON file beside the model or from parameters.
 
 {"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}], "outputs": […], "batched": true, "optional": [], "state": []}
 """
@@ -21,7 +21,7 @@ MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class TensorLists:
-    """What the user wrote; None: nothing about it."""
+    """The user's specs; None: not given."""
 
     inputs: tuple[TensorSpec, ...] | None = None
     outputs: tuple[TensorSpec, ...] | None = None
@@ -30,17 +30,17 @@ class TensorLists:
     optional: frozenset[str] = frozenset()
     """Inputs that may be left out."""
     state: tuple[tuple[str, str], ...] = ()
-    """Inputs and outputs that are a recurrent model's memory."""
+    """Pairs of inputs and outputs that are a recurrent model's memory."""
 
 
 def read_tensor_lists(path: Path, parameters: Mapping[str, Any]) -> TensorLists:
-    """What the user wrote about the model in `path`.
+    """Read the user's specs of the model in `path`.
 
-    Its file is NAME.json for NAME.pt, else model.json in the same folder. Parameters of the same names, as values or as JSON
-    text, come first.
+    They are in NAME.json for NAME.pt, else in model.json in the same folder. Parameters of the same names, as values or as JSON
+    text, take precedence.
 
     Raises:
-        HurtleError: Something in it cannot be; says where, what was expected and what is there.
+        HurtleError: Something is wrong; the message says where, what was expected and what is there.
     """
     candidates = (path.with_suffix(".json"), path.parent / "model.json")
     file = next((candidate for candidate in candidates if candidate.is_file()), None)
@@ -65,7 +65,7 @@ def read_tensor_lists(path: Path, parameters: Mapping[str, Any]) -> TensorLists:
 
 
 def example(names: Sequence[str]) -> str:
-    """What a user could write for inputs of these names."""
+    """An example of specs for inputs of these names."""
     return json.dumps({"inputs": [{"name": name, "datatype": "FP32", "shape": [-1, 4]} for name in names]})
 
 
@@ -99,7 +99,7 @@ def _specs(where: str, name: str, written: Any) -> tuple[TensorSpec, ...] | None
         expected = '[{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]'
         raise HurtleError(f"{where}: {name} must be like {expected} (datatypes: {', '.join(DTYPES)}), got {written!r:.200}.")
     if len({spec.name for spec in found}) != len(found):
-        raise HurtleError(f"{where}: {name} must have names of their own, got {[spec.name for spec in found]}.")
+        raise HurtleError(f"{where}: {name} must have distinct names, got {[spec.name for spec in found]}.")
     return found
 
 

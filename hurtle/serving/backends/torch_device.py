@@ -1,4 +1,4 @@
-"""What the backends that run on torch share: devices, and arrays as tensors that a model may write to. Knows no models."""
+"""Shared by the backends that run on torch: devices, and conversion between arrays and tensors. Knows no models."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ DATATYPES = {
     torch.float64: "FP64",
 }
 LOADING = threading.Lock()
-"""Lanes load at the same time, and torch's loaders keep what they are at in globals."""
+"""Serializes loading: lanes load concurrently, and torch's loaders keep state in globals."""
 
 
 def datatype_of_tensor(name: str, dtype: torch.dtype) -> str:
     """The protocol's name for a dtype.
 
     Raises:
-        HurtleError: It has none.
+        HurtleError: The protocol has none.
     """
     if dtype not in DATATYPES:
         raise HurtleError(f"Tensor {name!r} is of {dtype}, which the Open Inference Protocol has no datatype for.")
@@ -42,10 +42,10 @@ def datatype_of_tensor(name: str, dtype: torch.dtype) -> str:
 
 
 def open_device(given: Given) -> torch.device:
-    """What the parameters `device` and `threads` ask for. Threads are those of torch on the CPU, for the whole process.
+    """Apply the parameters `device` and `threads`; torch's CPU threads are set for the whole process.
 
     Raises:
-        DeviceError: It is not there.
+        DeviceError: The device does not exist.
     """
     name, threads = given.device(), given.whole("threads", 1)
     device = torch.device(name)
@@ -57,7 +57,7 @@ def open_device(given: Given) -> torch.device:
 
 
 def to_tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """An array as a tensor. What is read-only (a message, a kept state) is copied: models may work in place."""
+    """Convert an array to a tensor. Read-only arrays (a message, a kept state) are copied, as models may work in place."""
     if not (array.flags.writeable and array.flags.aligned and array.flags.c_contiguous):
         array = np.array(array, order="C")
     if array.dtype == ml_dtypes.bfloat16:
@@ -66,7 +66,7 @@ def to_tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def to_array(tensor: torch.Tensor) -> np.ndarray:
-    """A tensor, wherever it is, as an array."""
+    """Convert a tensor on any device to an array."""
     tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
@@ -74,13 +74,13 @@ def to_array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until the device has done what it was given, so that what comes next can be timed by itself."""
+    """Wait for the device, so that the next phase can be timed separately."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 
 def model_failed(error: Exception) -> ServingError:
-    """What the client is told of torch's error, which is long: its last line."""
+    """The error for the client: the last line of torch's, which is long."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = "resource_exhausted" if isinstance(error, torch.OutOfMemoryError) else "internal"
     return ServingError(reason, f"The model failed: {lines[-1] if lines else type(error).__name__:.300}")

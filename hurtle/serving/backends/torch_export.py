@@ -1,6 +1,6 @@
-"""`TorchExportBackend`: .pt2 files of torch.export. arrays → tensors → the exported program → arrays.
+"""`TorchExportBackend`: runs .pt2 files of torch.export. arrays → tensors → the exported program → arrays.
 
-Hurtle's own exports are checked before torch sees them. Others are loaded only if the user says that they can be trusted.
+Hurtle's own exports are verified before torch reads them. Other files are loaded only if the user trusts them.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from hurtle.serving.status import invalid
 
 PLATFORM = "pytorch_export"
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, RuntimeError, ValueError, NotImplementedError)
-"""What `zipfile` raises on archives that are none."""
+"""Errors that `zipfile` raises for files that are no archives."""
 
 
 class TorchExportBackend(Backend):
     """Runs an exported program.
 
     Parameters: `device` (cpu, cuda, cuda:N), `threads` (torch's, on the CPU; 1), `trusted` (true: load a file that Hurtle did
-    not export; what such a file names is run).
+    not export; such a file can run any code).
     """
 
     def __init__(self, path: Path, parameters: dict[str, Any]):
@@ -64,15 +64,15 @@ class TorchExportBackend(Backend):
         self._masks = [spec for spec in self._metadata.inputs if spec.name in self._metadata.optional]
 
     def metadata(self) -> Metadata:
-        """From the policy's card, else as the program was traced."""
+        """The inputs and outputs of the policy's card, or of the traced program."""
         return self._metadata
 
     def infer(self, request: InferRequest) -> Outputs:
-        """One call of the program."""
+        """Run the program once."""
         return self._run(with_masks(request.inputs, self._masks))
 
     def infer_batch(self, requests: Sequence[InferRequest]) -> Sequence[Outputs | ServingError]:
-        """One call for all, if the first dimension is the batch."""
+        """Run requests in one call, if the first dimension is the batch."""
         if not self._metadata.batched:
             return super().infer_batch(requests)
         if self._masks:
@@ -88,7 +88,7 @@ class TorchExportBackend(Backend):
             with torch.inference_mode():
                 found = pytree.tree_leaves(self._module(*args, **kwargs))
             wait_for(self._device)
-        except AssertionError as error:  # sizes that the program was not exported for
+        except AssertionError as error:  # the program was not exported for these sizes
             raise invalid(f"The exported program refuses these inputs: {error!s:.300}") from None
         except RuntimeError as error:
             raise model_failed(error) from None
@@ -99,7 +99,7 @@ class TorchExportBackend(Backend):
 
 
 def _load(path: Path, trusted: bool) -> tuple[Any, Card | None]:
-    """The program, and the card if it is an export of Hurtle's."""
+    """Load the program, and the card if it is an export of Hurtle's."""
     source: Any = path
     card = None
     try:
@@ -120,14 +120,14 @@ def _load(path: Path, trusted: bool) -> tuple[Any, Card | None]:
 
 
 def _check_whole(path: Path) -> None:
-    """Tell a file that is damaged from one that is foreign."""
+    """Raise if the file is damaged, rather than foreign."""
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
     except (*_UNREADABLE, OSError) as error:
-        raise HurtleError(f"{path} is damaged or cut off, or no torch.export archive: {error}.") from None
+        raise HurtleError(f"{path} is damaged or truncated, or not a torch.export archive: {error}.") from None
     if damaged is not None:
-        raise HurtleError(f"{path} is damaged: {damaged[:80]!r} in it is not what was written.")
+        raise HurtleError(f"{path} is damaged: the checksum of {damaged[:80]!r} in it is wrong.")
 
 
 def _metadata_of_card(card: Card) -> Metadata:
@@ -143,7 +143,7 @@ def _metadata_of_program(path: Path, program: Any) -> Metadata:
         [value for value in values if isinstance(value, str)] for values in (signature.user_inputs, signature.user_outputs)
     ]
     if [len(names) for names in named] != [len(signature.user_inputs), len(signature.user_outputs)]:
-        raise HurtleError(f"{path} takes or gives constants, which is not served: export it with tensors alone.")
+        raise HurtleError(f"{path} takes or returns constants, which cannot be served: export it with tensors only.")
     given = _output_names(program.call_spec.out_spec, len(named[1]))
     inputs = tuple(_spec(path, name, nodes[name]) for name in named[0])
     outputs = tuple(_spec(path, name, nodes[node]) for name, node in zip(given, named[1], strict=True))
@@ -161,6 +161,6 @@ def _output_names(spec: Any, count: int) -> list[str]:
 
 def _spec(path: Path, name: str, value: Any) -> TensorSpec:
     if not isinstance(value, torch.Tensor):
-        raise HurtleError(f"{path}: {name!r} is a {type(value).__name__}, and only tensors are served.")
+        raise HurtleError(f"{path}: {name!r} is a {type(value).__name__}; only tensors can be served.")
     shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
     return TensorSpec(name, datatype_of_tensor(name, value.dtype), shape)

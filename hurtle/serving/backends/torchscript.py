@@ -1,7 +1,7 @@
-"""`TorchScriptBackend`: TorchScript archives (.pt, .ts, .torchscript). arrays → tensors → `forward` → arrays.
+"""`TorchScriptBackend`: runs TorchScript archives (.pt, .ts, .torchscript). arrays → tensors → `forward` → arrays.
 
-Takes tensors, a list of tensors or a dict of them, and gives the same. An archive is a program, in a language of its own that
-torch's C++ runs: it is not unpickled, but it can read and write files. Serve those whose makers you trust.
+`forward` takes tensors, a list of tensors or a dict of them, and returns the same. An archive is a program that torch's C++
+interpreter runs: it is not unpickled, but it can read and write files. Serve only archives whose authors you trust.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _DATATYPES = {
     "Float": "FP32",
     "Double": "FP64",
 }
-"""By TorchScript's names."""
+"""Datatypes by TorchScript's names."""
 
 
 class TorchScriptBackend(Backend):
     """Runs the `forward` of a module.
 
-    A file does not say what its tensors are. A JSON file beside it does (see tensor_lists.py); the outputs may be left out,
-    and for a traced module the inputs too: then it has the types and sizes of its examples, with the first size left open.
+    The file does not describe its tensors. A JSON file beside it does (see tensor_lists.py). The outputs may be left out, and
+    for a traced module the inputs too: they get the types and sizes of its example, with a free first dimension.
 
     Parameters: `device` (cpu, cuda, cuda:N), `threads` (torch's, on the CPU; 1), `load_library` (shared libraries with custom
-    operators, with commas between them), `inputs`, `outputs`, `batched`, `optional`, `state` (as in the JSON file).
+    operators, separated by commas), `inputs`, `outputs`, `batched`, `optional`, `state` (as in the JSON file).
     """
 
     def __init__(self, path: Path, parameters: dict[str, Any]):
@@ -69,15 +69,15 @@ class TorchScriptBackend(Backend):
         self._names = [spec.name for spec in self._metadata.outputs]
 
     def metadata(self) -> Metadata:
-        """What the user wrote, completed by a run with zeros."""
+        """The user's specs, completed by a run with zeros."""
         return self._metadata
 
     def infer(self, request: InferRequest) -> Outputs:
-        """One call of `forward`."""
+        """Call `forward` once."""
         return self._run(request.inputs)
 
     def infer_batch(self, requests: Sequence[InferRequest]) -> Sequence[Outputs | ServingError]:
-        """One call for all, if the first dimension is the batch."""
+        """Run requests in one call, if the first dimension is the batch."""
         return infer_fused(requests, self._run, self.phases) if self._metadata.batched else super().infer_batch(requests)
 
     def _run(self, inputs: dict[str, np.ndarray]) -> Outputs:
@@ -88,7 +88,7 @@ class TorchScriptBackend(Backend):
             with torch.inference_mode():
                 found = self._module(*arguments)
             wait_for(self._device)
-        except Exception as error:  # torch.jit.Error is of no kind of its own
+        except Exception as error:  # torch.jit.Error has no useful base class
             raise model_failed(error) from None
         done = perf_counter_ns()
         outputs = {name: to_array(tensor) for name, tensor in _named(found, self._names).items()}
@@ -107,15 +107,15 @@ class TorchScriptBackend(Backend):
         return found
 
     def _complete(self, written: TensorLists) -> Metadata:
-        """The metadata; outputs that the user did not write down are found by running zeros of two sizes."""
+        """The metadata; outputs without specs are found by running zeros of two sizes."""
         for spec in self._inputs + (written.outputs or ()):
             if spec.datatype == "BYTES":
-                raise HurtleError(f"{self.path}: {spec.name!r} is BYTES, and torch has no tensors of text.")
+                raise HurtleError(f"{self.path}: {spec.name!r} is BYTES, and torch has no string tensors.")
         optional = written.optional | (self._signature.optional & {spec.name for spec in self._inputs})
         outputs = written.outputs or self._find_outputs()
         is_open = all(spec.shape[:1] == (-1,) for spec in self._inputs + outputs)
         if written.batched and not is_open:
-            raise HurtleError(f"{self.path}: batched is true, and not all tensors begin with −1.")
+            raise HurtleError(f"{self.path}: batched is true, but not all shapes begin with −1.")
         batched = is_open if written.batched is None else written.batched
         state = written.state or state_pairs(self._inputs, outputs)
         return Metadata(self._inputs, outputs, "pytorch_libtorch", frozenset(optional), state, batched)
@@ -128,14 +128,14 @@ class TorchScriptBackend(Backend):
                 runs.append(self._run({spec.name: np.zeros(shape, spec.dtype) for spec, shape in shapes.items()}))
             except ServingError as error:
                 raise HurtleError(
-                    f"{self.path} could not be run with zeros of shapes {list(shapes.values())} to see what it gives: write "
-                    f"its outputs down too, in {self.path.with_suffix('.json').name}. {error}"
+                    f"{self.path} could not be run with zeros of shapes {list(shapes.values())} to see its outputs: specify "
+                    f"them too, in {self.path.with_suffix('.json').name}. {error}"
                 ) from None
         specs = []
         for name, first in runs[0].items():
             second = runs[1].get(name)
             if second is None or second.ndim != first.ndim:
-                raise HurtleError(f"{self.path} gives other outputs for other sizes; write them down.")
+                raise HurtleError(f"{self.path} returns different outputs for different sizes; specify them.")
             shape = tuple(a if a == b else -1 for a, b in zip(first.shape, second.shape, strict=True))
             specs.append(TensorSpec(name, datatype_of(first.dtype), shape))
         return tuple(specs)
@@ -143,21 +143,21 @@ class TorchScriptBackend(Backend):
 
 @dataclass(frozen=True)
 class Signature:
-    """What `forward` takes."""
+    """The arguments of `forward`."""
 
     kind: str
     """tensors, list or dict."""
     names: tuple[str, ...]
-    """Its arguments that are tensors, up to the last one; of a list or dict, the argument's own name."""
+    """Names of the tensor arguments; for a list or dict, the argument's own name."""
     optional: frozenset[str] = frozenset()
-    """Those that may be left out."""
+    """Names that may be left out."""
 
     @classmethod
     def of(cls, path: Path, module: Any) -> Signature:
-        """Read from the module.
+        """Read the signature of a module.
 
         Raises:
-            HurtleError: It needs something that is no tensor.
+            HurtleError: It needs an argument that is no tensor.
         """
         arguments = module.forward.schema.arguments[1:]  # without self
         kinds = [str(argument.type) for argument in arguments]
@@ -168,16 +168,17 @@ class Signature:
         for argument, kind in zip(arguments, kinds, strict=True):
             if kind not in ("Tensor", "Optional[Tensor]"):
                 if argument.has_default_value():
-                    break  # what comes behind it keeps its default as well
+                    break  # later arguments keep their defaults as well
                 raise HurtleError(
-                    f"{path}: its forward takes {argument.name!r} of {kind}; tensors, or a list or dict of them, are served."
+                    f"{path}: its forward takes {argument.name!r} of type {kind}; only tensors, or a list or "
+                    "dict of them, can be served."
                 )
             names.append(argument.name)
         may_miss = [argument.name for argument, kind in zip(arguments, kinds, strict=True) if kind == "Optional[Tensor]"]
         return cls("tensors", tuple(names), frozenset(may_miss))
 
     def places(self, path: Path, inputs: Sequence[TensorSpec]) -> list[str | None]:
-        """Which input is which argument: by name where all names fit, else by order. None: left out."""
+        """The input of each argument: by name if all names match, else by order. None: left out."""
         if self.kind != "tensors":
             return [spec.name for spec in inputs]
         given = [spec.name for spec in inputs]
@@ -201,7 +202,7 @@ def _load_library(library: str) -> None:
 
 
 def _load_module(path: Path, device: torch.device, **options: Any) -> Any:
-    """A module, if the file is TorchScript: those that `torch.save` writes are pickles, which can run anything."""
+    """Load a module if the file is TorchScript; files of `torch.save` are pickles, which can run any code."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = {name.partition("/")[2] for name in archive.namelist()}
@@ -211,22 +212,24 @@ def _load_module(path: Path, device: torch.device, **options: Any) -> Any:
         members = set()
     if "constants.pkl" not in members or not any(name.startswith("code/") for name in members):
         what = "a pickle of torch.save, which is never loaded" if "data.pkl" in members else "something else, or damaged"
-        raise HurtleError(f"{path} is no TorchScript archive, but {what}: write it with torch.jit.save, or export it to .pt2.")
+        raise HurtleError(
+            f"{path} is not a TorchScript archive but {what}: write it with torch.jit.save, or export it to .pt2."
+        )
     try:
         with LOADING:
             return torch.jit.load(path, map_location=device, **options).eval()
-    except Exception as error:  # it raises many kinds
+    except Exception as error:  # it raises many kinds of errors
         raise HurtleError(f"torch cannot load {path}: {error!s:.300}") from None
 
 
 def _traced_inputs(path: Path, signature: Signature) -> tuple[TensorSpec, ...]:
-    """As in the example that a module was traced with, but of any batch.
+    """The specs of the example that a module was traced with, with any batch size.
 
     Raises:
-        HurtleError: It was not traced; says what to write down.
+        HurtleError: It was not traced; the message says what to specify.
     """
     if signature.kind == "tensors":
-        # A module of its own, as knowing the sizes may tie it to them.
+        # Load a separate module, as shape inference may tie it to these sizes.
         values = list(_load_module(path, torch.device("cpu"), _restore_shapes=True).graph.inputs())[1:]
         types = [value.type() for value in values[: len(signature.names)]]
         specs = []
@@ -245,20 +248,20 @@ def _traced_inputs(path: Path, signature: Signature) -> tuple[TensorSpec, ...]:
 
 
 def _named(found: Any, names: Sequence[str] | None) -> dict[str, torch.Tensor]:
-    """What a module gave, by name: those of a dict or named tuple, else those that the user wrote down."""
+    """A module's outputs by name: those of a dict or named tuple, else the user's."""
     if isinstance(found, dict):
         tensors = {str(name): value for name, value in found.items()}
         if names is not None and not set(names) <= set(tensors):
-            raise ServingError("internal", f"The model gave {sorted(tensors)}, and should give {list(names)}.")
+            raise ServingError("internal", f"The model returned {sorted(tensors)}, expected {list(names)}.")
         tensors = {name: tensors[name] for name in names} if names is not None else tensors
     else:
         parts = list(found) if isinstance(found, tuple | list) else [found]
         default = ["output"] if len(parts) == 1 else [f"output_{k}" for k in range(len(parts))]
         known = list(names if names is not None else getattr(found, "_fields", default))
         if len(known) != len(parts):
-            raise ServingError("internal", f"The model gave {len(parts)} outputs, and should give {known}.")
+            raise ServingError("internal", f"The model returned {len(parts)} outputs, expected {known}.")
         tensors = dict(zip(known, parts, strict=True))
     for name, value in tensors.items():
         if not isinstance(value, torch.Tensor):
-            raise ServingError("internal", f"The model gave {name!r} as {type(value).__name__}, not as a tensor.")
+            raise ServingError("internal", f"The model returned {name!r} as {type(value).__name__}, not as a tensor.")
     return tensors

@@ -1,1 +1,1 @@
-"""gRPC: bytes → HTTP/2 frames → calls → `Shell`. Written by hand, because the servers of grpcio cost more than small models."""
+"""gRPC: bytes → HTTP/2 frames → calls → `InferenceService`. Written by hand: grpcio's servers cost more than a small model."""

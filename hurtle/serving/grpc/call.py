@@ -1,6 +1,6 @@
 """`Call`: one gRPC call on an HTTP/2 stream: bytes → messages → subclass; answers, status and trailers back.
 
-Knows no service: `services` has the methods, `calls` the kinds of call.
+Knows no service: `methods` lists the methods, `calls` has the kinds of call.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import re
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from hurtle.errors import ServingError
 from hurtle.serving.compression import PACKER, pays
@@ -26,13 +26,10 @@ from hurtle.serving.grpc.http2_frames import (
     window_update,
 )
 from hurtle.serving.grpc.http2_limits import STREAM_WINDOW
-from hurtle.serving.grpc.http2_stream import Stream
+from hurtle.serving.grpc.http2_stream import HALF_CLOSED_LOCAL, LOCAL_END, Stream, StreamConnection
 from hurtle.serving.memory import FULL
 from hurtle.serving.status import CODES, invalid
 from hurtle.serving.unpacking import Unpacker
-
-if TYPE_CHECKING:
-    from hurtle.serving.grpc.connection import GrpcConnection
 
 log = logging.getLogger("hurtle.serving")
 _HEAD = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")])
@@ -40,50 +37,61 @@ _HEADS: dict[bytes | None, bytes] = {
     None: _HEAD,
     **{name: _HEAD + encode_headers([(b"grpc-encoding", name)]) for name in (b"gzip", b"deflate")},
 }
-"""By how messages after it may be compressed."""
+"""The answer's header block, by the compression of its messages."""
 _OK = encode_headers([(b"grpc-status", b"0")])
 _HEAD_START = frame_head(len(_HEAD), HEADERS, END_HEADERS, 0)[:5]
 _TAIL_START = frame_head(len(_OK), HEADERS, END_HEADERS | END_STREAM, 0)[:5]
 _UNPRINTABLE = re.compile(rb"[^ -$&-~]")
 MAX_MESSAGE_TEXT = 1000
 SMALL = 4096
-"""Bytes of a call that is no inference, and of its answer, which are kept though memory is full: whoever looks after the server
-must be heard just then."""
+"""Bytes that a management call and its answer may hold even when memory is full: operators need them most then."""
+
+
+class CallConnection(StreamConnection, Protocol):
+    """A gRPC connection as its calls see it."""
+
+    service: Any
+    refusal: ServingError | None
+    max_message: int
+
+    def drain(self) -> None:
+        """Ask the client to go, answer what it has sent, then close."""
 
 
 class Call(Stream):
-    """One call. Subclasses take messages by `on_message`, or `on_only_message` where it came whole and alone."""
+    """One call. Subclasses handle messages in `on_message`, or in `on_only_message` if one came whole and alone."""
 
     is_inference = False
-    """Such calls are refused when memory is full."""
-    connection: GrpcConnection
+    """Inference is refused when memory is full; management is not."""
+    connection: CallConnection
     head: CallHead
     buffer: bytearray | None = None
-    ended = False
-    """We have given the status."""
     headers_sent = False
     started = 0.0
     deadline: float | None = None
     code = 0
     received = sent = held = 0
-    """Bytes; `held` are those that count against what all connections may hold."""
+    """Bytes; `held` count against the limit of all connections together."""
     model = version = request_id = ""
-    _half_closed = _taking = False
+    _all_taken = False
+    """Whether the subclass knows that no message follows."""
+    _taking = False
+    """Whether `take_messages` runs: it must not be re-entered."""
     unpacking: asyncio.Task[None] | None = None
-    """The message that is unpacked in a thread; those after it wait."""
+    """Decompresses a message in a thread; later messages wait."""
     unpacker: Unpacker | None = None
     _unpacking_held = 0
-    """Bytes of `held` that are that message's."""
+    """Bytes of `held` that belong to that message."""
 
-    def __init__(self, connection: GrpcConnection, stream_id: int, head: CallHead):
+    def __init__(self, connection: CallConnection, stream_id: int, head: CallHead):
         super().__init__(connection, stream_id, head)
         if head.timeout is not None:
             self.deadline = monotonic() + head.timeout
 
     def on_open(self) -> None:
-        """Refuse at once what needs no message for that."""
-        head, shell, connection, memory = self.head, self.connection.shell, self.connection, self.connection.memory
-        if shell.access_log is not None:
+        """Refuse what can be refused before a message comes."""
+        head, service, connection, memory = self.head, self.connection.service, self.connection, self.connection.memory
+        if service.access_log is not None:
             self.started = monotonic()
         if head.http_status != 200:
             self.refuse(head.http_status)
@@ -91,7 +99,7 @@ class Call(Stream):
             self.fail(head.error)
         elif connection.refusal is not None and not head.method.public:  # type: ignore[union-attr]
             self.fail(connection.refusal)
-        elif not head.method.public and (error := shell.authorize(head.authorization)) is not None:  # type: ignore[union-attr]
+        elif not head.method.public and (error := service.authorize(head.authorization)) is not None:  # type: ignore[union-attr]
             self.fail(error)
         elif connection.output.queued > connection.guard.budget:
             self.fail(ServingError("resource_exhausted", "Too many answers wait for this connection to take them."))
@@ -101,7 +109,7 @@ class Call(Stream):
             connection.drain()
 
     def hold(self, size: int) -> None:
-        """Count bytes that are kept for the call until `release`, or until it ends.
+        """Count bytes that the call holds until `release`, or until it ends.
 
         Raises:
             ServingError: All connections together hold too much.
@@ -113,31 +121,31 @@ class Call(Stream):
             raise ServingError("resource_exhausted", FULL)
 
     def release(self, size: int) -> None:
-        """Such bytes are kept no more."""
+        """Stop counting bytes that were held."""
         if not self.ended:
             self.held -= size
             self.connection.memory.used -= size
 
     def on_message(self, payload: bytes) -> None:
-        """A message came."""
+        """Handle a message."""
         raise NotImplementedError
 
     def on_only_message(self, payload: bytes) -> None:
-        """A message came, and no other will."""
+        """Handle the call's only message."""
         self.on_message(payload)
         if not self.ended:
             self.on_half_close()
 
     def on_half_close(self) -> None:
-        """No message will come any more."""
+        """The client has sent its last message."""
         raise NotImplementedError
 
     def is_full(self) -> bool:
-        """Whether no more messages should come for now; `take_messages` is called when that changes."""
+        """Whether messages must wait for now; call `take_messages` when that changes."""
         return False
 
     def on_data(self, data: bytes, start: int, stop: int, ended: bool) -> None:
-        """Bytes of messages came."""
+        """Split the data into messages."""
         self.received += stop - start
         if self.buffer is None:
             size = stop - start - 5
@@ -146,9 +154,9 @@ class Call(Stream):
                 and size >= 0
                 and not data[start]
                 and int.from_bytes(data[start + 1 : start + 5], "big") == size <= self.connection.max_message
-                and not self.ended
+                and self.state < HALF_CLOSED_LOCAL
             ):
-                self._half_closed = True
+                self._all_taken = True
                 self.on_only_message(data[start + 5 : stop])
                 return
             self.buffer = bytearray()
@@ -161,7 +169,7 @@ class Call(Stream):
             self.take_messages()
 
     def take_messages(self) -> None:
-        """Hand on the messages that are there."""
+        """Handle the messages that have arrived."""
         if self._taking or self.buffer is None:
             return
         self._taking = True
@@ -172,8 +180,8 @@ class Call(Stream):
                     break
                 self.on_message(payload)
             else:
-                if self.remote_closed and not (self.ended or self._is_blocked() or self.buffer or self._half_closed):
-                    self._half_closed = True
+                if self.remote_closed and not (self.ended or self._is_blocked() or self.buffer or self._all_taken):
+                    self._all_taken = True
                     self.on_half_close()
         except ServingError as error:
             self.fail(error)
@@ -210,9 +218,9 @@ class Call(Stream):
         return self._unpack(compressed, payload) if compressed else payload
 
     def _unpack(self, flag: int, packed: bytes) -> bytes | None:
-        """The message, or None where it has to be unpacked in a thread first."""
+        """The decompressed message, or None if a thread has to decompress it first."""
         if flag != 1 or self.head.bits is None:
-            raise ServingError("internal", "A message says that it is compressed, but grpc-encoding does not say how.")
+            raise ServingError("internal", "A message is flagged as compressed, but grpc-encoding names no compression.")
         unpacker = Unpacker(packed, self.head.bits, self.connection.max_message)
         if unpacker.begin():
             return unpacker.join()
@@ -222,7 +230,7 @@ class Call(Stream):
         return None
 
     async def _unpack_aside(self, unpacker: Unpacker) -> None:
-        """Then go on with the messages after it. Cancelled when the call ends."""
+        """Decompress a message in a thread, then handle it and those after it. Cancelled when the call ends."""
 
         def hold(size: int) -> bool:
             self._unpacking_held += size
@@ -232,7 +240,7 @@ class Call(Stream):
         try:
             payload = await unpacker.finish(hold)
             self.unpacking = self.unpacker = None
-            self.release(self._unpacking_held)  # whoever keeps the message counts it
+            self.release(self._unpacking_held)  # whoever holds the message counts it
             assert payload is not None
             self.on_message(payload)
         except ServingError as error:
@@ -245,8 +253,8 @@ class Call(Stream):
         self.take_messages()
 
     def answer(self, message: bytes) -> None:
-        """Send the only message, and the status OK."""
-        if self.ended:
+        """Send the only answer, and status OK."""
+        if self.state >= HALF_CLOSED_LOCAL:
             return
         if self.head.coding is not None and pays(message) and self.may_keep(message):
             self.release(self.held)
@@ -264,11 +272,10 @@ class Call(Stream):
             )  # fmt: skip
             output.write(b"".join(parts))
             self.sent += size
-            self.ended = True
             self.connection.close_stream(self)
             self.on_finish()
         else:
-            self.release(self.held)  # the request has served its purpose, and its answer may need the room
+            self.release(self.held)  # the request is done with, and its answer may need the room
             self.send(message)
             self.end()
 
@@ -279,7 +286,7 @@ class Call(Stream):
             self.end()
 
     def send(self, message: bytes, is_compressed: bool = False) -> None:
-        """Send one of several messages."""
+        """Send one of several answers."""
         if self.ended:
             return
         output = self.connection.output
@@ -301,21 +308,21 @@ class Call(Stream):
             output.send(self, data)
 
     def may_keep(self, answer: bytes) -> bool:
-        """Whether there is room for an answer that cannot go at once."""
+        """Whether there is room for an answer that cannot be sent at once."""
         memory = self.connection.memory
         return memory.used + len(answer) <= memory.limit or not (self.is_inference or len(answer) > SMALL)
 
     def count(self, error: ServingError, model: str = "", version: str = "") -> None:
-        """Count an error that the client gets, unless a model did."""
+        """Count an error that the client gets, unless a model has counted it."""
         if not error.is_counted:
-            self.connection.shell.count_failure(error.reason, model, version)
+            self.connection.service.count_failure(error.reason, model, version)
 
     def count_end(self, error: ServingError) -> None:
-        """Count the error that the call ends with; only inference is a model's business."""
+        """Count the error that the call ends with; only inference errors belong to a model."""
         self.count(error)
 
     def lose(self, error: ServingError) -> None:
-        """End the call with an error of our own in place of an answer: its model did its part, and has counted that."""
+        """End the call with the server's error instead of an answer, which the model has counted as a success."""
         if not self.ended:
             self.count(error)
             error.is_counted = True
@@ -330,10 +337,11 @@ class Call(Stream):
         self.end(CODES[error.reason].grpc, str(error), extra)
 
     def end(self, code: int = 0, text: str = "", extra: tuple[tuple[bytes, bytes], ...] = ()) -> None:
-        """Give the status; nothing is sent after it."""
+        """Send the status; nothing may follow it."""
         if self.ended:
             return
-        self.ended, self.code = True, code
+        self.fire(LOCAL_END)
+        self.code = code
         fields = [(b"grpc-status", b"%d" % code)]
         if text:
             plain = text[:MAX_MESSAGE_TEXT].encode("utf-8", "replace")
@@ -346,8 +354,9 @@ class Call(Stream):
 
     def refuse(self, http_status: int) -> None:
         """Answer a request that is not gRPC."""
-        self.connection.shell.count_failure("invalid_argument")
-        self.ended, self.code = True, http_status
+        self.connection.service.count_failure("invalid_argument")
+        self.fire(LOCAL_END)
+        self.code = http_status
         block = encode_headers([(b":status", b"%d" % http_status)])
         self.connection.output.end(self, self._headers_frame(block, END_HEADERS | END_STREAM))
         self.on_finish()
@@ -359,41 +368,42 @@ class Call(Stream):
         return frame(HEADERS, flags, self.id, block)
 
     def is_running(self) -> bool:
-        """Whether an answer is on its way, though more messages may come."""
+        """Whether requests of the call are running, so that it is not the client's turn."""
         return False
 
     def moved(self) -> int | None:
-        """Bytes that have come and gone, where answers wait to be taken, or a message for its rest or the call for its end."""
+        """Bytes sent and received so far if answers are unread, or a message or the call is incomplete; else None."""
         is_ours = self.unpacking is not None or self.is_running() or (self.loan is not None and not self.loan.granted)
         if self.queued or (self.held and not is_ours and not self.remote_closed):
             return self.received + self.sent - self.queued
         return None
 
     def on_stall(self) -> None:
-        """Say so, unless that would have to wait behind what is not taken."""
+        """Fail the call; reset it if the error would wait behind unread answers."""
         if self.queued:
             super().on_stall()
         else:
-            self.fail(ServingError("deadline_exceeded", "The rest of the request took too long to come."))
+            self.fail(ServingError("deadline_exceeded", "The rest of the request took too long to arrive."))
 
     def on_cancel(self) -> None:
-        """The client is gone."""
+        """End without a status: the client is gone."""
         if not self.ended:
-            self.ended, self.code = True, CODES["cancelled"].grpc
+            self.fire(LOCAL_END)
+            self.code = CODES["cancelled"].grpc
             self.on_finish()
 
     def on_finish(self) -> None:
-        """The call has its status, or nobody wants it."""
+        """Release what the call holds, and write the access log. Called once."""
         memory = self.connection.memory
         if self.unpacking is not None and self.unpacker is not None:
             self.unpacking.cancel()
             self.unpacker.close(partial(memory.release, self._unpacking_held))
             self.held -= self._unpacking_held
-            self.unpacking = self.unpacker = None  # a task refers to its call: together only the collector would free them
+            self.unpacking = self.unpacker = None  # call and task refer to each other: break the cycle
         if self.held:
             memory.release(self.held)
             self.held = 0
-        log = self.connection.shell.access_log
+        log = self.connection.service.access_log
         if log is not None:
             version = {"version": self.version} if self.version else {}
             log.write(

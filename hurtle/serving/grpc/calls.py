@@ -1,6 +1,6 @@
 """The kinds of call: `UnaryCall`, `InferCall` (the one that must be fast), `StreamingCall`, `StreamInferCall`.
 
-message → codec → `Shell` → reply → codec → message. What a unary method does is a function of `services`.
+message → codec → `InferenceService` → reply → codec → message. `methods` has the functions of the unary methods.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from hurtle.serving.status import invalid
 
 log = logging.getLogger("hurtle.serving")
 MAX_PENDING = 64
-"""Requests of one stream that run at a time."""
+"""Requests of one stream that may run at the same time."""
 MAX_UNSENT = 1 << 20
-"""Bytes of answers on one stream that its client has not taken, beyond which its requests wait."""
+"""Bytes of unread answers on one stream beyond which its requests wait."""
 
 
 def parse(call: Call, payload: bytes) -> Any:
-    """The call's request."""
+    """Parse the call's request."""
     kind = call.head.method.request  # type: ignore[union-attr]
     try:
         return kind.FromString(payload)
@@ -41,13 +41,13 @@ def parse(call: Call, payload: bytes) -> Any:
 
 
 def internal_error(call: Call, error: Exception) -> ServingError:
-    """What a client hears of an error that should not be; the log hears it all."""
+    """The client's version of an unexpected error; the log gets the traceback."""
     log.exception("%s failed", call.head.path, exc_info=error)
     return ServingError("internal", f"{call.head.path} failed: {type(error).__name__}.")
 
 
 def limit(request: InferRequest) -> None:
-    """Bring the deadline forward to Triton's parameter `timeout`, in microseconds; 0 is none."""
+    """Apply Triton's parameter `timeout`, in microseconds, to the deadline; 0 means none."""
     timeout = request.parameters.get("timeout")
     if timeout is None:
         return
@@ -59,32 +59,32 @@ def limit(request: InferRequest) -> None:
 
 
 class UnaryCall(Call):
-    """One message in, one out: the method's function gives it, at once or as a coroutine."""
+    """One message in, one out: the method's function returns the answer or a coroutine."""
 
     payload: bytes | None = None
     task: asyncio.Task[Any] | None = None
     timer: asyncio.TimerHandle | None = None
 
     def on_message(self, payload: bytes) -> None:
-        """Keep it: the client may still break the rule that it is the only one."""
+        """Keep it until the client has ended the call: a second message is an error."""
         if self.payload is not None:
             raise ServingError("unimplemented", f"{self.head.path} takes one message, got more.")
         self.hold(len(payload))
         self.payload = payload
 
     def on_half_close(self) -> None:
-        """Run."""
+        """Run the method."""
         if self.payload is None:
             raise ServingError("unimplemented", f"{self.head.path} takes one message, got none.")
         self.on_only_message(self.payload)
 
     def on_only_message(self, payload: bytes) -> None:
-        """Run."""
+        """Run the method."""
         try:
             request = parse(self, payload)
             self.model = getattr(request, "model_name", "") or getattr(request, "name", "")
             self.version = getattr(request, "version", "")
-            result = self.head.method.run(self.connection.shell, request)  # type: ignore[union-attr,misc]
+            result = self.head.method.run(self.connection.service, request)  # type: ignore[union-attr,misc]
         except ServingError as error:
             self.fail(error)
         except Exception as error:
@@ -115,7 +115,7 @@ class UnaryCall(Call):
         self.fail(ServingError("deadline_exceeded", f"The deadline passed while {self.head.path} ran."))
 
     def on_finish(self) -> None:
-        """Stop what runs."""
+        """Cancel the method if it still runs."""
         if self.timer is not None:
             self.timer.cancel()
         if self.task is not None:
@@ -124,16 +124,16 @@ class UnaryCall(Call):
 
 
 class InferCall(UnaryCall):
-    """ModelInfer: no task, no future, no timer."""
+    """ModelInfer, without task, future or timer."""
 
     is_inference = True
     ticket: Any = None
 
     def on_only_message(self, payload: bytes) -> None:
-        """Run."""
+        """Run the inference."""
         self.payload = None
         if self.deadline is not None and self.deadline <= monotonic():
-            self.fail(ServingError("deadline_exceeded", "The deadline had passed when the request was there; it was not run."))
+            self.fail(ServingError("deadline_exceeded", "The deadline passed before the request had arrived; it was not run."))
             return
         try:
             request = decode_request(payload)
@@ -143,14 +143,14 @@ class InferCall(UnaryCall):
                 self.version = request.version
             if request.parameters:
                 limit(request)
-            self.ticket = self.connection.shell.infer(request, self.on_reply)
-        except ServingError as error:  # of what was sent; `infer` raises none
+            self.ticket = self.connection.service.infer(request, self.on_reply)
+        except ServingError as error:  # the request is bad; `infer` itself raises none
             self.fail(error)
         except Exception as error:
             self.fail(internal_error(self, error))
 
     def on_reply(self, response: InferResponse | ServingError) -> None:
-        """The answer is there."""
+        """Send the answer."""
         self.ticket = None
         if isinstance(response, InferResponse):
             try:
@@ -163,11 +163,11 @@ class InferCall(UnaryCall):
             self.fail(response)
 
     def count_end(self, error: ServingError) -> None:
-        """With the model."""
+        """Count the error with the model."""
         self.count(error, self.model, self.version)
 
     def on_cancel(self) -> None:
-        """Nobody waits."""
+        """Cancel the inference."""
         if self.ticket is not None:
             self.ticket.cancel()
             self.ticket = None
@@ -175,12 +175,12 @@ class InferCall(UnaryCall):
 
 
 class StreamingCall(Call):
-    """A call of many answers, which ends at its deadline or when the server goes."""
+    """A call with many answers; it ends at its deadline or when the server stops."""
 
     timer: asyncio.TimerHandle | None = None
 
     def limit(self) -> None:
-        """End at the deadline."""
+        """End the call at its deadline."""
         if self.deadline is not None:
             self.timer = self.connection.loop.call_later(max(self.deadline - monotonic(), 0), self._expire)
 
@@ -188,22 +188,22 @@ class StreamingCall(Call):
         self.fail(ServingError("deadline_exceeded", f"The deadline of {self.head.path} passed."))
 
     def on_half_close(self) -> None:
-        """The client has said all."""
+        """End the call."""
         self.end()
 
     def on_drain(self) -> None:
-        """The server is going."""
+        """End the call: the server stops."""
         self.fail(ServingError("unavailable", "The server is shutting down."))
 
     def on_finish(self) -> None:
-        """No more timers."""
+        """Cancel the timer."""
         if self.timer is not None:
             self.timer.cancel()
         super().on_finish()
 
 
 def _missing(buffer: bytes | bytearray, more: bytes) -> int:
-    """Bytes that the last message in a buffer still lacks; `more`: what comes next, for a message's head may be cut in two."""
+    """Bytes that the last message in a buffer lacks; `more` is what comes next, as a message's head may be split."""
     at, size = 0, len(buffer)
     while at < size:
         head = (buffer[at : at + 5] + more)[:5]
@@ -218,7 +218,7 @@ class Slot:
 
     def __init__(self, held: int) -> None:
         self.held = held
-        """Bytes of its request, then of its answer."""
+        """Bytes of its request, later of its answer."""
         self.request: InferRequest | None = None
         self.message: bytes | None = None
         self.is_compressed = False
@@ -226,7 +226,7 @@ class Slot:
 
 
 class StreamInferCall(StreamingCall):
-    """ModelStreamInfer: requests run together, are answered in their order, and fail each by itself."""
+    """ModelStreamInfer: requests run concurrently, are answered in order, and fail one by one."""
 
     is_inference = True
 
@@ -234,19 +234,19 @@ class StreamInferCall(StreamingCall):
         super().__init__(*args)
         self.slots: deque[Slot] = deque()
         self.draining = self.is_cut = False
-        """The server is going; and something that came after it said so was not taken."""
+        """Whether the server stops; whether requests that came after it said so were left out."""
         self.limit()
 
     def is_full(self) -> bool:
-        """Too much runs, or the client takes too little."""
+        """Whether too many requests run, or too many answers are unread."""
         return len(self.slots) >= MAX_PENDING or self.queued > MAX_UNSENT
 
     def is_running(self) -> bool:
-        """Requests are."""
+        """Whether requests run."""
         return bool(self.slots)
 
     def on_data(self, data: bytes, start: int, stop: int, ended: bool) -> None:
-        """Requests came; while the server is going, only what is left of one that has begun to come is taken."""
+        """Take requests; while the server stops, only the rest of one that has begun to arrive."""
         if self.draining:
             end = min(stop, start + _missing(self.buffer or b"", data[start : min(stop, start + 5)]))
             self.is_cut = self.is_cut or end < stop
@@ -254,7 +254,7 @@ class StreamInferCall(StreamingCall):
         super().on_data(data, start, stop, ended)
 
     def on_message(self, payload: bytes) -> None:
-        """Run one."""
+        """Run a request."""
         slot = Slot(len(payload))
         self.slots.append(slot)
         try:
@@ -264,7 +264,7 @@ class StreamInferCall(StreamingCall):
             self.model, self.version, self.request_id = request.model, request.version, request.id
             if request.parameters:
                 limit(request)
-            slot.ticket = self.connection.shell.infer(request, partial(self._on_reply, slot))
+            slot.ticket = self.connection.service.infer(request, partial(self._on_reply, slot))
         except ServingError as error:
             self._on_reply(slot, error)
         except Exception as error:
@@ -285,7 +285,7 @@ class StreamInferCall(StreamingCall):
             self._fill(slot, message, False)
 
     def _fill(self, slot: Slot, message: bytes, is_compressed: bool) -> None:
-        """An answer is as it will be sent; send those whose turn it is."""
+        """Store an answer as it will be sent, and send those whose turn it is."""
         if self.ended:
             return
         self.release(slot.held - len(message))
@@ -303,7 +303,7 @@ class StreamInferCall(StreamingCall):
             try:
                 response.parameters = {**response.parameters, "triton_final_response": True}
                 body = encode_response(response)
-                if slot is not self.slots[0] and not self.may_keep(body):  # it would have to wait for those before it
+                if slot is not self.slots[0] and not self.may_keep(body):  # it would have to wait for earlier ones
                     raise ServingError("resource_exhausted", FULL)
                 return b"".join((b"\x12", varint(len(body)), body))  # as the field infer_response
             except ServingError as error:
@@ -316,7 +316,7 @@ class StreamInferCall(StreamingCall):
         return self._encode_error(slot, response)
 
     def _encode_error(self, slot: Slot, error: ServingError) -> bytes:
-        """And count it; without a model, where that has counted an answer."""
+        """Encode an error and count it, unless its model has."""
         self.count(error)
         message = ModelStreamInferResponse(error_message=str(error) or error.reason)
         if slot.request is not None:
@@ -326,29 +326,29 @@ class StreamInferCall(StreamingCall):
     def _end_if_done(self) -> None:
         if self.slots or self.ended or self.unpacking is not None:
             return
-        if self._half_closed and not self.is_cut:
+        if self._all_taken and not self.is_cut:
             self.end()
-        elif self.draining and not self.buffer and (self._half_closed or not self.remote_closed):
+        elif self.draining and not self.buffer and (self._all_taken or not self.remote_closed):
             super().on_drain()
 
     def on_half_close(self) -> None:
-        """End when all is answered."""
+        """End once every request has its answer."""
         self._end_if_done()
 
     def on_drained(self) -> None:
-        """The client has taken what it did not take before."""
+        """Go on with requests: the client has read its answers."""
         self.take_messages()
 
     def on_drain(self) -> None:
-        """Answer what has come, then end."""
+        """Answer the requests that have arrived, then end."""
         self.draining = True
         self._end_if_done()
 
     def on_finish(self) -> None:
-        """Nobody waits for what still runs."""
+        """Cancel what still runs."""
         for slot in self.slots:
             if slot.ticket is not None:
                 slot.ticket.cancel()
-            slot.ticket = slot.request = None  # a ticket refers to its slot: together only the collector would free them
+            slot.ticket = slot.request = None  # slot and ticket refer to each other: break the cycle
         self.slots.clear()
         super().on_finish()

@@ -1,7 +1,7 @@
 """`ModelInferRequest` bytes → `InferRequest`, and `InferResponse` → `ModelInferResponse` bytes. Knows nothing of transports.
 
-Requests are parsed by protobuf unless they are like others before; responses, whose shape rarely changes from one to the next,
-are put together from cached parts.
+Requests are parsed by protobuf unless they match a template of an earlier one; responses, whose shape rarely changes, are put
+together from cached parts.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from hurtle.serving.status import invalid
 from hurtle.serving.tensors import DTYPES, as_bytes_array, count_values, datatype_of, dtype_of, from_raw, to_raw
 
 MAX_FIELDS = 20_000
-"""Of one request's tensors, without their data."""
+"""Most protobuf fields of one request's tensors, without their data."""
 _NESTED: dict[int, Any] = {0x2A: {0x1A: None}, 0x32: {}}
-"""The messages of a request that have many fields themselves: `inputs` (whose `shape` counts by its bytes) and `outputs`."""
+"""Messages in a request that have many fields themselves: `inputs` (whose `shape` counts by bytes) and `outputs`."""
 _SMALL = 1 << 16
-"""Bytes of a message that cannot hold enough tensors to hurt."""
+"""Bytes up to which a message cannot hold enough tensors to hurt."""
 _LARGE = 1 << 20
-"""Bytes of a message from which data is taken where it lies: protobuf would copy it twice, 2.5 ms a MiB."""
+"""Bytes above which a message's data is not copied: protobuf would copy it twice, 2.5 ms per MiB."""
 _RAW = 0x3A
 """The tag of `raw_input_contents`."""
 _FIELDS = {
@@ -44,17 +44,17 @@ _FIELDS = {
     "BYTES": "bytes_contents",
 }
 _WIDE = {"uint_contents": np.dtype("u4"), "int_contents": np.dtype("i4")}
-"""The contents that several datatypes share, and what they hold."""
+"""The contents that several datatypes share, and their dtype."""
 _templates = Templates()
 _heads: dict[Any, bytes] = {}
-"""The part of a response before its data, by all that it depends on."""
+"""The part of a response before its data, by everything it depends on."""
 
 
 def decode_request(payload: bytes) -> InferRequest:
-    """What a client asks.
+    """Decode a ModelInferRequest.
 
     Raises:
-        ServingError: It is wrong in itself; says which tensor, what was expected and what came.
+        ServingError: It is bad; the message names the tensor, what was expected and what came.
     """
     request = _templates.find(payload)
     if request is None:
@@ -64,7 +64,7 @@ def decode_request(payload: bytes) -> InferRequest:
 
 
 def parse_request(payload: bytes) -> tuple[InferRequest, list[str]]:
-    """The same without help from requests before; and the datatypes of its inputs."""
+    """Decode a request without templates; also returns the datatypes of its inputs."""
     if len(payload) > _SMALL:
         _check_size(payload)
     rest, raws = _without_raw(payload) if len(payload) > _LARGE else (payload, None)
@@ -75,7 +75,7 @@ def parse_request(payload: bytes) -> tuple[InferRequest, list[str]]:
     raws, inputs = raws or message.raw_input_contents, {}
     if raws:
         if len(raws) != len(message.inputs):
-            for tensor in message.inputs:  # one in shared memory has no data here: say that, not that the count is wrong
+            for tensor in message.inputs:  # a tensor in shared memory has no data here: report that, not the count
                 _check_parameters("Tensor", tensor.name, tensor.parameters)
             raise invalid(f"Expected raw_input_contents for {len(message.inputs)} inputs, got {len(raws)}.")
         for tensor, raw in zip(message.inputs, raws, strict=True):
@@ -105,7 +105,7 @@ def parse_request(payload: bytes) -> tuple[InferRequest, list[str]]:
 
 
 def encode_response(response: InferResponse) -> bytes:
-    """What the model said, with the data as raw_output_contents."""
+    """Encode a ModelInferResponse, with the data as raw_output_contents."""
     key: list[Any] = [response.model, response.version]
     data: list[Any] = []
     for name, array in response.outputs.items():
@@ -142,12 +142,12 @@ def _encode_head(response: InferResponse) -> bytes:
 
 
 def _raw_head(size: int) -> bytes:
-    """What stands before one of raw_output_contents."""
+    """The tag and length before an entry of raw_output_contents."""
     return bytes((0x32, size)) if size < 128 else b"\x32" + varint(size)
 
 
 def varint(value: int) -> bytes:
-    """Protobuf's."""
+    """A protobuf varint."""
     parts = bytearray()
     while value > 127:
         parts.append(value & 127 | 128)
@@ -157,7 +157,7 @@ def varint(value: int) -> bytes:
 
 
 def parameter_value(name: str, parameter: Any) -> Parameter:
-    """The value that is set."""
+    """The value of a parameter."""
     kind = parameter.WhichOneof("parameter_choice")
     if kind is None:
         raise invalid(f"Parameter {name!r}: expected a value, got none.")
@@ -165,7 +165,7 @@ def parameter_value(name: str, parameter: Any) -> Parameter:
 
 
 def set_parameter(parameter: InferParameter, value: Parameter) -> None:
-    """Set the field that is right for a Python value."""
+    """Set the field that fits a Python value."""
     if isinstance(value, bool):
         parameter.bool_param = value
     elif isinstance(value, int):
@@ -180,7 +180,7 @@ def set_parameter(parameter: InferParameter, value: Parameter) -> None:
 
 
 def _check_parameters(kind: str, name: str, parameters: Any) -> None:
-    """Refuse what would change the meaning of a tensor if it were ignored."""
+    """Refuse parameters that would change the meaning of a tensor."""
     for unknown in ("shared_memory_region", "classification"):
         if unknown in parameters:
             raise ServingError("unimplemented", f"{kind} {name!r}: {unknown} is not supported; send and ask for plain tensors.")
@@ -191,7 +191,7 @@ def _from_contents(tensor: Any) -> np.ndarray:
     dtype, count = dtype_of(name, datatype), count_values(name, shape)
     field = _FIELDS.get(datatype)
     if field is None:
-        raise invalid(f"Tensor {name!r}: expected {datatype} data in raw_input_contents, which it cannot be sent without.")
+        raise invalid(f"Tensor {name!r}: expected {datatype} data in raw_input_contents, the only way to send it.")
     contents = tensor.contents
     filled = [descriptor.name for descriptor, _ in contents.ListFields()]
     if filled and filled != [field]:
@@ -213,7 +213,7 @@ def _from_contents(tensor: Any) -> np.ndarray:
 
 
 def _without_raw(payload: bytes) -> tuple[bytes, Any]:
-    """A message without its raw_input_contents, and those; all of it, and None, where protobuf must say what is wrong."""
+    """A message without its raw_input_contents, and those; if malformed, all of it and None, so that protobuf reports it."""
     view, parts, raws = memoryview(payload), [], []
     at, end = 0, len(payload)
     while at < end:
@@ -228,7 +228,7 @@ def _without_raw(payload: bytes) -> tuple[bytes, Any]:
             size = 8 if wire == 1 else 4
         else:
             return payload, None
-        if at + size > end or (tag == _RAW and not size):  # where there is no size, it may be that it cannot be read
+        if at + size > end or (tag == _RAW and not size):  # a size of 0 may also mean that it could not be read
             return payload, None
         if tag == _RAW:
             raws.append(view[at : at + size])
@@ -239,14 +239,14 @@ def _without_raw(payload: bytes) -> tuple[bytes, Any]:
 
 
 def _check_size(payload: bytes) -> None:
-    """Refuse a large message of very many tiny fields, which protobuf would blow up to many times its size."""
+    """Refuse a large message of very many tiny fields, which would take many times its size in memory."""
     fields = _count_fields(payload, 0, len(payload), MAX_FIELDS, _NESTED)
     if fields > MAX_FIELDS:
         raise invalid(f"Expected at most {MAX_FIELDS:,} names, shapes and parameters of tensors, got more.")
 
 
 def _count_fields(payload: bytes, at: int, end: int, most: int, nested: Mapping[int, Any]) -> int:
-    """The fields from `at` to `end` and of the messages in it that `nested` has the tags of; stops beyond `most`."""
+    """Count the fields from `at` to `end`, and those of nested messages whose tags `nested` has; stops beyond `most`."""
     seen = 0
     while at < end and seen <= most:
         seen += 1
@@ -263,7 +263,7 @@ def _count_fields(payload: bytes, at: int, end: int, most: int, nested: Mapping[
         elif wire in (1, 5):
             at += 8 if wire == 1 else 4
         else:
-            break  # groups and nonsense: protobuf will say
+            break  # groups and nonsense: protobuf reports them
     return seen
 
 

@@ -1,6 +1,6 @@
-"""What a gRPC call's headers say: method, timeout, compression, authorization. Knows nothing of messages and services.
+"""`CallHead`: a gRPC call's headers, parsed: method, timeout, compression, authorization. Knows nothing of messages.
 
-HTTP/2's header fields → `Heads` → `CallHead`, or what is wrong with them.
+HTTP/2 header fields → `Heads` → `CallHead`, which also holds the error of a bad header.
 """
 
 from __future__ import annotations
@@ -8,16 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hurtle.errors import ServingError
 from hurtle.serving.compression import accepted_coding
 from hurtle.serving.grpc.http2_headers import Field, Fields
 from hurtle.serving.status import invalid, unsupported
 from hurtle.serving.unpacking import DEFLATE, GZIP
-
-if TYPE_CHECKING:
-    from hurtle.serving.grpc.call import Call
 
 _WINDOW_BITS = {b"gzip": GZIP, b"deflate": DEFLATE}
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
@@ -28,51 +25,52 @@ _PSEUDO = {b":method", b":scheme", b":authority", b":path"}
 _NAME = re.compile(rb"[!-9;-@\[-~]+")
 """Printable characters except colons and capitals."""
 _BREAKS = re.compile(rb"[\0\r\n]")
-"""What no value may hold. Spaces around one, which RFC 9113 also forbids, are what gRPC's own clients may send."""
+"""Characters that no value may contain. RFC 9113 forbids spaces around a value too, but gRPC's own clients send them."""
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 _CHANGING = {b"grpc-timeout", b"traceparent"}
 KNOWN_HEADS = 64
 MAX_METADATA = 1 << 14
-"""Bytes of a call's headers."""
+"""Bytes that a call's headers may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method of a service: which kind of call, and what that needs to know."""
+    """A method of a service, and the kind of call that handles it."""
 
     path: str
-    call: type[Call]
+    call: Any
+    """The class of its calls."""
     request: Any
     run: Callable[..., Any] | None = None
     public: bool = False
-    """Needs no token."""
+    """Whether it needs no token."""
     unsupported: str = ""
-    """The extension of Triton's that it belongs to, where the server lacks it."""
+    """The Triton extension it belongs to, if the server lacks that extension."""
 
 
 @dataclass(slots=True)
 class CallHead:
-    """What a call's headers say; one object serves all calls that have the same."""
+    """A call's parsed headers; calls with the same headers share one object."""
 
     method: Method | None = None
     path: str = ""
     timeout: float | None = None
     bits: int | None = None
-    """zlib's window bits where messages may be compressed."""
+    """zlib's window bits if messages may be compressed."""
     authorization: bytes | None = None
     trace_parent: str = ""
     content_length: int | None = None
     malformed: bool = False
     is_trailers: bool = False
-    """They are well formed, but those of a call's end."""
+    """Whether these are well-formed trailers."""
     http_status: int = 200
     error: ServingError | None = None
     coding: bytes | None = None
-    """How answers may be compressed."""
+    """The compression that the client accepts."""
 
 
 class Heads:
-    """Makes heads from headers. What changes from call to call is left out of what is remembered.
+    """Parses headers, and caches the result without the fields that change from call to call.
 
     Args:
         methods: By path.
@@ -83,7 +81,7 @@ class Heads:
         self._known: dict[tuple[Field, ...], CallHead] = {}
 
     def read(self, fields: Fields) -> CallHead:
-        """What a call's headers say."""
+        """Parse a call's headers."""
         fixed = tuple([field for field in fields if field[0] not in _CHANGING])
         head = self._known.get(fixed)
         if head is None:
@@ -129,7 +127,7 @@ def _with_changing(head: CallHead, fields: Fields) -> CallHead:
 
 
 def read_head(fields: Sequence[Field], methods: Mapping[bytes, Method]) -> CallHead:
-    """What a call's headers say; says what is wrong with them rather than raising."""
+    """Parse a call's headers. Errors are stored in the head, not raised."""
     head = CallHead()
     values: dict[bytes, bytes] = {}
     regular = False

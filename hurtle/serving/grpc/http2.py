@@ -1,7 +1,7 @@
-"""`Http2Connection`: the receiving side of an HTTP/2 server connection, on callbacks; for gRPC only (no push, no priorities).
+"""`Http2Connection`: the receiving side of an HTTP/2 server connection, for gRPC only (no push, no priorities).
 
-bytes → frames → `Stream.on_data` of the stream they are for; what goes out is `http2_output`'s. Knows nothing of messages.
-Everything a peer can make us keep or do is bounded: see `http2_limits` and `http2_guard`.
+bytes → frames → `Stream.on_data` of the stream they belong to; `http2_output` sends. Knows nothing of messages.
+Everything that a peer can make the server keep or do is bounded: see `http2_limits` and `http2_guard`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
-from hurtle.serving.address import peer_name
+from hurtle.serving.client_connection import ClientConnection
 from hurtle.serving.grpc import http2_frames
 from hurtle.serving.grpc.http2_blocks import HeaderBlock, strip_headers, unpad
-from hurtle.serving.grpc.http2_control import CONTROL, FIRST_GOODBYE
+from hurtle.serving.grpc.http2_control import CONTROL, DRAIN_PING
 from hurtle.serving.grpc.http2_frames import (
     CONTINUATION,
     DATA,
@@ -36,105 +35,100 @@ from hurtle.serving.grpc.http2_headers import Fields, HeaderDecoder
 from hurtle.serving.grpc.http2_limits import CONNECTION_WINDOW, HTTP1_ANSWER, HTTP1_VERBS, MAX_STREAMS, MAX_UNSENT, OUR_SETTINGS
 from hurtle.serving.grpc.http2_output import Output
 from hurtle.serving.grpc.http2_stalls import Stalls
-from hurtle.serving.grpc.http2_stream import Stream
-from hurtle.serving.memory import Memory
+from hurtle.serving.grpc.http2_stream import AFTER_CLOSE, AFTER_REMOTE_END, CLOSE, HALF_CLOSED_REMOTE, REMOTE_END, Stream
+from hurtle.serving.grpc.http2_stream import OPEN as STREAM_OPEN
+from hurtle.serving.lifecycle import Event, State
 
 log = logging.getLogger("hurtle.serving")
+CLOSED, LAST_CALL, OPEN = State.CLOSED, State.LAST_CALL, State.OPEN
 SKIPS = 16
-"""Gaps between the numbers of a client's streams that are remembered: after others it hears STREAM_CLOSED instead of why."""
+"""Gaps between a client's stream numbers that are remembered; a HEADERS in an older gap gets STREAM_CLOSED as its error."""
 PREFACE_TIMEOUT = 10.0
-DRAIN_GRACE = 0.2
-"""Seconds for a client that had connected, and said nothing yet, when the server began to stop."""
-CLOSE_TIMEOUT = 5.0
-"""Seconds for some of what was written to be sent, once the connection is to close."""
-LINGER = 1.0
-"""Seconds that a client which has been told to go may take; what it still sends would else make it lose our last answers."""
 PING_TIMEOUT = 1.0
-"""Seconds for a client to answer our PING while we drain."""
+"""Seconds for a client to answer our PING while the server stops."""
 
 
-class Http2Connection(asyncio.Protocol):
-    """A server's connection. Subclasses open the streams: `make_head` from the headers, `make_stream` from that.
+class Http2Connection(ClientConnection):
+    """A server's connection. Subclasses open the streams: `make_head` from the headers, then `make_stream`.
 
     Args:
-        budget: Bytes that unfinished messages may hold together.
-        memory: Where they, and what was not sent, are counted with those of all other connections.
+        service: What answers.
+        budget: Bytes that the connection's unfinished messages may hold together.
     """
 
+    grace = PING_TIMEOUT
     output: Output
-    transport: asyncio.Transport
     _stalls: Stalls | None = None
 
-    def __init__(self, budget: int, memory: Memory):
-        self.memory = memory
+    def __init__(self, service: Any, budget: int):
+        super().__init__(service, State.PREFACE)
+        self.memory = service.memory
         self.streams: dict[int, Stream] = {}
-        self.loop = asyncio.get_running_loop()
         self.guard = Guard(budget)
-        self.peer = ""
         self._headers: HeaderDecoder[Any] = HeaderDecoder(self.make_head)
-        self._rest = b""
-        self._read = self._read_preface
-        self._closed = False
+        self._unread = b""
+        """The beginning of a frame whose end has not come yet."""
         self.last_id = 0
         self.ended_early: deque[int] = deque(maxlen=MAX_STREAMS)
-        """Streams that we closed while the client could still send: what comes for them is not its fault."""
+        """Streams that we closed while the client could still send: frames for them are not its fault."""
         self._skipped: deque[range] = deque(maxlen=SKIPS)
-        """Streams that the client passed over, and must not open any more."""
+        """Stream numbers that the client passed over, and must not use any more."""
         self._received = 0
+        """Bytes of data since our last WINDOW_UPDATE."""
         self._block: HeaderBlock | None = None
-        """What CONTINUATION goes on with."""
-        self.settled = False
-        """The client's first SETTINGS came."""
-        self.draining = self._last_call = False
-        self._reading_paused = False
+        """A header block that must go on with CONTINUATION."""
+        self._is_reading_paused = False
         self._unsent = 0
-        """Bytes that the transport held when it was full."""
-        self._timer: asyncio.TimerHandle | None = None
+        """Bytes in the transport when its buffer was full."""
 
     def make_head(self, fields: Fields) -> Any:
-        """What a request's headers say; the same object may serve many requests. Must not raise."""
+        """Parse a request's headers; one object may serve many requests. Must not raise."""
         raise NotImplementedError
 
     def make_stream(self, stream_id: int, head: Any) -> Stream | None:
-        """What will take a stream's data; None: the headers break HTTP/2's rules."""
+        """Make the stream that takes the request's data; None if the headers violate HTTP/2."""
         raise NotImplementedError
 
     def is_trailers(self, head: Any) -> bool:
-        """Whether headers may stand at a request's end."""
+        """Whether these headers may end a request."""
         raise NotImplementedError
 
+    def is_idle(self) -> bool:
+        """Whether no stream is open."""
+        return not self.streams
+
+    # The transport's calls.
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client is there; its preface must follow soon."""
-        self.transport = transport  # type: ignore[assignment]
-        self.output = Output(self.transport, self.loop, self.guard, self.memory)
-        self.peer = peer_name(transport.get_extra_info("peername"))
+        """Wait for the client's preface."""
+        self.output = Output(transport, self.loop, self.guard, self.memory)  # type: ignore[arg-type]
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._timer = self.loop.call_later(PREFACE_TIMEOUT, self.abort)
+        self.set_timer(PREFACE_TIMEOUT, self.abort)
         self._stalls = Stalls(self)
+        super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """The client is gone, or we closed and all is sent."""
-        self._finish()
+        """Drop the streams that are left."""
+        super().connection_lost(exc)
         self._set_unsent(0)
-        self.on_closed()
 
     def pause_writing(self) -> None:
-        """The peer does not keep up."""
+        """Stop sending: the peer does not keep up."""
         self.output.pause()
         self.count_unsent()
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """Send again."""
         self._set_unsent(0)
-        if self._reading_paused:
-            self._reading_paused = False
+        if self._is_reading_paused:
+            self._is_reading_paused = False
             self.transport.resume_reading()
         self.output.resume()
 
     def count_unsent(self) -> int:
-        """Bytes in the transport that the peer does not take; 0 where it keeps up."""
+        """Count the bytes in the transport that the peer does not read; 0 if it keeps up."""
         if self.output.paused:
             self._set_unsent(self.transport.get_write_buffer_size())
         return self._unsent
@@ -144,72 +138,90 @@ class Http2Connection(asyncio.Protocol):
         self._unsent = size
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
-        if self._closed:
+        """Read frames; an error of the peer's ends the connection."""
+        if self.lifecycle.state is CLOSED:
             return
-        if self._rest:
-            data = self._rest + data
+        if self._unread:
+            data = self._unread + data
         output = self.output
         output.corked = True
         try:
-            self._rest = self._read(data)
+            self._unread = self._read_frames(data) if self.lifecycle.state >= OPEN else self._read_handshake(data)
         except ConnectionFailed as error:
             self.fail(error.code, str(error))
         except Exception:
             log.exception("gRPC connection of %s failed", self.peer)
             self.fail(ErrorCode.INTERNAL_ERROR, "internal error")
         output.flush()
-        if output.paused and not self._closed and self.transport.get_write_buffer_size() > MAX_UNSENT:
-            self._reading_paused = True
+        if output.paused and self.lifecycle.state is not CLOSED and self.transport.get_write_buffer_size() > MAX_UNSENT:
+            self._is_reading_paused = True
             self.transport.pause_reading()
 
-    def drain(self) -> None:
-        """Let the client know that it should go; answer what it has sent, then close."""
-        if self.draining or self._closed:
-            return
-        self.draining = True
-        if self.settled:
-            self.say_goodbye()
-        else:  # its preface and its first request may be on their way
-            self._wait(DRAIN_GRACE, self.abort)
+    # Draining and closing.
 
-    def say_goodbye(self) -> None:
-        """The first of two steps, so that no request that is on its way is lost: the second when the client has seen this."""
-        self.output.write(FIRST_GOODBYE)
-        self._wait(PING_TIMEOUT, self.call_last)
+    def ask_to_go(self) -> None:
+        """Send a GOAWAY that still allows every stream, so that no request is lost; the PING tells when it was read."""
+        self.output.write(http2_frames.goaway(LARGEST_WINDOW, ErrorCode.NO_ERROR, "draining"))
+        self.output.write(http2_frames.frame(http2_frames.PING, 0, 0, DRAIN_PING))
 
-    def _wait(self, seconds: float, then: Callable[[], None]) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self.loop.call_later(seconds, then)
+    def on_drain_ping_answered(self) -> None:
+        """The client has seen the first GOAWAY."""
+        self.call_last()
 
-    def abort(self) -> None:
-        """Close at once."""
-        self._finish()
-        self.transport.abort()
+    def on_last_call(self) -> None:
+        """Send the final GOAWAY, and close when the last stream has its answer."""
+        self.output.write(http2_frames.goaway(self.last_id, ErrorCode.NO_ERROR, "draining"))
+        for stream in list(self.streams.values()):  # including those opened since the first GOAWAY
+            stream.on_drain()
+        self._close_if_done()
 
     def fail(self, code: ErrorCode, message: str) -> None:
-        """Say why, and close."""
-        if not self._closed:
+        """Send GOAWAY with the reason, and close."""
+        if self.lifecycle.state is not CLOSED:
             self.output.write(http2_frames.goaway(self.last_id, code, message))
-            self._close()
+            self._shut()
+
+    def _close_if_done(self) -> None:
+        if self.lifecycle.state is LAST_CALL and not self.streams:
+            self._shut()
+
+    def _shut(self) -> None:
+        lingers = self.lifecycle.state is LAST_CALL and self.transport.can_write_eof()
+        self.output.flush()
+        self.finish()
+        if lingers:
+            self.linger()
+        else:
+            self.close()
+
+    def on_finish(self) -> None:
+        """Cancel every stream."""
+        self.output.closed = True
+        self._unread = b""
+        if self._stalls is not None:
+            self._stalls.stop()
+        for stream in list(self.streams.values()):
+            self.drop(stream)
+
+    # Streams.
 
     def close_stream(self, stream: Stream) -> None:
-        """Our side of a stream has ended."""
+        """Remove a stream whose answer is sent."""
         if self.streams.pop(stream.id, None) is None:
             return
-        stream.closed = True
+        is_whole = stream.state is HALF_CLOSED_REMOTE or stream.remote_closed
+        stream.state = AFTER_CLOSE[stream.state]
         self.guard.give_back(stream)
-        if stream.remote_closed:
+        if is_whole:
             self.guard.answered += 1
         else:
             self.ended_early.append(stream.id)
             self.output.write(http2_frames.reset(stream.id, ErrorCode.NO_ERROR))
-        if self._last_call:
+        if self.lifecycle.state is LAST_CALL:
             self._close_if_done()
 
     def reset_stream(self, stream: Stream, code: ErrorCode) -> None:
-        """End a stream whose client broke the rules. It counts like a reset by the client, who could else cause any number."""
+        """End a stream whose client broke the rules. It counts as one of the client's resets, which are limited."""
         self.drop(stream)
         self.ended_early.append(stream.id)
         self.output.write(http2_frames.reset(stream.id, code))
@@ -221,59 +233,22 @@ class Http2Connection(asyncio.Protocol):
     def drop(self, stream: Stream) -> None:
         """End a stream that nobody waits for."""
         if self.streams.pop(stream.id, None) is not None:
-            stream.closed = True
             self.output.forget(stream)
             self.guard.give_back(stream)
             stream.on_cancel()
-            if self._last_call:
-                self._close_if_done()
+            stream.fire(CLOSE)
+            self._close_if_done()
 
-    def call_last(self) -> None:
-        """While draining: take no more streams, and close when the last has its answer."""
-        if self._last_call or self._closed:
-            return
-        self._last_call = True
-        self.output.write(http2_frames.goaway(self.last_id, ErrorCode.NO_ERROR, "draining"))
-        for stream in list(self.streams.values()):  # also those that were opened since the first step
-            stream.on_drain()
-        self._close_if_done()
+    def _refuse(self, stream_id: int, code: ErrorCode) -> None:
+        self.ended_early.append(stream_id)
+        self.guard.count_noise()
+        self.output.write(http2_frames.reset(stream_id, code))
 
-    def _close_if_done(self) -> None:
-        if self._last_call and not self.streams and not self._closed:
-            self._close()
+    # Frames.
 
-    def _close(self) -> None:
-        self.output.flush()
-        self._finish()
-        if self._last_call and self.transport.can_write_eof():
-            self.transport.write_eof()
-            self.loop.call_later(LINGER, self.transport.close)
-        else:
-            self.transport.close()
-        self.loop.call_later(CLOSE_TIMEOUT, self._abort_when_sent, self.transport.get_write_buffer_size())
-
-    def _abort_when_sent(self, unsent: int) -> None:
-        """Or when the peer takes nothing of it any more."""
-        left = self.transport.get_write_buffer_size()
-        if 0 < left < unsent:
-            self.loop.call_later(CLOSE_TIMEOUT, self._abort_when_sent, left)
-        else:
-            self.transport.abort()
-
-    def _finish(self) -> None:
-        if self._closed:
-            return
-        self._closed = self.output.closed = True
-        self._rest = b""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._stalls is not None:
-            self._stalls.stop()
-        for stream in list(self.streams.values()):
-            self.drop(stream)
-
-    def on_closed(self) -> None:
-        """The connection is gone."""
+    def _read_handshake(self, data: bytes) -> bytes:
+        is_first = self.lifecycle.allows(Event.PREFACE_RECEIVED)
+        return self._read_preface(data) if is_first else self._read_frames(data)
 
     def _read_preface(self, data: bytes) -> bytes:
         if not data.startswith(http2_frames.PREFACE):
@@ -281,17 +256,21 @@ class Http2Connection(asyncio.Protocol):
                 return data
             if any(verb.startswith(data[:4]) for verb in HTTP1_VERBS):
                 self.output.write(HTTP1_ANSWER)
-                self._close()
+                self._shut()
                 return b""
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "expected HTTP/2's connection preface")
-        if self._timer is not None and not self.draining:
-            self._timer.cancel()
+        if self.lifecycle.fire(Event.PREFACE_RECEIVED) is State.SETTINGS:
+            self.set_timer(None)
         self.output.write(OUR_SETTINGS)
-        self._read = self._read_frames
         return self._read_frames(data[len(http2_frames.PREFACE) :])
 
+    def on_settings_received(self) -> None:
+        """The first SETTINGS complete the handshake."""
+        if self.lifecycle.allows(Event.SETTINGS_RECEIVED) and self.lifecycle.fire(Event.SETTINGS_RECEIVED) is State.DRAINING:
+            self.start_draining()
+
     def _read_frames(self, data: bytes) -> bytes:
-        at, end = 0, len(data)
+        at, end, lifecycle = 0, len(data), self.lifecycle
         while end - at >= 9:
             high, low, kind, flags, stream_id = FRAME_HEAD.unpack_from(data, at)
             start = at + 9
@@ -308,7 +287,7 @@ class Http2Connection(asyncio.Protocol):
                 self._on_headers(data, start, stop, flags, stream_id)
             else:
                 self._on_other(kind, flags, stream_id, data[start:stop])
-            if self._closed:
+            if lifecycle.state is CLOSED:
                 return b""
         return data[at:]
 
@@ -319,7 +298,7 @@ class Http2Connection(asyncio.Protocol):
             self.output.write(http2_frames.window_update(0, self._received))
             self._received = 0
         stream = self.streams.get(stream_id)
-        if stream is None or stream.remote_closed:
+        if stream is None or (stream.state is not STREAM_OPEN and stream.remote_closed):
             self._on_stray(stream_id)
             return
         stream.receive_window -= size
@@ -335,7 +314,7 @@ class Http2Connection(asyncio.Protocol):
                 self.reset_stream(stream, ErrorCode.PROTOCOL_ERROR)
                 return
         if ended:
-            stream.remote_closed = True
+            stream.state = AFTER_REMOTE_END[stream.state]
         if start < stop:
             self.guard.worked += 1
         elif not ended:
@@ -343,7 +322,7 @@ class Http2Connection(asyncio.Protocol):
         stream.on_data(data, start, stop, ended)
 
     def _on_headers(self, data: bytes, start: int, stop: int, flags: int, stream_id: int) -> None:
-        if not self.settled:
+        if self.lifecycle.state < OPEN:
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "expected SETTINGS first")
         if flags & (PADDED | WITH_PRIORITY):
             start, stop = strip_headers(data, start, stop, flags, stream_id)
@@ -362,6 +341,7 @@ class Http2Connection(asyncio.Protocol):
             self._on_block(stream_id, block.flags, b"".join(block.parts))
 
     def _on_block(self, stream_id: int, flags: int, block: bytes) -> None:
+        """Open a stream, or end the request of one that is open."""
         head = self._headers.decode(block)
         ended = flags & END_STREAM != 0
         if stream_id % 2 == 0:
@@ -369,7 +349,7 @@ class Http2Connection(asyncio.Protocol):
         if stream_id <= self.last_id:
             self._on_late_headers(stream_id, head, ended)
             return
-        if self._last_call:
+        if self.lifecycle.state is LAST_CALL:
             self.ended_early.append(stream_id)
             return
         if stream_id > self.last_id + 2:
@@ -384,17 +364,18 @@ class Http2Connection(asyncio.Protocol):
             self.guard.count_reset()
             self._refuse(stream_id, ErrorCode.PROTOCOL_ERROR)
             return
-        stream.remote_closed = ended
+        if ended:
+            stream.fire(REMOTE_END)
         self.streams[stream_id] = stream
         stream.on_open()
-        if ended and not stream.closed:
+        if ended and stream_id in self.streams:
             if stream.content_left:
                 self.reset_stream(stream, ErrorCode.PROTOCOL_ERROR)
             else:
                 stream.on_data(b"", 0, 0, True)
 
     def _on_late_headers(self, stream_id: int, head: Any, ended: bool) -> None:
-        """Of a stream that is open (trailers, which say nothing in gRPC), or was."""
+        """Handle headers of a stream that is open (trailers, which mean nothing in gRPC) or was."""
         stream = self.streams.get(stream_id)
         if any(stream_id in gap for gap in self._skipped):
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"HEADERS for stream {stream_id}, which is older than the last")
@@ -403,27 +384,21 @@ class Http2Connection(asyncio.Protocol):
         elif not ended or stream.content_left or not self.is_trailers(head):
             self.reset_stream(stream, ErrorCode.PROTOCOL_ERROR)
         else:
-            stream.remote_closed = True
+            stream.fire(REMOTE_END)
             stream.on_data(b"", 0, 0, True)
 
     def _on_stray(self, stream_id: int) -> None:
-        """Data or headers for a stream that is not open."""
-        if stream_id > self.last_id or not stream_id:
-            if stream_id not in self.ended_early:
+        """Handle data or headers for a stream that is not open."""
+        if stream_id not in self.ended_early:
+            if stream_id > self.last_id or not stream_id:
                 raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"data for stream {stream_id}, which was never opened")
-        elif stream_id not in self.ended_early:
             raise ConnectionFailed(ErrorCode.STREAM_CLOSED, f"data for stream {stream_id}, which is closed")
         self.guard.count_noise()
-
-    def _refuse(self, stream_id: int, code: ErrorCode) -> None:
-        self.ended_early.append(stream_id)
-        self.guard.count_noise()
-        self.output.write(http2_frames.reset(stream_id, code))
 
     def _on_other(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if self._block is not None and kind != CONTINUATION:
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "expected CONTINUATION")
-        if not self.settled and kind != http2_frames.SETTINGS:
+        if self.lifecycle.state < OPEN and kind != http2_frames.SETTINGS:
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "expected SETTINGS first")
         if kind != http2_frames.RST_STREAM:
             self.guard.count_noise()

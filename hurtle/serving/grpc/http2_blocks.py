@@ -1,11 +1,11 @@
-"""Header blocks before they are decoded: padding and priority taken off, CONTINUATION put together. Knows no HPACK."""
+"""Header blocks before decoding: strips padding and priority, joins CONTINUATION frames. Knows no HPACK."""
 
 from __future__ import annotations
 
 from hurtle.serving.grpc.http2_frames import LARGEST_WINDOW, PADDED, WITH_PRIORITY, ConnectionFailed, ErrorCode
 
 MAX_BLOCK = 1 << 15
-"""Bytes of a header block, its continuations included."""
+"""Bytes of a header block, continuations included."""
 MAX_CONTINUATIONS = 8
 
 
@@ -18,10 +18,10 @@ class HeaderBlock:
         self._size = len(first)
 
     def add(self, part: bytes) -> None:
-        """What a CONTINUATION frame brings.
+        """Add a CONTINUATION frame's payload.
 
         Raises:
-            ConnectionFailed: Too much, or in too many frames.
+            ConnectionFailed: The block is too large, or in too many frames.
         """
         self.parts.append(part)
         self._size += len(part)
@@ -30,14 +30,14 @@ class HeaderBlock:
 
 
 def unpad(data: bytes, start: int, stop: int) -> tuple[int, int]:
-    """Where a padded frame's content begins and ends."""
+    """The bounds of a padded frame's content."""
     if start == stop or start + 1 + data[start] > stop:
         raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "more padding than frame")
     return start + 1, stop - data[start]
 
 
 def strip_headers(data: bytes, start: int, stop: int, flags: int, stream_id: int) -> tuple[int, int]:
-    """Where the header block of a HEADERS frame with padding or priority begins and ends."""
+    """The bounds of the header block in a HEADERS frame with padding or priority."""
     if flags & PADDED:
         start, stop = unpad(data, start, stop)
     if flags & WITH_PRIORITY:

@@ -1,9 +1,11 @@
-"""What an HTTP/2 connection does with frames that carry no request: SETTINGS, PING, WINDOW_UPDATE, RST_STREAM and the like."""
+"""Handlers of the HTTP/2 frames that carry no request: SETTINGS, PING, WINDOW_UPDATE, RST_STREAM and the like."""
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Mapping
+from typing import Protocol
 
 from hurtle.serving.grpc.http2_frames import (
     ACK,
@@ -23,20 +25,42 @@ from hurtle.serving.grpc.http2_frames import (
     ConnectionFailed,
     ErrorCode,
     frame,
-    goaway,
 )
-from hurtle.serving.grpc.http2_output import LARGEST_FRAME
-
-if TYPE_CHECKING:
-    from hurtle.serving.grpc.http2 import Http2Connection
+from hurtle.serving.grpc.http2_guard import Guard
+from hurtle.serving.grpc.http2_output import LARGEST_FRAME, Output
+from hurtle.serving.grpc.http2_stream import Stream
 
 DRAIN_PING = b"draining"
-"""What we ask with, when the answer means that the client has seen GOAWAY."""
-FIRST_GOODBYE = goaway(LARGEST_WINDOW, ErrorCode.NO_ERROR, "draining") + frame(PING, 0, 0, DRAIN_PING)
+"""The payload of our PING after the first GOAWAY: its ACK means that the client has seen the GOAWAY."""
 
 
-def on_reset(connection: Http2Connection, flags: int, stream_id: int, payload: bytes) -> None:
-    """The client gives a request up."""
+class ControlledConnection(Protocol):
+    """A connection as control frames see it."""
+
+    output: Output
+    guard: Guard
+    last_id: int
+    ended_early: deque[int]
+
+    @property
+    def streams(self) -> Mapping[int, Stream]:
+        """By number."""
+
+    def on_settings_received(self) -> None:
+        """Go on with the handshake, if these are the first SETTINGS."""
+
+    def on_drain_ping_answered(self) -> None:
+        """The client has seen GOAWAY."""
+
+    def drop(self, stream: Stream) -> None:
+        """End a stream that nobody waits for."""
+
+    def reset_stream(self, stream: Stream, code: ErrorCode) -> None:
+        """End a stream whose client broke the rules."""
+
+
+def on_reset(connection: ControlledConnection, flags: int, stream_id: int, payload: bytes) -> None:
+    """RST_STREAM: the client gives up a request."""
     _check_size("RST_STREAM", payload, 4)
     if stream_id > connection.last_id or not stream_id:
         raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"RST_STREAM for stream {stream_id}, which was never opened")
@@ -46,8 +70,8 @@ def on_reset(connection: Http2Connection, flags: int, stream_id: int, payload: b
         connection.drop(stream)
 
 
-def on_settings(connection: Http2Connection, flags: int, stream_id: int, payload: bytes) -> None:
-    """What the client can take."""
+def on_settings(connection: ControlledConnection, flags: int, stream_id: int, payload: bytes) -> None:
+    """SETTINGS: the client's limits."""
     if stream_id:
         raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
     if flags & ACK:
@@ -56,10 +80,7 @@ def on_settings(connection: Http2Connection, flags: int, stream_id: int, payload
     if len(payload) % 6:
         raise ConnectionFailed(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of no whole entries")
     connection.output.write(frame(SETTINGS, ACK, 0))
-    if not connection.settled:
-        connection.settled = True
-        if connection.draining:
-            connection.say_goodbye()
+    connection.on_settings_received()
     window = connection.output.initial_window
     for key, value in struct.iter_unpack(">HI", payload):
         if key == INITIAL_WINDOW_SIZE:
@@ -74,11 +95,11 @@ def on_settings(connection: Http2Connection, flags: int, stream_id: int, payload
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value}")
         elif key == HEADER_TABLE_SIZE:
             connection.output.shrink_table(value)
-    if window != connection.output.initial_window:  # once a frame: it concerns every stream
+    if window != connection.output.initial_window:  # once per frame, as it concerns every stream
         _set_initial_window(connection, window)
 
 
-def _set_initial_window(connection: Http2Connection, value: int) -> None:
+def _set_initial_window(connection: ControlledConnection, value: int) -> None:
     change = value - connection.output.initial_window
     connection.output.initial_window = value
     for stream in list(connection.streams.values()):
@@ -88,19 +109,19 @@ def _set_initial_window(connection: Http2Connection, value: int) -> None:
         connection.output.wake(stream)
 
 
-def on_ping(connection: Http2Connection, flags: int, stream_id: int, payload: bytes) -> None:
-    """Is anybody there?"""
+def on_ping(connection: ControlledConnection, flags: int, stream_id: int, payload: bytes) -> None:
+    """PING: echo it; an ACK may be the answer to ours."""
     if stream_id:
         raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "PING on a stream")
     _check_size("PING", payload, 8)
     if not flags & ACK:
         connection.output.write(frame(PING, ACK, 0, payload))
-    elif payload == DRAIN_PING and connection.draining:
-        connection.call_last()
+    elif payload == DRAIN_PING:
+        connection.on_drain_ping_answered()
 
 
-def on_window_update(connection: Http2Connection, flags: int, stream_id: int, payload: bytes) -> None:
-    """The client takes more."""
+def on_window_update(connection: ControlledConnection, flags: int, stream_id: int, payload: bytes) -> None:
+    """WINDOW_UPDATE: the client accepts more bytes."""
     _check_size("WINDOW_UPDATE", payload, 4)
     size = int.from_bytes(payload, "big") & LARGEST_WINDOW
     if not stream_id:
@@ -125,8 +146,8 @@ def on_window_update(connection: Http2Connection, flags: int, stream_id: int, pa
         connection.output.wake(stream)
 
 
-def on_priority(connection: Http2Connection, flags: int, stream_id: int, payload: bytes) -> None:
-    """Which streams come first: we take them in turn."""
+def on_priority(connection: ControlledConnection, flags: int, stream_id: int, payload: bytes) -> None:
+    """PRIORITY: ignored, as streams take turns."""
     if not stream_id:
         raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")
     _check_size("PRIORITY", payload, 5)
@@ -134,13 +155,13 @@ def on_priority(connection: Http2Connection, flags: int, stream_id: int, payload
         raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"stream {stream_id} depends on itself")
 
 
-def on_push_promise(connection: Http2Connection, flags: int, stream_id: int, payload: bytes) -> None:
-    """Clients do not push."""
+def on_push_promise(connection: ControlledConnection, flags: int, stream_id: int, payload: bytes) -> None:
+    """PUSH_PROMISE: clients must not push."""
     raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
 
 
-def on_goaway(connection: Http2Connection, flags: int, stream_id: int, payload: bytes) -> None:
-    """The client opens no more streams; it closes when it has its answers."""
+def on_goaway(connection: ControlledConnection, flags: int, stream_id: int, payload: bytes) -> None:
+    """GOAWAY: the client opens no more streams, and closes once it has its answers."""
     if stream_id:
         raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream")
     if len(payload) < 8:
@@ -161,4 +182,4 @@ CONTROL = {
     PUSH_PROMISE: on_push_promise,
     GOAWAY: on_goaway,
 }
-"""By the frame's type; others are to be ignored."""
+"""Handlers by frame type; unknown types are ignored."""

@@ -1,4 +1,4 @@
-"""HTTP/2's frames, codes and limits as bytes. Keeps no state and knows nothing of gRPC."""
+"""HTTP/2 frames, error codes and limits as bytes. Has no state and knows nothing of gRPC."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ WITH_PRIORITY = 0x20
 HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = range(1, 7)
 
 FRAME_HEAD = struct.Struct(">HBBBI")
-"""Length (its high 16 bits, its low 8), type, flags, stream."""
+"""Length (high 16 bits, low 8 bits), type, flags, stream."""
 FRAME_SIZE = 1 << 14
-"""The largest frame that every peer takes, and that we take."""
+"""The largest frame that every peer accepts, and that we accept."""
 DEFAULT_WINDOW = (1 << 16) - 1
 LARGEST_WINDOW = (1 << 31) - 1
 
@@ -38,7 +38,7 @@ class ErrorCode(IntEnum):
 
 
 class ConnectionFailed(Exception):
-    """The peer broke the protocol so that the connection cannot go on."""
+    """The peer violated the protocol so that the connection cannot go on."""
 
     def __init__(self, code: ErrorCode, message: str):
         super().__init__(message)
@@ -66,22 +66,22 @@ def settings(values: Iterable[tuple[int, int]]) -> bytes:
 
 
 def window_update(stream_id: int, size: int) -> bytes:
-    """A frame that lets the peer send `size` more bytes; stream 0: on the connection."""
+    """A WINDOW_UPDATE frame: the peer may send `size` more bytes, on the connection if the stream is 0."""
     return frame(WINDOW_UPDATE, 0, stream_id, size.to_bytes(4, "big"))
 
 
 def reset(stream_id: int, code: ErrorCode) -> bytes:
-    """A frame that ends a stream."""
+    """An RST_STREAM frame."""
     return frame(RST_STREAM, 0, stream_id, code.to_bytes(4, "big"))
 
 
 def goaway(last_stream_id: int, code: ErrorCode, message: str = "") -> bytes:
-    """A frame that says: no stream after this one, and why."""
+    """A GOAWAY frame: the last stream that is served, and the reason."""
     return frame(GOAWAY, 0, 0, struct.pack(">II", last_stream_id, code) + message.encode()[:200])
 
 
 def encode_headers(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-    r"""HPACK without its tables and without Huffman coding: the same bytes on every connection, so they can be made once.
+    r"""HPACK without tables and Huffman coding: the bytes are the same on every connection, so they can be encoded once.
 
     Example:
         >>> encode_headers([(b":status", b"200"), (b"grpc-status", b"0")])
@@ -97,7 +97,7 @@ def encode_headers(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def _length(text: bytes) -> bytes:
-    """HPACK's integer with a prefix of seven bits."""
+    """An HPACK integer with a seven-bit prefix."""
     if len(text) < 127:
         return bytes([len(text)])
     parts, left = [127], len(text) - 127

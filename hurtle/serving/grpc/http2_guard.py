@@ -1,54 +1,43 @@
-"""What a peer may ask of one HTTP/2 connection: frames that bring nothing, resets, and memory for unfinished messages."""
+"""Limits on what a peer may ask of one HTTP/2 connection: empty frames, resets, and memory for unfinished messages."""
 
 from __future__ import annotations
 
 from collections import deque
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from hurtle.serving.grpc.http2_frames import ConnectionFailed, ErrorCode, window_update
-
-if TYPE_CHECKING:
-    from hurtle.serving.grpc.http2_stream import Stream
+from hurtle.serving.grpc.http2_stream import Loan, Stream
 
 NOISE_STEP = 2000
 RESET_STEP = 2048
 
 
-class Loan:
-    """Bytes that a stream was allowed to send beyond its first window, or waits to be allowed."""
-
-    __slots__ = ("granted", "size")
-
-    def __init__(self, size: int):
-        self.size, self.granted = size, False
-
-
 class Guard:
-    """Counts for one connection.
+    """Counters of one connection.
 
-    Frames that bring nothing (PING, SETTINGS, empty DATA …) and resets, by the peer or because it broke a rule, are counted.
-    Every so many of them there must have been enough time, or enough work, or the peer is told to calm down. Memory for
-    messages beyond a stream's first window is lent in the order asked for, so that what is begun can be finished.
+    Frames that carry nothing (PING, SETTINGS, empty DATA …) are counted, and so are resets, whether the peer sent them or
+    forced them by breaking a rule. Each time a counter reaches its step, enough time or enough work must have passed;
+    otherwise the connection fails with ENHANCE_YOUR_CALM. Memory for messages larger than a stream's first window is lent
+    first come, first served, so that a message once begun can be finished.
 
     Args:
-        budget: Bytes to lend at most, though one stream may always have what it asks for.
+        budget: Bytes to lend at most, though a single stream always gets what it asks for.
     """
 
     def __init__(self, budget: int):
         self.budget = budget
         self.worked = self.answered = 0
-        """Frames of data that came or went and streams that were opened; streams that ended as they should."""
+        """DATA frames in both directions and streams opened; streams that ended normally."""
         self._lent = 0
         self._waiting: deque[Stream] = deque()
         self._noise = self._resets = 0
         self._noise_since = self._resets_since = (monotonic(), 0)
 
     def count_noise(self) -> None:
-        """A frame that brings nothing came.
+        """Count a frame that carries nothing.
 
         Raises:
-            ConnectionFailed: Too many of them.
+            ConnectionFailed: There were too many of them.
         """
         self._noise += 1
         if self._noise >= NOISE_STEP:
@@ -58,10 +47,10 @@ class Guard:
                 raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that bring nothing")
 
     def count_reset(self) -> None:
-        """The peer reset a stream, or broke a rule so that we had to.
+        """Count a stream that the peer reset, or made us reset.
 
         Raises:
-            ConnectionFailed: It does so too often.
+            ConnectionFailed: There were too many of them.
         """
         self._resets += 1
         if self._resets >= RESET_STEP:
@@ -71,7 +60,7 @@ class Guard:
                 raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "too many streams reset")
 
     def lend(self, stream: Stream, size: int) -> None:
-        """Let a stream send `size` bytes more, now or when others have given back."""
+        """Let a stream send `size` bytes more, now or once others have given theirs back."""
         if stream.loan is not None:
             return
         stream.loan = Loan(size)
@@ -79,7 +68,7 @@ class Guard:
         self._grant()
 
     def give_back(self, stream: Stream) -> None:
-        """The stream has its message, or is gone."""
+        """Take back a stream's loan: it has its message, or is gone."""
         loan = stream.loan
         if loan is None:
             return

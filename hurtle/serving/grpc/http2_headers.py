@@ -1,7 +1,7 @@
-"""HPACK for requests: header blocks → whatever a server makes of them, with a cache in front. Knows nothing of frames.
+"""`HeaderDecoder`: HPACK header blocks → whatever the server makes of their fields, with a cache. Knows nothing of frames.
 
-A client's calls differ in little: their blocks are mostly the same few indexes into the table that both sides keep. Such a
-block leaves the table as it is, so as long as nothing changes the table the same bytes mean the same headers.
+A client's calls differ little: most blocks are the same few indexes into the table that both sides keep. Such a block does not
+change the table, and until another block does, the same bytes mean the same headers.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from hpack.exceptions import HPACKDecodingError
-from hpack.huffman_table import decode_huffman
-from hpack.table import HeaderTable
+from hpack import Decoder, HPACKDecodingError
+from hpack.huffman_table import decode_huffman  # not public: pyproject.toml bounds hpack's version, and a test compares it
 
 from hurtle.serving.grpc.http2_frames import ConnectionFailed, ErrorCode
 
@@ -19,34 +18,37 @@ Field = tuple[bytes, bytes]
 Fields = list[Field]
 Head = TypeVar("Head")
 MAX_LIST_SIZE = 1 << 16
-"""Bytes of a decoded header list (plus 32 a field), beyond which the connection ends."""
+"""Bytes of a decoded header list (plus 32 per field) beyond which the connection fails."""
 TABLE_SIZE = 4096
-"""Of the table that a client may fill, in the same measure."""
+"""Size of the table that a client may fill, counted the same way."""
 CACHED_BLOCKS = 64
 CACHED_SIZE = 1024
-_STATIC: tuple[Field, ...] = tuple(HeaderTable.STATIC_TABLE)
-_STATICS = len(_STATIC)
+_STATICS = 61
+_STATIC: tuple[Field, ...] = tuple(
+    (name, value) for name, value in Decoder().decode(bytes(0x80 | n for n in range(1, _STATICS + 1)), raw=True)
+)
+"""RFC 7541's static table."""
 
 
 class HeaderDecoder(Generic[Head]):
     """Decodes the header blocks of one connection, in order.
 
     Args:
-        make: Makes of the fields what the server needs; called again only when a block is not one of the last.
+        make: Converts the fields; not called again for a block that is cached.
     """
 
     def __init__(self, make: Callable[[Fields], Head]):
         self._make = make
         self._heads: dict[bytes, Head] = {}
         self._entries: Fields = []
-        """The table, its newest entry last."""
+        """The dynamic table, newest entry last."""
         self._size, self._max_size = 0, TABLE_SIZE
 
     def decode(self, block: bytes) -> Head:
-        """What `make` made of a block.
+        """Decode a block, and convert its fields.
 
         Raises:
-            ConnectionFailed: It cannot be decoded; then nothing after it can be either.
+            ConnectionFailed: It cannot be decoded, and so neither can any later block.
         """
         head = self._heads.get(block)
         if head is not None:
@@ -65,7 +67,7 @@ class HeaderDecoder(Generic[Head]):
         return head
 
     def _decode(self, block: bytes) -> tuple[Fields, bool]:
-        """The fields, and whether they changed the table. Raises IndexError where the block ends too early."""
+        """The fields, and whether they changed the table. Raises IndexError if the block ends too early."""
         fields: Fields = []
         at, end, size, changed = 0, len(block), 0, False
         entries = self._entries
@@ -108,7 +110,7 @@ class HeaderDecoder(Generic[Head]):
         return fields, changed
 
     def _place(self, index: int) -> int:
-        """Where an entry of the table stands; the newest has the first index after the static ones."""
+        """The position of an entry; the newest one has the first index after the static table."""
         place = len(self._entries) - (index - _STATICS)
         if place < 0 or not index:
             raise IndexError(index)
@@ -129,7 +131,7 @@ class HeaderDecoder(Generic[Head]):
 
 
 def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
-    """HPACK's integer, which begins in the low bits of a byte; and where it ends."""
+    """An HPACK integer, which begins in the low bits of a byte, and the position after it."""
     value = block[at] & mask
     at += 1
     if value == mask:
@@ -144,7 +146,7 @@ def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
 
 
 def _string(block: bytes, at: int) -> tuple[bytes, int]:
-    """HPACK's string, and where it ends."""
+    """An HPACK string, and the position after it."""
     is_huffman = block[at] & 0x80
     length, at = _integer(block, at, 0x7F)
     end = at + length

@@ -1,4 +1,4 @@
-"""What we announce to an HTTP/2 client, and what we answer one that speaks HTTP/1."""
+"""The limits announced to an HTTP/2 client, and the answer to one that speaks HTTP/1."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hurtle.serving.grpc.http2_frames import (
 
 MAX_STREAMS = 1024
 STREAM_WINDOW = 1 << 16
-"""What a client may send on a stream before we know how large its message is."""
+"""Bytes that a client may send on a stream before the size of its message is known."""
 CONNECTION_WINDOW = 1 << 30
-"""Never the limit: streams are."""
+"""Large enough never to be the limit; the streams' windows are."""
 MAX_UNSENT = 1 << 20
-"""Bytes in a transport that the peer does not empty, beyond which we read nothing more from it."""
+"""Unsent bytes beyond which nothing more is read from a peer that does not read."""
 OUR_SETTINGS = settings(
     [(MAX_CONCURRENT_STREAMS, MAX_STREAMS), (INITIAL_WINDOW_SIZE, STREAM_WINDOW), (MAX_HEADER_LIST_SIZE, 1 << 14)]
 ) + window_update(0, CONNECTION_WINDOW - DEFAULT_WINDOW)

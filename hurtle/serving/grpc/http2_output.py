@@ -1,25 +1,22 @@
-"""What goes out of an HTTP/2 connection: frames gathered to one write a loop pass, data held to the peer's windows.
+"""`Output`: the sending side of an HTTP/2 connection. Frames are gathered into one write per pass of the event loop.
 
-message → stream's queue → (windows, and room in the transport) → frames → transport. Knows nothing of what comes in.
+message → stream's queue → (the peer's windows, room in the transport) → frames → transport. Knows nothing of what comes in.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
 
 from hurtle.serving.grpc.http2_frames import DATA, DEFAULT_WINDOW, FRAME_SIZE, frame_head
-
-if TYPE_CHECKING:
-    from hurtle.serving.grpc.http2_guard import Guard
-    from hurtle.serving.grpc.http2_stream import Stream
-    from hurtle.serving.memory import Memory
+from hurtle.serving.grpc.http2_guard import Guard
+from hurtle.serving.grpc.http2_stream import Stream
+from hurtle.serving.memory import Memory
 
 LARGEST_FRAME = 1 << 16
-"""Of data, where the peer takes more: streams take turns by frames."""
+"""The largest DATA frame we send, even if the peer takes more: streams take turns frame by frame."""
 SLICE = 1 << 18
-"""Bytes given to the transport at once; then others on the loop have their turn."""
+"""Bytes given to the transport at a time; then other work on the event loop gets its turn."""
 HIGH_WATER = 1 << 18
 
 
@@ -29,31 +26,31 @@ class Output:
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, guard: Guard, memory: Memory):
         self.transport, self._loop, self._guard, self._memory = transport, loop, guard, memory
         self.window = self.initial_window = DEFAULT_WINDOW
-        """What the peer takes, on the connection and on a new stream."""
+        """Bytes that the peer accepts on the connection, and on a new stream."""
         self.frame_size = FRAME_SIZE
         self.queued = 0
-        """Bytes of data that wait, of all streams."""
+        """Bytes of data that wait, over all streams."""
         self.paused = False
-        """The transport has more than it can send."""
+        """The transport's buffer is full."""
         self.corked = False
-        """Someone will call `flush` anyway."""
+        """`flush` will be called at the end of this pass anyway."""
         self.closed = False
         self.table_update = b""
-        """What the next header block must begin with."""
+        """HPACK bytes that the next header block must begin with."""
         self._parts: list[bytes | memoryview] = []
         self._ready: deque[Stream] = deque()
         self._flush_planned = self._pump_planned = False
         transport.set_write_buffer_limits(high=HIGH_WATER)
 
     def write(self, data: bytes | memoryview) -> None:
-        """Send whole frames that no window holds back."""
+        """Send whole frames that are not subject to flow control."""
         self._parts.append(data)
         if not self.corked and not self._flush_planned:
             self._flush_planned = True
             self._loop.call_soon(self._planned_flush)
 
     def flush(self) -> None:
-        """Give the transport what was gathered."""
+        """Write the gathered frames to the transport."""
         self.corked = False
         parts = self._parts
         if parts:
@@ -63,7 +60,7 @@ class Output:
                 self.transport.write(data)
 
     def fits(self, stream: Stream, size: int) -> bool:
-        """Whether `size` bytes of data may go at once, in one frame; whoever sends them then counts them by `sent`."""
+        """Whether `size` bytes of data may be sent now, in one frame; the caller then reduces the windows itself."""
         return (
             size <= self.window
             and size <= stream.send_window
@@ -73,7 +70,7 @@ class Output:
         )
 
     def send(self, stream: Stream, data: bytes) -> None:
-        """Send data when the windows allow it."""
+        """Queue data; it is sent as the windows allow."""
         if not data:
             return
         if stream.queue is None:
@@ -85,7 +82,7 @@ class Output:
         self.wake(stream)
 
     def end(self, stream: Stream, tail: bytes) -> None:
-        """Send `tail`, the stream's last frames, after its data."""
+        """Send `tail`, the stream's last frames, after its queued data."""
         if stream.queue:
             stream.tail = tail
         else:
@@ -93,7 +90,7 @@ class Output:
             stream.on_sent()
 
     def wake(self, stream: Stream) -> None:
-        """The stream may have become able to send."""
+        """Send what a stream has queued, now that it may be able to."""
         if stream.queue and stream.send_window > 0 and not stream.in_ready:
             stream.in_ready = True
             self._ready.append(stream)
@@ -101,7 +98,7 @@ class Output:
             self.pump()
 
     def forget(self, stream: Stream) -> None:
-        """Nothing more of this stream is to be sent."""
+        """Drop what a stream has queued."""
         if stream.queue:
             self.queued -= stream.queued
             self._memory.used -= stream.queued
@@ -110,12 +107,12 @@ class Output:
         stream.tail = None
 
     def shrink_table(self, size: int) -> None:
-        """The peer's HPACK table has another size now. We use none, but must say so where it became smaller."""
+        """The peer changed the size of its HPACK table. We do not use it, but must acknowledge that it became smaller."""
         if size < 4096:
             self.table_update = b"\x20"
 
     def pump(self) -> None:
-        """Send what windows and transport allow, the streams in turn."""
+        """Send as much as the windows and the transport allow, taking streams in turn."""
         budget, ready = SLICE, self._ready
         while ready and self.window > 0 and budget > 0 and not self.paused:
             stream = ready.popleft()
@@ -154,11 +151,11 @@ class Output:
             self._loop.call_soon(self._planned_pump)
 
     def pause(self) -> None:
-        """The transport is full."""
+        """Stop sending: the transport's buffer is full."""
         self.paused = True
 
     def resume(self) -> None:
-        """The transport has room again."""
+        """Send again."""
         self.paused = False
         self.pump()
 

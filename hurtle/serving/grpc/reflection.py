@@ -1,4 +1,4 @@
-"""gRPC's server reflection, v1 and v1alpha: lets tools list the services and learn their messages."""
+"""gRPC server reflection, v1 and v1alpha: tools list the services and fetch their descriptors."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from hurtle.serving.status import CODES
 
 
 class ReflectionCall(StreamingCall):
-    """ServerReflectionInfo: which services there are, and the files that define them."""
+    """ServerReflectionInfo: the services, and the files that define them."""
 
     def __init__(self, *args: Any):
         super().__init__(*args)
         self.limit()
 
     def is_full(self) -> bool:
-        """The client takes too little."""
+        """Whether too many answers are unread."""
         return self.queued > MAX_UNSENT
 
     def on_drained(self) -> None:
-        """The client has taken what it did not take before."""
+        """Go on with requests: the client has read its answers."""
         self.take_messages()
 
     def on_only_message(self, payload: bytes) -> None:
-        """Answer the only question."""
+        """Answer the only request."""
         try:
             super().on_only_message(payload)
         except ServingError as error:
             self.fail(error)
 
     def on_message(self, payload: bytes) -> None:
-        """Answer."""
+        """Answer a request."""
         request = parse(self, payload)
         kind = request.WhichOneof("message_request")
         response = self._response_class()(valid_host=request.host, original_request=request)

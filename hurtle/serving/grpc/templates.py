@@ -1,7 +1,7 @@
-"""Requests like those before: a client's requests mostly differ in their id and their data alone, and need no parsing then.
+"""`Templates`: recognise requests that differ from earlier ones only in id and data, and so need no parsing.
 
-A template is what was around id and data the last time: where the same bytes come again, they mean the same. Knows nothing of
-what protobuf's messages hold otherwise; `codec` parses whatever has no template.
+A template is the bytes around id and data: when the same bytes come again, they mean the same. `codec` parses requests without
+a template.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from hurtle.serving.tensors import DTYPES, from_raw
 
 MAX_TEMPLATES = 8
 MAX_HEAD = 2048
-"""Bytes around the data, beyond which a request is parsed."""
+"""Bytes around the data beyond which a request gets no template."""
 LEARN_EVERY = 8
-"""Requests without a template until one is made into one: some clients never send the same twice."""
+"""One in this many requests without a template becomes one: some clients never send the same twice."""
 _ID, _RAW = 0x1A, 0x3A
 """Tags of the fields `id` and `raw_input_contents`."""
 
 
 class Part(NamedTuple):
-    """An input: its description, and the bytes before and of its data."""
+    """An input: its description, the bytes before its data, and the size of the data."""
 
     name: str
     datatype: str
     dtype: np.dtype | None
-    """None where bytes are not simply an array."""
+    """None if the bytes are not simply an array."""
     shape: tuple[int, ...]
     head: bytes
     size: int
@@ -49,7 +49,7 @@ class Template(NamedTuple):
     parameters: dict[str, Parameter]
 
     def fill(self, payload: bytes) -> InferRequest | None:
-        """The request that these bytes are, if they are one of this template."""
+        """The request, or None if the bytes do not match this template."""
         at = len(self.prefix)
         if not payload.startswith(self.prefix):
             return None
@@ -87,20 +87,20 @@ class Template(NamedTuple):
             else:
                 try:
                     inputs[name] = from_raw(name, datatype, shape, data)
-                except ServingError:  # parsing will say what is wrong first
+                except ServingError:  # parsing reports the first error
                     return None
         return inputs if at == len(payload) else None
 
 
 class Templates:
-    """The templates of the last requests, the last used first."""
+    """Templates of recent requests, most recently used first."""
 
     def __init__(self) -> None:
         self._templates: list[Template] = []
         self._missed = 0
 
     def find(self, payload: bytes) -> InferRequest | None:
-        """The request that these bytes are, where they are like others before."""
+        """The request, or None if the bytes match no template."""
         for n, template in enumerate(self._templates):
             request = template.fill(payload)
             if request is not None:
@@ -110,7 +110,7 @@ class Templates:
         return None
 
     def learn(self, payload: bytes, request: InferRequest, datatypes: list[str]) -> None:
-        """A request without a template was parsed to this."""
+        """Take note of a parsed request; now and then it becomes a template."""
         self._missed += 1
         if self._missed < LEARN_EVERY:
             return
@@ -122,7 +122,7 @@ class Templates:
 
 
 def make_template(payload: bytes, request: InferRequest, datatypes: list[str]) -> Template | None:
-    """What other requests may be compared with; None: this one has its fields in an order of its own, or no raw data."""
+    """The template of a request, or None if its fields are in an unusual order or it has no raw data."""
     at = prefix = middle_start = last = 0
     heads: list[tuple[int, int, int]] = []
     while at < len(payload):
@@ -162,7 +162,7 @@ def make_template(payload: bytes, request: InferRequest, datatypes: list[str]) -
 
 
 def _read_size(payload: bytes, at: int) -> tuple[int, int]:
-    """A field's length, and where it ends; too much where it does not."""
+    """A field's length and the position after it; a length beyond the payload if it is malformed."""
     value = 0
     for n in range(5):
         if at + n >= len(payload):

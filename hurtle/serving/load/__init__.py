@@ -1,1 +1,1 @@
-"""`hurtle bench serve`: a client that loads a server, and measures how many requests it answers and how fast."""
+"""`hurtle bench serve`: a load generator that measures a server's throughput and latency."""

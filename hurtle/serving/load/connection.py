@@ -1,4 +1,4 @@
-"""`LoadConnection`: what the load generator sees of a connection, whatever protocol it speaks."""
+"""`LoadConnection`: a connection as the load generator sees it, whatever the protocol."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 Answered = Callable[[Any, str | None], None]
-"""Of the connection, and the error if there was one."""
+"""Called with the connection, and the error if there was one."""
 
 
 class LoadConnection(asyncio.Protocol):
@@ -24,17 +24,17 @@ class LoadConnection(asyncio.Protocol):
         self._answered, self._lost = answered, lost
         self._gone = False
         self.failure: str | None = None
-        """What the server did wrong, also before it was asked."""
+        """The server's error, even one before the first request."""
         self.waiting = False
-        """A request is on its way."""
+        """Whether a request is in flight."""
         self.closing = False
-        """The server will close, or has closed, the connection."""
+        """Whether the server closes, or has closed, the connection."""
         self.began = 0.0
-        """When the request in flight should have been sent; the load generator's."""
+        """When the request in flight was due; set by the load generator."""
 
     @property
     def body(self) -> bytes:
-        """The last answer's."""
+        """The body of the last answer."""
         raise NotImplementedError
 
     def send(self) -> None:
@@ -42,17 +42,17 @@ class LoadConnection(asyncio.Protocol):
         raise NotImplementedError
 
     def close(self) -> None:
-        """Close now, whatever runs."""
+        """Close now."""
         self.closing = True
         if not self._gone:
             self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ready to send."""
+        """The connection is ready."""
         self.transport = transport  # type: ignore[assignment]
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """The server is gone, or we closed."""
+        """The connection is closed, by either side."""
         self.closing = self._gone = True
         self._lost(self)
 

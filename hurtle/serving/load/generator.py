@@ -1,8 +1,8 @@
 """`Generator`: sends one request over many connections and times the answers, on one event loop.
 
-Closed loop: each connection sends its next request when the answer to the last came. Open loop: requests are due at random
-moments (Poisson) whatever the server does, and latency counts from when a request was due, not from when a connection was free
-for it: a slow server cannot hide by being asked less. Knows nothing of protocols; a `Client` does.
+Closed loop: each connection sends its next request when it has the answer to the last. Open loop: requests are due at random
+times (Poisson) whatever the server does, and latency counts from the due time, not from when a connection was free: a slow
+server cannot hide by being asked less. Knows nothing of protocols; a `Client` does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hurtle.serving.load.timer import PreciseTimer
 
 CONNECT_TIMEOUT = 10.0
 PATIENCE = 1.0
-"""Seconds that answers may come after the end of an open loop; what is missing then counts as unanswered."""
+"""Seconds to wait for answers after the end of an open loop; later ones count as unanswered."""
 RECONNECT_AFTER = 0.05
 KINDS_OF_ERRORS = 20
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
@@ -46,7 +46,7 @@ class Client(Protocol):
 
 
 MakeClient = Callable[[Callable[[Any, str | None], None], Callable[[Any], None]], Any]
-"""Makes a `Client` that is an asyncio protocol, of what it calls with each answer and when its connection is gone."""
+"""Makes a `Client`, an asyncio protocol, from two callbacks: for each answer, and for the loss of its connection."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Setting:
 
     connections: int = 1
     rate: float | None = None
-    """Requests that are due per second, of all connections together; None: closed loop."""
+    """Requests per second over all connections; None: closed loop."""
     seconds: float = 5.0
     warm_up: float = 1.0
 
@@ -69,48 +69,48 @@ class Setting:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a setting."""
+    """The measurement of a setting."""
 
     setting: Setting
     rows: int
-    """In each request."""
+    """Rows of each request."""
     seconds: float
-    """That were measured."""
+    """Measured time."""
     answers: int
-    """Requests that were answered with a result within them."""
+    """Successful requests within the measured time."""
     latencies: np.ndarray
-    """Seconds of each, sorted; of an open loop also those that came later, and how long the unanswered had waited by then."""
+    """Seconds of each, sorted; in an open loop also of later answers, and the waiting times of unanswered requests."""
     errors: dict[str, int]
-    """What went wrong, and how often."""
+    """Counts by error message."""
     unanswered: int = 0
-    """Requests of an open loop that got no answer at all."""
+    """Requests of an open loop that got no answer."""
     stopped: bool = False
-    """It was ended early."""
+    """Whether it ended early."""
 
     @property
     def requests_per_second(self) -> float:
-        """Answered ones."""
+        """Successful requests per second."""
         return self.answers / self.seconds if self.seconds else 0.0
 
     @property
     def rows_per_second(self) -> float:
-        """In them."""
+        """Rows of successful requests per second."""
         return self.requests_per_second * self.rows
 
     @property
     def failed(self) -> int:
-        """Requests without a result."""
+        """Number of failed or unanswered requests."""
         return sum(self.errors.values()) + self.unanswered
 
     def latency_ms(self, percentile: float) -> float:
-        """Of which so many percent of the requests were not slower; NaN when there are none."""
+        """A percentile of the latency in milliseconds; NaN if there are none."""
         if not len(self.latencies):
             return float("nan")
-        rank = math.ceil(round(percentile * len(self.latencies) / 100, 6))  # 99.9 % of 1000 is 999, not a bit more
+        rank = math.ceil(round(percentile * len(self.latencies) / 100, 6))  # 99.9 % of 1000 is exactly 999
         return float(self.latencies[max(rank, 1) - 1]) * 1e3
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The result as JSON values."""
         count = len(self.latencies)
         named = {f"p{q:g}": self.latency_ms(q) if count else None for q in PERCENTILES}
         return {
@@ -127,7 +127,7 @@ class Result:
 
 
 def merged(results: list[Result], setting: Setting) -> Result:
-    """Of several processes that shared a setting."""
+    """Merge the results of processes that shared a setting."""
     errors: Counter[str] = Counter()
     for result in results:
         errors.update(result.errors)
@@ -147,12 +147,12 @@ class Generator:
     """Loads a server.
 
     Args:
-        host: Its name or address.
-        port: Its port.
+        host: The server's name or address.
+        port: The server's port.
         make: Makes the clients.
-        setting: How many of them, and how fast.
-        rows: In each request.
-        seed: Of the moments at which requests are due.
+        setting: Number of connections, and rate.
+        rows: Rows of each request.
+        seed: Seed of the due times.
     """
 
     def __init__(self, host: str, port: int, make: MakeClient, setting: Setting, rows: int = 1, seed: int = 0):
@@ -160,7 +160,7 @@ class Generator:
         self._clients: set[Any] = set()
         self._idle: deque[Any] = deque()
         self._due: deque[float] = deque()
-        """When the requests that wait for a connection were due."""
+        """Due times of the requests that wait for a connection."""
         self._random = random.Random(seed)
         self._latencies = array("d")
         self._errors: Counter[str] = Counter()
@@ -185,7 +185,7 @@ class Generator:
             await asyncio.gather(*(self._open() for _ in range(count)))
 
     async def run(self) -> Result:
-        """Send for as long as the setting says, then close all connections."""
+        """Send for the setting's duration, then close all connections."""
         begin = time.perf_counter()
         self._start = begin + self._setting.warm_up
         self._stop = self._start + self._setting.seconds
@@ -213,7 +213,7 @@ class Generator:
             self.close()
 
     def stop(self) -> None:
-        """End early; `run` returns what is known."""
+        """End early; `run` returns the results so far."""
         self._stopped = True
         self._done.set()
 
@@ -239,13 +239,13 @@ class Generator:
         errors = dict(self._errors.most_common())
         return Result(self._setting, self._rows, seconds, answers, found, errors, len(missing), self._stopped)
 
-    # Connections come and go.
+    # Connections.
 
     async def _open(self) -> Any:
         loop = asyncio.get_running_loop()
         connecting = loop.create_connection(lambda: self._make(self._answered, self._lost), self._host, self._port)
         _, client = await asyncio.wait_for(connecting, CONNECT_TIMEOUT)
-        if not client.closing:  # else it is lost, or will be, and is replaced then
+        if not client.closing:  # otherwise `_lost` replaces it
             self._clients.add(client)
         return client
 
@@ -254,7 +254,7 @@ class Generator:
         if not self._running:
             return
         if client.waiting:
-            self._record(client.began, time.perf_counter(), "the server closed the connection before it had answered")
+            self._record(client.began, time.perf_counter(), "the server closed the connection before it answered")
         self._start_replacing()
 
     def _start_replacing(self) -> None:
@@ -263,7 +263,7 @@ class Generator:
         chore.add_done_callback(self._chores.discard)
 
     async def _replace(self) -> None:
-        """A new connection for one that is gone; without any the run is over."""
+        """Replace a lost connection; without any the run is over."""
         await asyncio.sleep(RECONNECT_AFTER)
         try:
             client = await self._open()
@@ -316,7 +316,7 @@ class Generator:
             self._latencies.append(now - began)
 
     def _tick(self) -> None:
-        """Send what is due, and come back when the next is."""
+        """Send what is due, and set the timer for the next."""
         if not self._running or self._stopped:
             return
         now = time.perf_counter()

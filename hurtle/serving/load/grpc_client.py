@@ -1,6 +1,6 @@
-"""`GrpcClient`: an HTTP/2 connection that makes the same gRPC call again and again and looks only at the answers' status.
+"""`GrpcClient`: an HTTP/2 connection that repeats one gRPC call and reads only the status of the answers.
 
-Knows HTTP/2's frames and gRPC's headers, and nothing of messages or of when to send.
+Knows HTTP/2 frames and gRPC headers; knows nothing of messages or of when to send.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ from hurtle.serving.load.request import Target, grpc_body
 
 _LAST_STREAM = LARGEST_WINDOW - 2
 _REFILL = 1 << 29
-"""Bytes received after which the server is told that we take as many more."""
+"""Bytes received between two WINDOW_UPDATE frames."""
 _START = PREFACE + settings([(ENABLE_PUSH, 0), (INITIAL_WINDOW_SIZE, LARGEST_WINDOW)])
 _START += window_update(0, LARGEST_WINDOW - DEFAULT_WINDOW)
 
 
 class Head(NamedTuple):
-    """What matters of an answer's headers or trailers."""
+    """The parts of an answer's headers or trailers that matter."""
 
     status: str | None
-    """HTTP's."""
+    """The HTTP status."""
     error: str | None
-    """None: gRPC's status is 0, or has not come."""
+    """The error, or None if gRPC's status is 0 or not there yet."""
     is_final: bool
-    """gRPC's status is here."""
+    """Whether gRPC's status is among them."""
 
 
 def _head(fields: Fields) -> Head:
@@ -87,11 +87,11 @@ class GrpcClient(LoadConnection):
     """One connection with one call at a time.
 
     Args:
-        headers: Their block.
-        message: Without its five bytes of length.
+        headers: The header block.
+        message: The message without its five-byte prefix.
         answered: Called with each answer.
         lost: Called when the connection is gone.
-        keep: Keep the answers' messages, in `body`.
+        keep: Keep the last answer's message in `body`.
     """
 
     def __init__(self, headers: bytes, message: bytes, answered: Answered, lost: Callable[[Any], None], keep: bool = False):
@@ -107,16 +107,16 @@ class GrpcClient(LoadConnection):
         self._stream_window = 0
         self._received = 0
         self._block: tuple[int, list[bytes]] | None = None
-        """Flags and parts of headers that CONTINUATION goes on with."""
+        """Flags and parts of a header block that CONTINUATION goes on with."""
         self._status: str | None = None
 
     @property
     def body(self) -> bytes:
-        """The last answer's message."""
+        """The message of the last answer."""
         return b"".join(self._kept)[5:]
 
     def send(self) -> None:
-        """Make the call."""
+        """Send the call."""
         self.waiting = True
         self._status = None
         self._kept.clear()
@@ -134,12 +134,12 @@ class GrpcClient(LoadConnection):
         self._send_more()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ready to send: HTTP/2 lets a client speak before the server's settings came."""
+        """Send the preface; HTTP/2 lets a client send requests before the server's SETTINGS."""
         super().connection_made(transport)
         self.transport.write(_START)
 
     def data_received(self, data: bytes) -> None:
-        """Frames, or parts of them."""
+        """Read frames."""
         if self._rest:
             data = self._rest + data
         at, end = 0, len(data)
@@ -223,7 +223,7 @@ class GrpcClient(LoadConnection):
             self._send_more()
 
     def _send_more(self) -> None:
-        """As much of the message as the server takes now."""
+        """Send as much of the message as the windows allow."""
         while self._unsent and (size := min(len(self._unsent), FRAME_SIZE, self._connection_window, self._stream_window)) > 0:
             part, self._unsent = self._unsent[:size], self._unsent[size:]
             self._connection_window -= size
@@ -238,7 +238,7 @@ class GrpcClient(LoadConnection):
             self._received = 0
 
     def _finish(self, error: str | None) -> None:
-        if self._unsent:  # the server answered before it had read all: the stream is half open
+        if self._unsent:  # the server answered before it had read everything: the stream is half open
             self._unsent = memoryview(b"")
             self.close()
         if self._stream >= _LAST_STREAM or self.closing:

@@ -1,6 +1,6 @@
-"""`HttpClient`: a keep-alive connection that sends the same bytes again and again and looks only at the answers' status.
+"""`HttpClient`: a keep-alive connection that repeats one request and reads only the status of the answers.
 
-Knows HTTP/1.1, and nothing of when to send.
+Knows HTTP/1.1; knows nothing of when to send.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class HttpClient(LoadConnection):
     """One connection with one request at a time.
 
     Args:
-        request: All bytes of it.
+        request: The complete request.
         answered: Called with each answer.
         lost: Called when the connection is gone.
     """
@@ -31,7 +31,7 @@ class HttpClient(LoadConnection):
 
     @property
     def body(self) -> bytes:
-        """The last answer's, whole if it came in one piece."""
+        """The body of the last answer; complete if it came in one piece."""
         return self._body
 
     def send(self) -> None:
@@ -41,7 +41,7 @@ class HttpClient(LoadConnection):
         self.transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """A part of an answer."""
+        """Read answers."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -51,11 +51,11 @@ class HttpClient(LoadConnection):
                 self._finish(self.failure)
 
     def on_body(self, body: bytes) -> None:
-        """A part of the answer's body."""
+        """Keep the body."""
         self._body = self._body + body if self._body else body
 
     def on_message_complete(self) -> None:
-        """The answer is whole."""
+        """Report the answer."""
         status = self._parser.get_status_code()
         if not self._parser.should_keep_alive():
             self.closing = True
@@ -66,7 +66,7 @@ class HttpClient(LoadConnection):
 
 
 def _reason(body: bytes) -> str:
-    """The protocol's error text, or the beginning of what came."""
+    """The protocol's error message, or the beginning of the body."""
     try:
         found = orjson.loads(body)
         return str(found["error"])[:300]

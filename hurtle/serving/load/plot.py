@@ -1,4 +1,4 @@
-"""The throughput/latency curve of a load test as a picture. Knows nothing of how the figures came about."""
+"""Plots the throughput/latency curve of a load test. Does not know how the figures were measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 1}
 
 
 def plot_curve(results: Sequence[Result], path: Path, title: str) -> None:
-    """Draw latencies over throughput, a point for each setting.
+    """Plot latencies over throughput, one point per setting.
 
     Raises:
         HurtleError: There is nothing to draw, matplotlib is missing, or the file cannot be written.

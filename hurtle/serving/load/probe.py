@@ -1,6 +1,6 @@
-"""Questions that a load generator asks before it begins: which models there are, what one takes, and does it answer at all.
+"""Asks a server, before it is loaded, which models it has, what the chosen one takes, and whether it answers.
 
-target → `plan` → a `Plan`: the bytes to send, known to get a result. Speaks REST or gRPC with the clients that make the load.
+target → `plan` → a `Plan`: the bytes to send, known to get a result. Uses the load generator's own REST and gRPC clients.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ ANSWER_TIMEOUT = 60.0
 
 @dataclass(frozen=True)
 class Plan:
-    """What is sent, and where."""
+    """A request, and where to send it."""
 
     target: Target
     request: bytes
-    """Over HTTP all of it, over gRPC the message."""
+    """Over HTTP the complete request, over gRPC the message."""
     rows: int
     path: str = GRPC_INFER
 
     def make(self, keep: bool = False) -> MakeClient:
-        """Makes the clients."""
+        """A function that makes clients."""
         if self.target.protocol == "http":
             return lambda answered, lost: HttpClient(self.request, answered, lost)
         headers = grpc_headers(self.target, self.path)
         return lambda answered, lost: GrpcClient(headers, self.request, answered, lost, keep)
 
     def as_json(self) -> dict[str, Any]:
-        """What `from_json` reads."""
+        """JSON values for `from_json`."""
         return {**asdict(self), "request": base64.b64encode(self.request).decode()}
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Plan:
-        """For another process."""
+        """The plan of `as_json`, in another process."""
         return cls(Target(**found["target"]), base64.b64decode(found["request"]), found["rows"], found["path"])
 
 
@@ -58,13 +58,13 @@ async def plan(
     """Make the request and send it once.
 
     Args:
-        target: Where; without a model the server's only one is taken.
-        rows: In the request.
-        encoding: Of tensors over HTTP.
-        inputs: The user's own; by default they are made for what the model says it takes.
+        target: The server; without a model its only one is used.
+        rows: Rows of the request.
+        encoding: Encoding of tensors over HTTP.
+        inputs: The user's tensors; by default they are made from the model's metadata.
 
     Raises:
-        HurtleError: Nothing listens there, there is no such model, or it refuses the request; says why.
+        HurtleError: Nothing listens there, there is no such model, or it refuses the request.
     """
     if rows < 1:
         raise HurtleError(f"rows must be at least 1, got {rows}.")
@@ -79,7 +79,7 @@ async def plan(
 
 
 async def ask(plan: Plan) -> bytes:
-    """Send a request once, over a connection of its own; the answer's body.
+    """Send one request over a new connection; returns the answer's body.
 
     Raises:
         HurtleError: There is no answer, or it is an error.
@@ -123,7 +123,7 @@ async def ask(plan: Plan) -> bytes:
 
 
 async def _call(target: Target, method: str, http_method: str, path: str, **fields: Any) -> Any:
-    """One question over either protocol: JSON, or gRPC's message."""
+    """One metadata request over either protocol; returns JSON or the gRPC message."""
     if target.protocol == "grpc":
         request = message_class(f"inference.{method}Request")(**fields).SerializeToString()
         answer = await ask(Plan(target, request, 0, f"/{INFERENCE}/{method}"))

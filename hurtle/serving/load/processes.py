@@ -1,7 +1,7 @@
-"""`measure`: one setting, in processes of its own, so that progress bars and the like do not disturb what is timed.
+"""`measure`: measures one setting in separate processes, so that progress bars and the like do not disturb the timing.
 
 Parent → job, a line of JSON → worker connects: "ready" → "go" → … → a line of JSON and the latencies as bytes → `Result`.
-`python -m hurtle.serving.load.processes` is a worker. "stop", or a parent that is gone, ends it early.
+`python -m hurtle.serving.load.processes` is a worker. "stop", or the parent's death, ends it early.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from hurtle.serving.load.probe import Plan
 
 LOOK_EVERY = 0.1
 GRACE = 10.0
-"""Seconds beyond its time after which a worker is given up."""
+"""Seconds of delay after which a worker is given up."""
 
 
 def measure(plan: Plan, setting: Setting, processes: int = 1, look: Callable[[float], None] = lambda elapsed: None) -> Result:
-    """Measure a setting; Ctrl-C ends it early, and the result says so.
+    """Measure a setting; Ctrl-C ends it early, which the result notes.
 
     Args:
-        plan: What is sent, and where.
-        setting: How many connections and how fast, of all processes together.
-        processes: To spread the client over.
-        look: Called now and then with the seconds since the start.
+        plan: The request, and where to send it.
+        setting: Connections and rate of all processes together.
+        processes: Number of client processes.
+        look: Called periodically with the seconds since the start.
 
     Raises:
         HurtleError: A worker could not connect, or died.
@@ -49,16 +49,16 @@ def measure(plan: Plan, setting: Setting, processes: int = 1, look: Callable[[fl
         for n, share in enumerate(shares):
             workers.append(_start())
             job = {"plan": plan.as_json(), "setting": asdict(share), "seed": n}
-            _tell(workers[-1], json.dumps(job))
+            _send(workers[-1], json.dumps(job))
         for worker in workers:
             _expect_ready(worker)
         for worker in workers:
-            _tell(worker, "go")
+            _send(worker, "go")
         try:
             _wait(workers, setting, look)
         except KeyboardInterrupt:
             for worker in workers:
-                _tell(worker, "stop")
+                _send(worker, "stop")
         return merged([_read_result(worker, share) for worker, share in zip(workers, shares, strict=True)], setting)
     finally:
         for worker in workers:
@@ -67,7 +67,7 @@ def measure(plan: Plan, setting: Setting, processes: int = 1, look: Callable[[fl
 
 
 def split(setting: Setting, processes: int) -> list[Setting]:
-    """A setting's connections and rate, spread over processes; none is without a connection.
+    """Spread a setting's connections and rate over processes; each has at least one connection.
 
     Example:
         >>> [share.connections for share in split(Setting(connections=5), 2)]
@@ -82,14 +82,14 @@ def split(setting: Setting, processes: int) -> list[Setting]:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    # In a session of its own Ctrl-C reaches the parent alone, which then asks for what is known.
+    # In its own session: Ctrl-C reaches only the parent, which then asks for the results so far.
     command = [sys.executable, "-m", "hurtle.serving.load.processes"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 
 
-def _tell(worker: subprocess.Popen[bytes], line: str) -> None:
+def _send(worker: subprocess.Popen[bytes], line: str) -> None:
     assert worker.stdin is not None
-    with suppress(BrokenPipeError):  # what it wrote before it died, if anything, is found out when it is read
+    with suppress(BrokenPipeError):  # reading its output reports the death
         worker.stdin.write(line.encode() + b"\n")
         worker.stdin.flush()
 
@@ -110,7 +110,7 @@ def _expect_ready(worker: subprocess.Popen[bytes]) -> None:
 
 
 def _wait(workers: list[subprocess.Popen[bytes]], setting: Setting, look: Callable[[float], None]) -> None:
-    """Until the workers have something to say."""
+    """Wait for output of the workers."""
     began = time.monotonic()
     patience = setting.warm_up + setting.seconds + PATIENCE + GRACE
     with selectors.DefaultSelector() as selector:
@@ -158,7 +158,7 @@ async def _work(job: dict[str, Any], out: IO[bytes]) -> None:
     asyncio.get_running_loop().add_reader(0, _listen, go, generator)
     _say({"ready": True}, out)
     await go.wait()
-    gc.disable()  # nothing here makes cycles that matter, and a pause would look like the server's
+    gc.disable()  # few cycles arise here, and a pause would look like the server's
     result = await generator.run()
     about = {name: getattr(result, name) for name in ("rows", "seconds", "answers", "errors", "unanswered", "stopped")}
     _say({**about, "latencies": len(result.latencies)}, out, result.latencies.tobytes())
@@ -174,9 +174,9 @@ def _listen(go: asyncio.Event, generator: Generator) -> None:
 
 
 def main() -> None:
-    """A worker: its job comes on standard input."""
+    """Run a worker; its job comes on standard input."""
     line = b""
-    while not line.endswith(b"\n"):  # not through a buffer, which could hold what `_listen` waits for
+    while not line.endswith(b"\n"):  # unbuffered, as a buffer could swallow what `_listen` waits for
         if not (part := os.read(0, 1 << 16)):
             return
         line += part

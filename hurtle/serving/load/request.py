@@ -1,6 +1,6 @@
-"""What a load generator sends: a model's tensors, from its metadata or a file → the bytes of one request, made once.
+"""The request of a load generator: a model's tensors, from its metadata or a file → bytes, made once.
 
-Knows the Open Inference Protocol's two encodings, and nothing of connections.
+Knows the Open Inference Protocol's two encodings; knows nothing of connections.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GRPC_INFER = f"/{INFERENCE}/ModelInfer"
 
 @dataclass(frozen=True)
 class Target:
-    """Where the requests go."""
+    """The server and model to load."""
 
     host: str
     port: int
@@ -36,12 +36,12 @@ class Target:
 
     @property
     def address(self) -> str:
-        """As people write it."""
+        """Host and port as text."""
         return joined(self.host, self.port)
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Host and port.
+    """Parse HOST:PORT.
 
     Example:
         >>> parse_address("127.0.0.1:8000"), parse_address("[::1]:8001")
@@ -54,18 +54,18 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def make_inputs(specs: Sequence[Mapping[str, Any]], rows: int = 1, seed: int = 0) -> dict[str, np.ndarray]:
-    """Tensors for a model: random numbers from -1 to 1, zeros for whole numbers (ids must be known ones), empty text.
+    """Make tensors for a model: floats from -1 to 1, zeros for integers (which may be ids), empty strings.
 
     Args:
-        specs: Of the model's metadata: name, datatype, shape; the first size that is -1 is the rows, others become 1.
-        rows: In the request.
-        seed: Of the random numbers.
+        specs: From the model's metadata: name, datatype, shape; a first size of -1 becomes the rows, others become 1.
+        rows: Rows of the request.
+        seed: Seed of the random numbers.
 
     Raises:
-        HurtleError: The model has a fixed number of rows, and it is another; or it names no inputs.
+        HurtleError: The model has another fixed number of rows, or its metadata lists no inputs.
     """
     if not specs:
-        raise HurtleError("The server does not say what the model takes: give a request with --input FILE.")
+        raise HurtleError("The server does not list the model's inputs: give a request with --input FILE.")
     rng = np.random.default_rng(seed)
     inputs: dict[str, np.ndarray] = {}
     for spec in specs:
@@ -85,10 +85,10 @@ def make_inputs(specs: Sequence[Mapping[str, Any]], rows: int = 1, seed: int = 0
 
 
 def read_inputs(path: Path) -> dict[str, np.ndarray]:
-    """Tensors of a file that holds a request as the protocol's JSON: {"inputs": [{"name", "datatype", "shape", "data"}]}.
+    """Read tensors from a file with a request in the protocol's JSON: {"inputs": [{"name", "datatype", "shape", "data"}]}.
 
     Raises:
-        HurtleError: It cannot be read, or is something else.
+        HurtleError: It cannot be read, or is not such a request.
     """
     try:
         found = orjson.loads(path.read_bytes())
@@ -109,12 +109,12 @@ def read_inputs(path: Path) -> dict[str, np.ndarray]:
 
 
 def count_rows(inputs: Mapping[str, np.ndarray]) -> int:
-    """Rows of a request: the first size of its first tensor."""
+    """The rows of a request: the first size of its first tensor."""
     return rows_of(inputs.values())
 
 
 def http_body(inputs: Mapping[str, np.ndarray], encoding: Encoding = "binary") -> tuple[bytes, int | None]:
-    """The body of an inference request over REST, and how much of it is JSON where binary tensors follow."""
+    """The body of a REST inference request, and the length of its JSON if binary tensors follow."""
     heads: list[dict[str, Any]] = []
     blobs: list[bytes] = []
     for name, array in inputs.items():
@@ -133,7 +133,7 @@ def http_body(inputs: Mapping[str, np.ndarray], encoding: Encoding = "binary") -
 
 
 def http_request(target: Target, inputs: Mapping[str, np.ndarray], encoding: Encoding = "binary") -> bytes:
-    """A whole request over REST."""
+    """A complete REST request."""
     body, json_length = http_body(inputs, encoding)
     lines = [
         f"POST /v2/models/{quote(target.model, safe='')}/infer HTTP/1.1",
@@ -149,7 +149,7 @@ def http_request(target: Target, inputs: Mapping[str, np.ndarray], encoding: Enc
 
 
 def grpc_message(target: Target, inputs: Mapping[str, np.ndarray]) -> bytes:
-    """An inference request for gRPC, with raw contents."""
+    """A gRPC inference request with raw contents."""
     message = ModelInferRequest(model_name=target.model)
     for name, array in inputs.items():
         message.inputs.add(name=name, datatype=datatype_of(array.dtype), shape=array.shape)
@@ -158,5 +158,5 @@ def grpc_message(target: Target, inputs: Mapping[str, np.ndarray]) -> bytes:
 
 
 def grpc_body(message: bytes) -> bytes:
-    """A message as it stands in a stream's data: not compressed, its length, itself."""
+    """A message with gRPC's five-byte prefix: uncompressed, and its length."""
     return b"\0" + len(message).to_bytes(4, "big") + message

@@ -1,6 +1,6 @@
-"""`PreciseTimer`: calls back after a part of a millisecond, which event loops, keeping time in milliseconds, cannot.
+"""`PreciseTimer`: calls back after fractions of a millisecond; event loops round to milliseconds.
 
-On Linux the kernel's timerfd wakes the loop; elsewhere the loop turns until it is time, which keeps a core busy.
+On Linux a timerfd wakes the event loop; elsewhere the loop spins until it is time, which keeps a core busy.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Callable
 from contextlib import suppress
 
 MILLISECONDS = 0.002
-"""Waits longer than this begin with the loop's own timer where the loop would have to turn."""
+"""Seconds above which a wait starts with the loop's own timer, if the loop would have to spin."""
 SOON = 10e-6
-"""Shorter than what a wake-up takes."""
+"""Seconds: shorter than a wake-up."""
 
 
 class PreciseTimer:
-    """One timer, set again and again.
+    """One timer, which is set again and again.
 
     Args:
-        callback: Called each time.
+        callback: Called when the time is up.
     """
 
     def __init__(self, callback: Callable[[], None]):
@@ -39,7 +39,7 @@ class PreciseTimer:
             self._loop.add_reader(self._fd, self._on_readable)
 
     def set(self, seconds: float) -> None:
-        """Call back after so long."""
+        """Call back after `seconds`."""
         if seconds < SOON:
             self._loop.call_soon(self._call)
         elif self._fd >= 0 and self._libc is not None:
@@ -51,7 +51,7 @@ class PreciseTimer:
             self._turn()
 
     def close(self) -> None:
-        """Call back no more."""
+        """Stop."""
         self._closed = True
         if self._fd >= 0:
             self._loop.remove_reader(self._fd)

@@ -1,1 +1,1 @@
-"""REST: bytes → HTTP/1.1 → routes → `Shell`; and the page at /."""
+"""REST: bytes → HTTP/1.1 → routes → `InferenceService`; and the web page at /."""

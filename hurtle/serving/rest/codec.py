@@ -1,9 +1,9 @@
-"""The bodies of REST inference, JSON with or without binary tensors behind it ⇄ `InferRequest` and `InferResponse`.
+"""REST bodies, JSON with or without binary tensors after it ⇄ `InferRequest` and `InferResponse`. Checks everything it reads.
 
-Knows nothing of HTTP but the number in the header Inference-Header-Content-Length. Whatever comes is checked here.
+Knows nothing of HTTP except the number in the header Inference-Header-Content-Length.
 
-What the protocol leaves open: FP16 and BF16 come in as binary data only, and go out as binary data or as JSON numbers; NaN and
-the infinities, which JSON does not have, go out as null; a BYTES output that is not UTF-8 goes out as binary data only.
+Where the protocol leaves a choice: FP16 and BF16 are read as binary data only, and written as binary data or JSON numbers; NaN
+and infinities, which JSON lacks, are written as null; a BYTES output that is not UTF-8 is written as binary data only.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ MAX_ID = 4096
 MAX_TENSORS = 1024
 MAX_SHOWN = 60
 MAX_LISTS = 1_000_000
-"""In the JSON of a request: each takes dozens of times the memory of its two bytes."""
+"""Lists in a request's JSON: each takes dozens of times the memory of its two bytes."""
 MAX_JSON_VALUES = 4_000_000
-"""Likewise; and while JSON is read, nothing else runs: 60 ns a value."""
+"""Values in a request's JSON, for the same reason; besides, parsing blocks the event loop for 60 ns per value."""
 _CACHED = 256
-"""JSON heads of binary requests that are kept parsed: clients send the same one again and again."""
+"""Parsed JSON heads of binary requests in the cache: clients send the same head again and again."""
 _CACHED_BYTES = 2048
 _SMALL = 4096
-"""Tensors up to this size are copied out of the body: that is cheaper than to find out whether they lie aligned in it."""
+"""Bytes up to which tensors are copied out of the body: cheaper than checking their alignment."""
 _JSON_NUMPY = orjson.OPT_SERIALIZE_NUMPY
 _DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
 _KINDS: dict[str, frozenset[type]] = {name: frozenset((int,)) for name, dtype in DTYPES.items() if dtype.kind in "iu"}
 _KINDS |= {"FP32": frozenset((int, float)), "FP64": frozenset((int, float)), "BOOL": frozenset((bool,))}
-"""What Python makes of the JSON values of a datatype."""
+"""The Python types of a datatype's JSON values."""
 _LIMITS = {"FP32": float(np.finfo(np.float32).max)}
 _INTEGERS = frozenset((int,))
 _SCALARS = frozenset((bool, int, float, str))
 _UNSUPPORTED = ("classification", "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size")
 
 Wanted = bool | dict[str, bool]
-"""Which outputs go back as binary data: all or none, or by name."""
+"""The outputs to send as binary data: all or none, or by name."""
 
 
 class BinaryTensor(NamedTuple):
-    """An input whose values are behind the JSON."""
+    """An input whose values follow the JSON."""
 
     name: str
     datatype: str
@@ -59,7 +59,7 @@ class BinaryTensor(NamedTuple):
 
 
 class Description(NamedTuple):
-    """All that the JSON of a request says; inputs that it holds itself are arrays."""
+    """The parsed JSON of a request; inputs with JSON values are arrays."""
 
     inputs: tuple[BinaryTensor | tuple[str, np.ndarray], ...]
     binary_bytes: int
@@ -77,20 +77,20 @@ _descriptions: dict[bytes, Description] = {}
 def decode(
     body: bytes | bytearray, header_length: int | None, model: str, version: str = "", arrived: float | None = None
 ) -> tuple[InferRequest, Wanted]:
-    """Read the body of a request.
+    """Decode the body of a request.
 
     Args:
-        body: All of it.
-        header_length: Bytes of JSON before the binary tensors; None: all is JSON.
-        model: From the path.
-        version: From the path.
-        arrived: When it came, on `time.monotonic`'s clock; now by default. The client's timeout counts from there.
+        body: The complete body.
+        header_length: Bytes of JSON before the binary tensors; None: everything is JSON.
+        model: Name of the model, from the path.
+        version: Version of the model, from the path.
+        arrived: Time of arrival on the clock of `time.monotonic`, where the client's timeout starts; now by default.
 
     Returns:
-        The request, and what must be told to `encode`.
+        The request, and an argument for `encode`.
 
     Raises:
-        ServingError: It cannot be read; the message names the tensor, what was expected and what came.
+        ServingError: It is bad; the message names the tensor, what was expected and what came.
     """
     if header_length is None:
         description, at = describe(body), len(body)
@@ -148,7 +148,7 @@ def _remember(key: bytes, description: Description) -> None:
 
 
 def parse_json(text: bytes | bytearray) -> dict[str, Any]:
-    """A JSON object."""
+    """Parse a JSON object."""
     if len(text) > MAX_LISTS:
         if text.count(b"[") + text.count(b"{") > MAX_LISTS:
             raise invalid(f"The body: expected at most {MAX_LISTS:,} lists and objects; send data flat, or as binary data.")
@@ -164,7 +164,7 @@ def parse_json(text: bytes | bytearray) -> dict[str, Any]:
 
 
 def describe(text: bytes | bytearray) -> Description:
-    """Read the JSON of a request."""
+    """Parse the JSON of a request."""
     found = parse_json(text)
     parameters: dict[str, Parameter] = {}
     all_binary, timeout = False, None
@@ -194,7 +194,7 @@ def describe(text: bytes | bytearray) -> Description:
 
 
 def _timeout(parameters: dict[str, Parameter]) -> float | None:
-    """Triton's parameter, in microseconds; 0 is none."""
+    """Triton's parameter `timeout`, given in microseconds, in seconds; 0 means none."""
     timeout = parameters.get("timeout")
     if timeout is None:
         return None
@@ -251,7 +251,7 @@ def _input(n: int, entry: Any) -> BinaryTensor | tuple[str, np.ndarray]:
 
 
 def _array(name: str, datatype: str, shape: list[int], count: int, values: Any) -> np.ndarray:
-    """As `from_values`, but quick where all is plainly right; where it is not, that one finds the words for it."""
+    """Like `from_values`, with a fast path for valid data; `from_values` words the errors."""
     if isinstance(values, list) and len(values) > max(count, 1):
         raise invalid(f"Tensor {name!r}: shape {shape} takes {count:,} values, got {len(values):,} or more.")
     kinds, flat = _KINDS.get(datatype), values
@@ -301,7 +301,7 @@ def _parameters(what: str, found: Any) -> dict[str, Parameter]:
 
 
 def _kind(value: Any) -> str:
-    """What a JSON value is, for messages: never the value, which may be large."""
+    """The kind of a JSON value, for messages; the value itself may be large."""
     names = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
     if value == "":
         return "nothing"
@@ -317,13 +317,13 @@ def _shown(value: Any) -> str:
 
 
 def encode(response: InferResponse, wanted: Wanted) -> tuple[list[bytes], int | None]:
-    """Write the body of an answer.
+    """Encode the body of an answer.
 
     Returns:
-        Its parts, and how long the JSON among them is where binary tensors follow it.
+        Its parts, and the length of the JSON if binary tensors follow it.
 
     Raises:
-        ServingError: An output cannot be said in JSON.
+        ServingError: An output cannot be written as JSON.
     """
     parts: list[bytes] = [b""]
     outputs: list[dict[str, Any]] = []
@@ -347,7 +347,7 @@ def encode(response: InferResponse, wanted: Wanted) -> tuple[list[bytes], int | 
 
 
 def _json_values(array: np.ndarray) -> Any:
-    """What orjson writes as a flat list: arrays where it knows their type, which is many times faster than lists."""
+    """What orjson writes as a flat list: arrays if it knows their type, which is many times faster than lists."""
     if array.dtype.kind not in "biuf":
         values = to_values(array)
         return values if array.dtype.kind in "SUO" else np.array(values, np.float32)

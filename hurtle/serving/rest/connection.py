@@ -1,6 +1,6 @@
 """HTTP/1.1 on the event loop: bytes → `RequestReader` → `Exchange` → `routes.begin` → answers, in the order of requests.
 
-Knows nothing of tensors and models. How many requests a client may have, and how long it may take, is bounded here.
+Bounds the number of requests that a client may have pending, and the time it may take. Knows nothing of tensors and models.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 from hurtle.errors import ServingError
-from hurtle.serving.address import peer_name
+from hurtle.serving.client_connection import ClientConnection
+from hurtle.serving.lifecycle import Event, State
 from hurtle.serving.rest import routes
 from hurtle.serving.rest.exchange import RETRY, Exchange, HttpError, memory_error, with_close
 from hurtle.serving.rest.reader import BODY, HEAD, IDLE, RequestReader
@@ -23,126 +23,130 @@ from hurtle.serving.unpacking import DEFLATE, GZIP, Unpacker
 
 log = logging.getLogger("hurtle.serving")
 MAX_PENDING = 32
-"""Requests of one connection that may wait for their answers; then it is not read from until some have gone."""
+"""Requests of one connection that may be pending; no more are read until some are answered."""
 BURST = 64
-"""Requests of one connection after which the others get their turn."""
+"""Requests of one connection that are read before other connections get their turn."""
 SLICE = 16 << 10
-"""Bytes that the parser gets at a time, so that it cannot make many thousand requests out of what was read at once."""
+"""Bytes given to the parser at a time, so that one read cannot become many thousand requests."""
 HEAD_SECONDS = 20
-"""For a request's head to arrive."""
+"""Seconds for a request's head to arrive."""
 BODY_SECONDS = 30
-"""For a body to begin to arrive at `BODY_RATE` bytes a second."""
+"""Seconds before a body must arrive at `BODY_RATE` bytes per second."""
 BODY_RATE = 16 << 10
 IDLE_SECONDS = 300
-"""That a connection may wait for its next request."""
+"""Seconds that a connection may be idle."""
 WRITE_SECONDS = 60
-"""That a client may read nothing of an answer."""
+"""Seconds that a client may read nothing of an answer."""
 LINGER_SECONDS = 5
-"""That we read on, and forget it, after refusing a request: a client that still sends would else never see the answer."""
-DRAIN_GRACE = 0.2
-"""Seconds that an idle connection stays when the server stops: what was sent before the client could know is answered."""
+"""Seconds that the rest of a refused request is read and dropped; closing at once would lose the answer."""
 DRAIN_CUT = 1.0
-"""Seconds after the grace in which a client that never waits for its answers may come to an end. Then what has been read is
-the last that is served; requests that come after it are not run."""
-DRAIN_LINGER = 1.0
-"""Seconds for a client to close after its last answer while the server stops."""
+"""Seconds after the grace for a client that pipelines without waiting for answers. Requests that arrive later are not run."""
 
 _TOO_MANY = b'{"error":"The server has too many connections; retry later or use another server."}'
 GOODBYE = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%b" % (len(_TOO_MANY), _TOO_MANY)
 )
-"""What a client hears that cannot even be refused request by request."""
+"""Sent to clients that cannot even be refused request by request."""
+OPEN, ENDING, LAST_CALL = State.OPEN, State.ENDING, State.LAST_CALL
+_DRAINING = (State.DRAINING, State.CLOSE_IDLE, State.LAST_CALL, State.DRAINED)
 
 
-class HttpConnection(asyncio.Protocol):
+class HttpConnection(ClientConnection):
     """One client's connection.
 
+    A connection with a `refusal` answers its first request with that error, health checks excepted, then closes.
+
     Args:
-        shell: What answers.
+        service: What answers.
 
     Attributes:
-        refusal: What its first request gets, unless it is a health check, where the connection is one too many. Then it closes.
-        on_made: Called when it is among the shell's connections.
-        is_ending: No more requests are read; what comes is forgotten.
-        is_draining: The server is about to stop: the next answer is the last, or, where the client does not wait for answers
-            before it sends, the next after `DRAIN_GRACE`.
-        is_congested: The client does not read its answers.
-        pending: Requests in their order; the last may still be arriving.
+        is_congested: Whether the client does not read its answers.
+        pending: Requests in order; the last one may still be arriving.
     """
 
-    refusal: ServingError | None = None
-    on_made: Callable[[Any], None] | None = None
-
-    def __init__(self, shell: Any):
-        self.shell = shell
-        self.watch: Watch = Watch.of(shell)
-        self.is_ending = self.is_draining = self.is_congested = False
+    def __init__(self, service: Any):
+        super().__init__(service, State.OPEN)
+        self.watch: Watch = Watch.of(service)
+        self.is_congested = False
         self.pending: deque[Exchange] = deque()
-        self.max_body: int = shell.config.max_message_bytes
+        self.max_body: int = service.config.max_message_bytes
         self._reader = RequestReader(self, self.max_body)
-        self._transport: asyncio.Transport = cast("asyncio.Transport", None)
-        self._peer = ""
         self._held = b""
-        """What was read and must wait, because too much is pending."""
+        """Bytes that were read but must wait, because too much is pending."""
         self._is_paused = False
-        self._is_pipelined = self._is_grace_over = False
-        """Whether more than one request came at once; whether it has waited long enough for what was on its way."""
-        self._is_cut, self._cut_at = False, 0.0
-        """Whether, and since when on the loop's clock, no request may begin but those that have been read."""
-        self._completed = self._unsent = self._counted = 0
+        """Whether nothing is read from the transport, because too much is pending."""
+        self._is_pipelined = False
+        """Whether the client sends requests before it has the answers to earlier ones."""
+        self._completed = self._completed_at_drain = 0
+        """Requests that arrived, in all and until draining began."""
+        self._cut_at = 0.0
+        """When the last call is made, on the event loop's clock."""
+        self._unsent = self._counted = 0
         self._since = self.watch.tick
-        """When what we wait for began."""
+        """The tick at which the current wait began."""
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether nothing more is read."""
+        return self.lifecycle.state >= ENDING
+
+    def is_draining(self) -> bool:
+        """Whether the server stops."""
+        return self.lifecycle.state in _DRAINING
+
+    def is_idle(self) -> bool:
+        """Whether every request has its answer."""
+        return not self.pending
 
     # The transport's calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client came."""
-        self._transport = cast("asyncio.Transport", transport)
-        self._peer = peer_name(transport.get_extra_info("peername"))
+        """Wait for requests."""
         self.watch.add(self)
-        self.shell.connections.add(self)
-        if self.on_made is not None:
-            self.on_made(self)
-        if self.shell.draining:
-            self.drain()
+        super().connection_made(transport)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """It went."""
-        self.is_ending, self._held, self.is_congested = True, b"", False
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Drop what is pending."""
+        super().connection_lost(exc)
+        self._held, self.is_congested = b"", False
         self._count_held()
         self._reader.close()
         self.watch.discard(self)
-        self.shell.connections.discard(self)
         self._forget_pending()
 
     def eof_received(self) -> bool:
-        """It will send no more. If it waits for a model it is taken for gone; other answers are near, and it gets them."""
+        """The client sends no more. If it waits for a model it counts as gone; other answers come soon, and it gets them."""
         if not self.pending or self._reader.phase != IDLE or any(exchange.ticket is not None for exchange in self.pending):
             return False
-        self.pending[-1].close = self.is_ending = True
-        return self._transport.can_write_eof()
+        self.pending[-1].close = True
+        self._end_reading()
+        return self.transport.can_write_eof()
+
+    def _end_reading(self) -> None:
+        if self.lifecycle.state is not State.CLOSED:
+            self.lifecycle.fire(Event.END)
 
     def pause_writing(self) -> None:
-        """It does not read its answers: nor do we read its requests."""
+        """Read no further requests: the client does not read its answers."""
         self.is_congested, self._unsent, self._since = True, 0, self.watch.tick
         self._count_held()
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """Read requests again."""
         self.is_congested, self._since = False, self.watch.tick
         self._count_held()
         self._resume_soon()
 
     def _count_held(self) -> None:
-        """Count what waits here: answers that the client does not read, and requests that came too many at once."""
-        held = len(self._held) + (self._transport.get_write_buffer_size() if self.is_congested else 0)
-        self.shell.memory.used += held - self._counted
+        """Count unread answers, and requests that wait because too many came at once."""
+        held = len(self._held) + (self.transport.get_write_buffer_size() if self.is_congested else 0)
+        self.service.memory.used += held - self._counted
         self._counted = held
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
-        if self.is_ending:
+        """Read requests."""
+        if self.lifecycle.state >= ENDING:
             return
         if self._held:
             self._held += data
@@ -172,7 +176,7 @@ class HttpConnection(asyncio.Protocol):
                 self._count_held()
                 if not self._is_paused:
                     self._is_paused = True
-                    self._transport.pause_reading()
+                    self.transport.pause_reading()
                 self._resume_soon()
                 return
             size = max(SLICE, self._reader.body_left) if self._reader.phase == BODY else SLICE
@@ -181,7 +185,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _resume_soon(self) -> None:
         if self._is_paused and not self._is_blocked():
-            self.watch.loop.call_soon(self._resume)
+            self.loop.call_soon(self._resume)
 
     def _resume(self) -> None:
         if not self._is_paused or self._is_blocked() or self.is_ending:
@@ -190,21 +194,21 @@ class HttpConnection(asyncio.Protocol):
         self._feed_in_slices(held)
         if not self._held:
             self._count_held()
-            if self._is_cut:
+            if self.lifecycle.state is State.LAST_CALL:
                 self._end_when_whole()
         if not self._held and not self.is_ending:
             self._is_paused = False
             self._since = self.watch.tick
-            self._transport.resume_reading()
+            self.transport.resume_reading()
 
     # The reader's calls.
 
     def began(self) -> None:
-        """The first byte of a request came."""
+        """A request began to arrive."""
         self._since = self.watch.tick
 
     def admitted(self, exchange: Exchange) -> None:
-        """A request's head came, and its body may."""
+        """A request's head has arrived; its body may follow."""
         self.pending.append(exchange)
         if len(self.pending) > 1:
             self._is_pipelined = True
@@ -216,17 +220,18 @@ class HttpConnection(asyncio.Protocol):
             self._say_continue(exchange)
 
     def completed(self, exchange: Exchange) -> None:
-        """A request is whole."""
+        """A request has arrived."""
         self._since = self.watch.tick
         self._completed += 1
-        if exchange.close or (self._is_cut and not self._is_paused):  # what may follow is none of ours
-            self.is_ending = True
-        if self.is_draining:  # when all that came with it is known: only the last answer may say that it is
-            self.watch.loop.call_soon(self._begin, exchange)
+        state = self.lifecycle.state
+        if exchange.close or (state is LAST_CALL and not self._is_paused):  # ignore what follows
+            self._end_reading()
+        if state is not OPEN and self.is_draining():  # first read what came with it: only the last answer may say `close`
+            self.loop.call_soon(self._begin, exchange)
         elif exchange.refusal is not None or b"content-encoding" in exchange.headers:
             self._begin(exchange)
         else:
-            routes.begin(self.shell, exchange)
+            routes.begin(self.service, exchange)
 
     def _begin(self, exchange: Exchange) -> None:
         if not exchange.is_waited_for():
@@ -236,7 +241,7 @@ class HttpConnection(asyncio.Protocol):
         elif exchange.headers.get(b"content-encoding", b"identity").lower() != b"identity":
             self.spawn(exchange, self._begin_unpacked(exchange))
         else:
-            routes.begin(self.shell, exchange)
+            routes.begin(self.service, exchange)
 
     async def _begin_unpacked(self, exchange: Exchange) -> None:
         coding = exchange.headers[b"content-encoding"].lower()
@@ -263,12 +268,12 @@ class HttpConnection(asyncio.Protocol):
             exchange.unpacker = None
         if body is not None and exchange.is_waited_for():
             exchange.body = body
-            routes.begin(self.shell, exchange)
+            routes.begin(self.service, exchange)
 
     # Answering.
 
     def spawn(self, exchange: Exchange, work: Any) -> None:
-        """Run a coroutine that answers an exchange; what it raises becomes the answer."""
+        """Run a coroutine that answers an exchange; its error becomes the answer."""
         self.watch.spawn(self._guard(exchange, work))
 
     async def _guard(self, exchange: Exchange, work: Any) -> None:
@@ -278,21 +283,21 @@ class HttpConnection(asyncio.Protocol):
             exchange.fail(error)
         except Exception:
             log.exception("serving HTTP failed")
-            exchange.fail(HttpError(500, "The server failed; its log says why."))
+            exchange.fail(HttpError(500, "The server failed; see its log."))
 
     def flush(self) -> None:
-        """Write the answers that are next."""
+        """Write the answers whose turn it is."""
         pending = self.pending
         while pending and (answer := pending[0].answer) is not None:
             exchange = pending.popleft()
             if exchange.charged:
-                self.shell.memory.used -= exchange.charged
-            if self.is_draining and not exchange.close and self._is_all():
+                self.service.memory.used -= exchange.charged
+            if not exchange.close and self.lifecycle.state is not OPEN and self.is_draining() and self._is_last_answer():
                 exchange.close, answer = True, with_close(answer)
             if isinstance(answer, bytes):
-                self._transport.write(answer)
+                self.transport.write(answer)
             else:
-                self._transport.writelines(answer)
+                self.transport.writelines(answer)
             if exchange.close:
                 self._end(exchange)
                 return
@@ -304,26 +309,26 @@ class HttpConnection(asyncio.Protocol):
             self._say_continue(pending[0])
         if self._is_paused:
             self._resume_soon()
-        if self._is_grace_over:
+        if self.lifecycle.state is not OPEN and self.lifecycle.state in (State.CLOSE_IDLE, LAST_CALL):
             self._drain_on()
 
     def _say_continue(self, exchange: Exchange) -> None:
         exchange.wants_continue = False
         if not exchange.is_complete:
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def write_log(self, exchange: Exchange, status: int, size: int) -> None:
-        """A line of the access log."""
+        """Write a line of the access log."""
         route = exchange.route
         version = {"version": route.version} if route is not None and route.version else {}
-        self.shell.access_log.write(
+        self.service.access_log.write(
             transport="http",
             method=f"{exchange.method.decode()} {route.name if route else '?'}",
             path=exchange.url.partition(b"?")[0].decode("utf-8", "replace"),
             model=route.model if route else "",
             **version,
             status=status,
-            peer=self._peer,
+            peer=self.peer,
             duration_ms=round((perf_counter() - exchange.started) * 1e3, 3),
             request_bytes=len(exchange.body),
             response_bytes=size,
@@ -333,9 +338,10 @@ class HttpConnection(asyncio.Protocol):
     # Ending.
 
     def _refuse(self, error: HttpError | ServingError) -> None:
-        """Answer what cannot be gone on with, after the answers before it, and read no more."""
-        self.shell.notices.count("HTTP connections closed for a request that cannot be read", f"{error} from {self._peer}")
-        self.is_ending, self._held = True, b""
+        """Answer a request that cannot be read any further, after the answers before it, and read no more."""
+        self.service.notices.count("HTTP connections closed for a request that cannot be read", f"{error} from {self.peer}")
+        self._end_reading()
+        self._held = b""
         exchange = self._reader.exchange if self._reader.phase == BODY else None
         if exchange is None:
             exchange = Exchange(self, b"?", self._reader.url, {}, True, False)
@@ -345,23 +351,25 @@ class HttpConnection(asyncio.Protocol):
         exchange.fail(error)
 
     def _end(self, last: Exchange) -> None:
-        """After the last answer."""
+        """Close after the last answer; not at once if the client may still be sending."""
         self._forget_pending()
-        self.is_ending, self._since = True, self.watch.tick
-        if last.is_complete and not (self.is_draining and self._transport.can_write_eof()):
+        self._end_reading()
+        self._since = self.watch.tick
+        has_eof = self.transport.can_write_eof()
+        if self.is_draining() and (has_eof or not last.is_complete):
+            self.linger()
+        elif last.is_complete:
             self._close()
             return
-        if self.is_draining:
-            self.watch.loop.call_later(DRAIN_LINGER, self._close)
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
+        elif has_eof:
+            self.transport.write_eof()  # `check` closes
         if self._is_paused:
             self._is_paused = False
-            self._transport.resume_reading()
+            self.transport.resume_reading()
 
     def _forget_pending(self) -> None:
         for exchange in self.pending:
-            release = partial(self.shell.memory.release, exchange.charged)
+            release = partial(self.service.memory.release, exchange.charged)
             if exchange.unpacker is not None:
                 exchange.unpacker.close(release)
             else:
@@ -370,51 +378,48 @@ class HttpConnection(asyncio.Protocol):
                 exchange.ticket.cancel()
         self.pending.clear()
 
-    def drain(self) -> None:
-        """Answer what was sent, tell the client that this was the last answer, and close."""
-        if self.refusal is not None and self.is_idle():
-            self.hang_up()
-        elif not self.is_draining:
-            self.is_draining, self._cut_at = True, self.watch.loop.time() + DRAIN_GRACE + DRAIN_CUT
-            self.watch.loop.call_later(DRAIN_GRACE, self._end_grace, self._completed)
-
-    def is_idle(self) -> bool:
-        """Whether no request has come that has no answer yet."""
-        return not self.pending
-
     def hang_up(self) -> None:
-        """Close an idle connection without waiting for what may be on its way."""
-        self.is_ending = True
-        self._transport.close()
-        self.watch.loop.call_later(DRAIN_LINGER, self._abort_when_sent)
+        """Close an idle connection without waiting for requests that may be on their way."""
+        self._end_reading()
+        self.close()
 
-    def _is_all(self) -> bool:
-        """While the server stops: whether nothing is behind the answer that is next, so that it is the one to close with."""
-        if self._is_pipelined and not self._is_grace_over:
+    def ask_to_go(self) -> None:
+        """HTTP/1 can say `Connection: close` only with an answer: note what has arrived before the grace."""
+        self._completed_at_drain = self._completed
+        self._cut_at = self.loop.time() + self.grace + DRAIN_CUT
+
+    def on_grace_over(self) -> None:
+        """Close if idle; a client that has asked meanwhile gets as long again, for its next answer to say `close`."""
+        if not self.lifecycle.allows(Event.GRACE_OVER):
+            return
+        self.lifecycle.fire(Event.GRACE_OVER)
+        if self._completed == self._completed_at_drain:
+            self._close_if_idle()
+        else:
+            self.set_timer(self.grace, self._close_if_idle)
+
+    def on_last_call(self) -> None:
+        """Serve only what has been read."""
+        self._end_when_whole()
+
+    def _is_last_answer(self) -> bool:
+        """Whether nothing is pending behind the answer that is written, while the server stops."""
+        if self._is_pipelined and self.lifecycle.state is State.DRAINING:
             return False
         return not self.pending and not self._held and self._reader.phase == IDLE
 
-    def _end_grace(self, completed: int) -> None:
-        """Close, unless it was used meanwhile: then the next answer says so first, if there is one."""
-        self._is_grace_over = True
-        if self._completed == completed:
-            self._close_if_idle()
-        else:
-            self.watch.loop.call_later(DRAIN_GRACE, self._close_if_idle)
-
     def _drain_on(self) -> None:
-        """After an answer that was not the last, since more has come."""
+        """After an answer that was not the last one, because more has arrived."""
         if not self.pending:
-            self.watch.loop.call_later(DRAIN_GRACE, self._close_if_idle)
-        if not self._is_cut and not self.is_ending and self.watch.loop.time() >= self._cut_at:
-            self._is_cut = True
-            self._end_when_whole()
+            self.loop.call_later(self.grace, self._close_if_idle)
+        if self.loop.time() >= self._cut_at:
+            self.call_last()
 
     def _end_when_whole(self) -> None:
-        """Read no more, unless what has been read is still to be fed or ends within a request, which then is the last."""
+        """Read no more, unless bytes that were read are still to be parsed or end within a request, which is then the last."""
         if self._held or self._reader.phase != IDLE or self.is_ending:
             return
-        self.is_ending = True
+        self._end_reading()
         if not self.pending:
             self._close()
 
@@ -423,39 +428,29 @@ class HttpConnection(asyncio.Protocol):
             self._close()
 
     def _close(self) -> None:
-        """Once all is written. TLS waits for the client to say goodbye too: when the server stops, not for long."""
-        self._transport.close()
-        if self.is_draining:
-            self.watch.loop.call_later(DRAIN_LINGER, self._abort_when_sent)
-
-    def _abort_when_sent(self) -> None:
-        if self._transport.get_write_buffer_size():
-            self.watch.loop.call_later(DRAIN_LINGER, self._abort_when_sent)
+        if self.is_draining():
+            self.close()
         else:
-            self._transport.abort()
-
-    def abort(self) -> None:
-        """Close now."""
-        self._transport.abort()
+            self.transport.close()
 
     def check(self, tick: int) -> None:
-        """Called each second: end it if the client takes too long."""
+        """End the connection if the client takes too long; called every second."""
         spent, phase = tick - self._since, self._reader.phase
-        if self.is_congested or self._transport.is_closing():
-            unsent = self._transport.get_write_buffer_size()
+        if self.is_congested or self.transport.is_closing():
+            unsent = self.transport.get_write_buffer_size()
             if unsent != self._unsent:
                 self._unsent, self._since = unsent, tick
                 self._count_held()
             elif spent > WRITE_SECONDS:
-                self._transport.abort()
+                self.transport.abort()
         elif self.is_ending:
             if not self.pending and spent > LINGER_SECONDS:
-                self._transport.close()
+                self.transport.close()
         elif self._is_paused:
-            pass  # it waits for us
+            pass  # the client waits for us
         elif phase == HEAD and spent > HEAD_SECONDS:
             self._refuse(HttpError(408, f"Expected a request's head within {HEAD_SECONDS} seconds."))
         elif phase == BODY and self._reader.received < (spent - BODY_SECONDS) * BODY_RATE:
             self._refuse(HttpError(408, f"Expected the body at {BODY_RATE:,} bytes a second or more."))
         elif phase == IDLE and not self.pending and spent > (IDLE_SECONDS if self.refusal is None else LINGER_SECONDS):
-            self._transport.close()
+            self.transport.close()

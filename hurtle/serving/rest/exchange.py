@@ -1,22 +1,20 @@
-"""`Exchange`: one HTTP request and its answer, its head, errors and compression. Knows no sockets and no tensors."""
+"""`Exchange`: one HTTP request and its answer: status line, headers, errors, compression. Knows no sockets and no tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 
 from hurtle.errors import ServingError
 from hurtle.serving.compression import COMPRESSED_ASIDE, MIN_COMPRESSED, accepted_coding, deflate
 from hurtle.serving.memory import FULL
+from hurtle.serving.rest.watch import Watch
 from hurtle.serving.status import CODES
 from hurtle.serving.unpacking import Unpacker
-
-if TYPE_CHECKING:
-    from hurtle.serving.rest.connection import HttpConnection
-    from hurtle.serving.rest.routes import Route
 
 _REASONS = {
     200: b"OK", 400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden", 404: b"Not Found", 405: b"Method Not Allowed",
@@ -26,28 +24,28 @@ _REASONS = {
     504: b"Gateway Timeout",
 }  # fmt: skip
 JOINED = 64 << 10
-"""Answers longer than this are written in parts, and not copied once more."""
+"""Bytes above which an answer is written in parts instead of being copied once more."""
 _REASON_OF = {
     404: "not_found", 405: "unimplemented", 408: "deadline_exceeded", 413: "resource_exhausted", 429: "resource_exhausted",
     500: "internal", 501: "unimplemented", 503: "unavailable",
 }  # fmt: skip
-"""What an `HttpError` is counted as, unless it says; others are invalid_argument."""
+"""The reason that an `HttpError` is counted as by default; other statuses count as invalid_argument."""
 RETRY = b"Retry-After: 1\r\n"
 _SMALL = 1 << 10
-"""Answers of at most so many bytes are not counted while they wait: to refuse them would save nothing."""
+"""Bytes up to which a waiting answer is not counted: refusing it would save nothing."""
 _FREE = 64 << 10
-"""Bytes of a body that all but inference may always send."""
+"""Bytes that the body of a management request may always have."""
 _STARTS = {code: b"HTTP/1.1 %d %b\r\n" % (code, text) for code, text in _REASONS.items()}
 
 
 class HttpError(Exception):
-    """What is wrong with a request as HTTP; `ServingError` is for what is wrong with it in itself.
+    """An error of a request as HTTP; `ServingError` is for errors of its content.
 
     Args:
-        status: Of the answer.
+        status: HTTP status of the answer.
         message: What was expected and what came.
-        extra: More header lines of the answer, each with its end.
-        reason: What it is counted as; by default what the status means.
+        extra: Further header lines of the answer, each with its line end.
+        reason: The reason that it is counted as; by default derived from the status.
     """
 
     def __init__(self, status: int, message: str, extra: bytes = b"", reason: str = ""):
@@ -58,35 +56,67 @@ class HttpError(Exception):
 
 
 def status_of(error: ServingError | HttpError) -> int:
-    """HTTP's code for an error."""
+    """The HTTP status of an error."""
     return CODES[error.reason].http if isinstance(error, ServingError) else error.status
 
 
 def memory_error() -> HttpError:
-    """All connections together hold too much."""
+    """The error of a request that came when all connections together hold too much."""
     return HttpError(503, FULL, RETRY, "resource_exhausted")
 
 
 class Cancellable(Protocol):
-    """What `Shell.infer` gives back."""
+    """A running inference, as `InferenceService.infer` returns it."""
 
     def cancel(self) -> None:
-        """Nobody waits any more."""
+        """Give up: nobody waits for the answer."""
+
+
+class Route(NamedTuple):
+    """What a path means."""
+
+    name: str
+    """Its name in the access log."""
+    methods: frozenset[bytes]
+    handle: Callable[[Any, Exchange, Route], Any] | None
+    """A coroutine function; None: inference."""
+    model: str = ""
+    version: str = ""
+    is_free: bool = False
+    """Whether it needs no token."""
+
+
+class ExchangeConnection(Protocol):
+    """A connection as its exchanges see it."""
+
+    service: Any
+    watch: Watch
+    pending: deque[Exchange]
+    is_congested: bool
+
+    def flush(self) -> None:
+        """Write the answers whose turn it is."""
+
+    def spawn(self, exchange: Exchange, work: Any) -> None:
+        """Run a coroutine that answers an exchange."""
+
+    def write_log(self, exchange: Exchange, status: int, size: int) -> None:
+        """Write a line of the access log."""
 
 
 class Exchange:
-    """A request, and the way for its answer.
+    """A request and its answer.
 
     Attributes:
-        method: Such as b"POST".
-        url: As it was asked.
-        route: What the path means; None where it was refused before.
+        method: The HTTP method, such as b"POST".
+        url: The path and query as sent.
+        route: What the path means; None if the request was refused before that was known.
         headers: By name in lower case.
-        body: Whole, and not compressed, when `routes.begin` gets it.
-        wanted: For `rest` to keep what the answer's encoding needs.
-        ticket: Of the inference that runs; it keeps what goes in and what comes out.
-        unpacker: Of a compressed body, while it is unpacked in a thread.
-        answer: When it is there, until it is written.
+        body: Complete and decompressed by the time `routes.begin` gets it.
+        wanted: What encoding the answer needs to know; belongs to `codec`.
+        ticket: The running inference, if any.
+        unpacker: Decompresses the body in a thread, if needed.
+        answer: The bytes of the answer, until they are written.
     """
 
     __slots__ = (
@@ -95,23 +125,23 @@ class Exchange:
     )  # fmt: skip
 
     def __init__(
-        self, connection: HttpConnection, method: bytes, url: bytes, headers: dict[bytes, bytes], close: bool, old: bool
+        self, connection: ExchangeConnection, method: bytes, url: bytes, headers: dict[bytes, bytes], close: bool, old: bool
     ):
         self.connection, self.method, self.url, self.headers = connection, method, url, headers
         self.close, self.old = close, old
         self.route: Route | None = None
         self.body: bytes | bytearray = b""
         self.refusal: HttpError | ServingError | None = None
-        """Why it will not be served, found while the body was still to come."""
+        """The reason not to serve it, found before the body arrived."""
         self.ticket: Cancellable | None = None
         self.unpacker: Unpacker | None = None
         self.answer: bytes | tuple[bytes, ...] | None = None
         self.wanted: Any = False
         self.id = ""
         self.charged = 0
-        """Bytes of its body, and of an answer that waits, which count against what all connections may hold."""
+        """Bytes of its body and its waiting answer that count against the limit of all connections."""
         self.is_complete = self.wants_continue = False
-        self.started = 0.0 if connection.shell.access_log is None else perf_counter()
+        self.started = 0.0 if connection.service.access_log is None else perf_counter()
 
     def respond(
         self,
@@ -121,7 +151,7 @@ class Exchange:
         extra: bytes = b"",
         compress: bool = True,
     ) -> None:
-        """Answer; `extra`: more header lines, each with its end."""
+        """Answer; `extra` has further header lines, each with its line end."""
         size = sum(map(len, parts)) if len(parts) > 1 else len(parts[0])
         if size > MIN_COMPRESSED and compress and (coding := accepted_coding(self.headers.get(b"accept-encoding"))):
             extra += b"Content-Encoding: %b\r\nVary: Accept-Encoding\r\n" % coding
@@ -135,9 +165,11 @@ class Exchange:
     def fail(self, error: ServingError | HttpError) -> None:
         """Answer with an error."""
         if not error.is_counted and self.answer is None:
-            of_model = self.route if error is not self.refusal else None  # who may not ask is not the model's business
+            of_model = (
+                self.route if error is not self.refusal else None
+            )  # a request that was not admitted is none of the model's
             model, version = (of_model.model, of_model.version) if of_model is not None else ("", "")
-            self.connection.shell.count_failure(error.reason, model, version)
+            self.connection.service.count_failure(error.reason, model, version)
         status = status_of(error)
         extra = b"X-Content-Type-Options: nosniff\r\n"
         if isinstance(error, HttpError):
@@ -147,12 +179,12 @@ class Exchange:
         self._send(status, parts := [orjson.dumps({"error": str(error)})], len(parts[0]), b"application/json", extra)
 
     def charge(self, size: int) -> bool:
-        """Count bytes of its body as held; whether those of all connections together are few enough for it."""
+        """Count bytes of the body as held; returns whether the limit of all connections allows them."""
         self.charged += size
-        return self.connection.shell.memory.hold(size) or (not self.is_inference() and self.charged <= _FREE)
+        return self.connection.service.memory.hold(size) or (not self.is_inference() and self.charged <= _FREE)
 
     def is_inference(self) -> bool:
-        """Which is refused when the server holds too much; what looks after the server is not."""
+        """Whether it is inference, which is refused when memory is full; management is not."""
         return self.route is None or self.route.handle is None
 
     def is_waited_for(self) -> bool:
@@ -182,15 +214,15 @@ class Exchange:
             self.answer = head
         else:
             self.answer = b"".join((head, *parts)) if size <= JOINED else (head, *parts)
-        if connection.shell.access_log is not None:
+        if connection.service.access_log is not None:
             connection.write_log(self, status, size)
         connection.flush()
-        if connection.pending:  # where it has to wait, then without all that it was made of
+        if connection.pending:  # if it has to wait, release what it was made from
             self.ticket, self.body = None, b""
 
     def _may_keep(self, size: int) -> bool:
-        """Whether all connections hold little enough for this answer too; one that waits for others before it is counted."""
-        connection, memory = self.connection, self.connection.shell.memory
+        """Whether memory allows this answer; one that waits behind others is counted."""
+        connection, memory = self.connection, self.connection.service.memory
         waits = bool(connection.pending) and connection.pending[0] is not self
         if not waits and not connection.is_congested:
             return memory.used - self.charged <= memory.limit or not self.is_inference()
@@ -202,7 +234,7 @@ class Exchange:
 
 
 def with_close(answer: bytes | tuple[bytes, ...]) -> bytes | tuple[bytes, ...]:
-    """An answer that was made to keep the connection, as the last one."""
+    """The answer with `Connection: close`."""
     head = answer if isinstance(answer, bytes) else answer[0]
     start, _, rest = head.partition(b"\r\n\r\n")
     start = start.removesuffix(b"\r\nConnection: keep-alive")

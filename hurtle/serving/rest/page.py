@@ -1,4 +1,4 @@
-"""The page at `/`: one HTML file, sent with a policy that lets it run its own script and style and nothing else."""
+"""The web page at `/`: one HTML file, sent with a policy that allows its own script and style and nothing else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ICON = (
 
 
 def _hash_of(tag: str) -> str:
-    """The hash of the one inline element with this tag, as a content security policy names it."""
+    """The hash of the only inline element with this tag, for the content security policy."""
     (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>".encode(), HTML, re.DOTALL)
     return f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"
 

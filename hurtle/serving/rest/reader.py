@@ -1,47 +1,72 @@
-"""`RequestReader`: bytes of a connection → httptools' parser → `Exchange`s, with all limits on what a request may be.
+"""`RequestReader`: a connection's bytes → httptools' parser → `Exchange`s, within the limits of a request.
 
-Knows nothing of sockets, of the order of answers, and of time.
+Knows nothing of sockets, time, or the order of answers.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, cast
+from enum import IntEnum
+from typing import Any, Protocol, cast
 
 import httptools
 
 from hurtle.errors import ServingError
 from hurtle.serving.rest import routes
-from hurtle.serving.rest.exchange import Exchange, HttpError, memory_error
-
-if TYPE_CHECKING:
-    from hurtle.serving.rest.connection import HttpConnection
+from hurtle.serving.rest.exchange import Exchange, ExchangeConnection, HttpError, memory_error
 
 log = logging.getLogger("hurtle.serving")
 MAX_URL = 8 << 10
 MAX_HEAD = 64 << 10
-"""Bytes of a request's head; also of what stands between the chunks of a chunked body."""
+"""Bytes of a request's head; also of the framing in a chunked body."""
 MAX_HEADERS = 128
-IDLE, HEAD, BODY = range(3)
 _SINGLE = frozenset((b"host", b"authorization", b"content-encoding", b"inference-header-content-length", b"expect"))
-"""Headers that say two things when they come twice."""
+"""Headers that must not be repeated."""
+
+
+class Phase(IntEnum):
+    """The part of a request that comes next: IDLE → HEAD → BODY → IDLE."""
+
+    IDLE = 0
+    HEAD = 1
+    BODY = 2
+
+
+IDLE, HEAD, BODY = Phase
+
+
+class ReadConnection(ExchangeConnection, Protocol):
+    """A connection as its reader sees it."""
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether nothing more is read."""
+
+    def began(self) -> None:
+        """A request began to arrive."""
+
+    def admitted(self, exchange: Exchange) -> None:
+        """A request's head has arrived; its body may follow."""
+
+    def completed(self, exchange: Exchange) -> None:
+        """A request has arrived."""
 
 
 class RequestReader:
     """Reads one connection's requests.
 
     Args:
-        connection: Told when a request begins (`began`), has its head (`admitted`) and is whole (`completed`).
-        max_body: Bytes.
+        connection: Notified when a request begins (`began`), has its head (`admitted`) and is complete (`completed`).
+        max_body: Bytes that a body may have.
 
     Attributes:
-        phase: What it is in the middle of.
-        exchange: The request that is read, when its head is there.
-        received: Bytes of its body that came.
-        body_left: Bytes of it that are still to come, where it said how many.
+        phase: The part of a request that comes next.
+        exchange: The request that is being read, once its head has arrived.
+        received: Bytes of its body so far.
+        body_left: Bytes of its body still to come, if it has a content-length.
     """
 
-    def __init__(self, connection: HttpConnection, max_body: int):
+    def __init__(self, connection: ReadConnection, max_body: int):
         self._connection, self._max_body = connection, max_body
         self._parser: Any = httptools.HttpRequestParser(self)
         self.phase = IDLE
@@ -54,15 +79,15 @@ class RequestReader:
 
     @property
     def url(self) -> bytes:
-        """Of the head that is read, as far as it came."""
+        """The URL of the head that is being read, as far as it has arrived."""
         return self._url if self.phase == HEAD else b""
 
     def close(self) -> None:
-        """Let go of everything: what holds a large body must not wait for the garbage collector."""
+        """Drop every reference: a large body must not wait for the garbage collector."""
         self._parser = self._connection = self.exchange = self._refusal = cast("Any", None)
 
     def feed(self, data: bytes | memoryview) -> HttpError | ServingError | None:
-        """Read on. What is given back is why the connection cannot be read any further."""
+        """Parse bytes; returns the error if the connection cannot be read any further."""
         while True:
             try:
                 self._parser.feed_data(data)
@@ -76,7 +101,7 @@ class RequestReader:
             except httptools.HttpParserCallbackError as error:
                 if self._refusal is None:
                     log.error("serving HTTP failed", exc_info=error.__context__)
-                    self._refusal = HttpError(500, "The server failed; its log says why.")
+                    self._refusal = HttpError(500, "The server failed; see its log.")
                 return self._refusal.with_traceback(None)
             except httptools.HttpParserError as error:
                 return HttpError(400, f"Not HTTP/1.1: {str(error)[:100]}.")
@@ -91,7 +116,7 @@ class RequestReader:
         return self._wire > self.received + 16 * self._chunks + 2 * MAX_HEAD
 
     def _head_without_upgrade(self) -> bytes:
-        """The head once more for another parser: we speak no other protocol, and this one would not read the body."""
+        """The head again, for a new parser: we speak no other protocol, and this parser would not read the body."""
         hidden = (b"upgrade", b"connection", b"http2-settings")
         lines = [b"%b: %b\r\n" % item for item in self._headers.items() if item[0] not in hidden]
         if b"close" in self._headers.get(b"connection", b"").lower():
@@ -99,29 +124,29 @@ class RequestReader:
         return b"%b %b HTTP/1.1\r\n%b\r\n" % (self._parser.get_method(), self._url, b"".join(lines))
 
     def _stop(self, error: HttpError | ServingError) -> HttpError | ServingError:
-        """To raise from the parser's calls, which would not say what it was."""
+        """Remember an error to raise from a callback, as the parser hides what was raised."""
         self._refusal = error
         return error
 
     # The parser's calls.
 
     def on_message_begin(self) -> None:
-        """The first byte of a request."""
-        if self._connection.is_ending:  # by a request before it in the same bytes
-            raise self._stop(HttpError(503, "The server is about to stop."))
+        """A request begins."""
+        if self._connection.is_ending:  # because of an earlier request in the same bytes
+            raise self._stop(HttpError(503, "The server is shutting down."))
         self.phase = HEAD
         self._connection.began()
         self._url, self._headers = b"", {}
         self._header_count = self.body_left = self.received = self._wire = self._chunks = 0
 
     def on_url(self, url: bytes) -> None:
-        """The path, or more of it."""
+        """Take the path, or more of it."""
         self._url = self._url + url if self._url else url
         if len(self._url) > MAX_URL:
             raise self._stop(HttpError(414, f"Expected a path of at most {MAX_URL:,} bytes."))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer, which says nothing to us."""
+        """Take a header; trailers are ignored."""
         self._header_count += 1
         if self._header_count > MAX_HEADERS:
             raise self._stop(HttpError(431, f"Expected at most {MAX_HEADERS} headers."))
@@ -135,7 +160,7 @@ class RequestReader:
         self._headers[name] = value
 
     def on_headers_complete(self) -> None:
-        """The head is there: decide on it before the body comes."""
+        """Admit or refuse the request before its body arrives."""
         headers, parser = self._headers, self._parser
         if b"upgrade" in headers and parser.should_upgrade():
             return
@@ -150,12 +175,12 @@ class RequestReader:
         self._check_head(headers, version)
         try:
             route = exchange.route = routes.find_route(method, self._url)
-            routes.admit(self._connection.shell, route, exchange)
+            routes.admit(self._connection.service, route, exchange)
         except (HttpError, ServingError) as error:
-            exchange.refusal = error.with_traceback(None)  # which would hold this frame, and that the exchange
+            exchange.refusal = error.with_traceback(None)  # the traceback would hold this frame, and so the exchange
         if b"expect" in headers and not old:
             if headers[b"expect"].lower() != b"100-continue":
-                raise self._stop(HttpError(417, "Expect: only 100-continue is known."))
+                raise self._stop(HttpError(417, "Expect: only 100-continue is supported."))
             if exchange.refusal is not None:
                 raise self._stop(exchange.refusal)
             exchange.wants_continue = True
@@ -173,11 +198,11 @@ class RequestReader:
             raise self._stop(HttpError(400, f"Expected HTTP/1.1 or 1.0, got {version}."))
 
     def on_chunk_header(self) -> None:
-        """Of a chunked body."""
+        """Count the chunks of a chunked body."""
         self._chunks += 1
 
     def on_body(self, data: bytes) -> None:
-        """Some of the body."""
+        """Take part of the body."""
         exchange = self.exchange
         self.received += len(data)
         self.body_left -= len(data)
@@ -187,7 +212,7 @@ class RequestReader:
             return
         if not exchange.body:
             exchange.body = data
-            if not self.body_left:  # as most do it came in one piece
+            if not self.body_left:  # it came in one piece, as most do
                 return
         else:
             if isinstance(exchange.body, bytes):
@@ -197,8 +222,8 @@ class RequestReader:
             raise self._stop(memory_error())
 
     def on_message_complete(self) -> None:
-        """A request is whole."""
-        if self.phase == HEAD:  # a wish to upgrade: it comes again, see `_head_without_upgrade`
+        """Hand over the request."""
+        if self.phase == HEAD:  # an upgrade request: parsed again, see `_head_without_upgrade`
             return
         self.phase = IDLE
         exchange, self.exchange = self.exchange, cast("Exchange", None)

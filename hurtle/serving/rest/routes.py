@@ -1,15 +1,15 @@
-"""The REST paths of the Open Inference Protocol and of Triton's extensions: path → `Route` → shell → JSON.
+"""The REST paths of the Open Inference Protocol and of Triton's extensions: path → `Route` → service → JSON.
 
-Knows HTTP's methods, headers and statuses, and nothing of connections.
+Knows HTTP methods, headers and statuses; knows nothing of connections.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from functools import partial
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 import orjson
@@ -18,12 +18,12 @@ from hurtle.errors import ServingError
 from hurtle.serving.messages import InferRequest, InferResponse
 from hurtle.serving.rest import page
 from hurtle.serving.rest.codec import decode, encode, parse_json
-from hurtle.serving.rest.exchange import Exchange, HttpError, memory_error
+from hurtle.serving.rest.exchange import Exchange, HttpError, Route, memory_error
 from hurtle.serving.status import UNSUPPORTED, invalid, unsupported
 
 log = logging.getLogger("hurtle.serving")
 JSON_ASIDE = 256 << 10
-"""Bytes of JSON above which a request is read in a thread."""
+"""Bytes of JSON above which a request is parsed in a thread."""
 _CACHED = 1024
 _SAFE = b"X-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\n"
 _READ = frozenset((b"GET", b"HEAD"))
@@ -31,28 +31,14 @@ _WRITE = frozenset((b"POST",))
 _ours = (b"same-origin", b"none")
 
 
-class Route(NamedTuple):
-    """What a path means."""
-
-    name: str
-    """For the access log."""
-    methods: frozenset[bytes]
-    handle: Callable[[Any, Exchange, Route], Any] | None
-    """A coroutine function; None: inference."""
-    model: str = ""
-    version: str = ""
-    is_free: bool = False
-    """Whether it needs no token."""
-
-
 _routes: dict[bytes, Route] = {}
 
 
 def find_route(method: bytes, url: bytes) -> Route:
-    """What a request asks for.
+    """The route of a request.
 
     Raises:
-        HttpError: There is no such path, or it has no such method.
+        HttpError: The path does not exist, or does not take this method.
     """
     route = _routes.get(url)
     if route is None:
@@ -76,9 +62,9 @@ def _match(url: bytes) -> Route:
     try:
         parts = [unquote_to_bytes(part).decode() for part in path[1:].removesuffix(b"/").split(b"/")]
     except UnicodeDecodeError:
-        raise HttpError(400, "The path: expected UTF-8, percent-encoded, got something else.") from None
+        raise HttpError(400, "The path: expected percent-encoded UTF-8, got something else.") from None
     if any("/" in part or "\0" in part for part in parts):
-        raise HttpError(404, "No such path: names have no slash and no zero in them.")
+        raise HttpError(404, "No such path: names contain no slash and no NUL.")
     match parts:
         case [""]:
             return Route("/", _READ, _page, is_free=True)
@@ -128,64 +114,64 @@ def _of_model(model: str, version: str, rest: list[str]) -> Route | None:
     return None
 
 
-def admit(shell: Any, route: Route, exchange: Exchange) -> None:
-    """Refuse who may not ask, before the body is read.
+def admit(service: Any, route: Route, exchange: Exchange) -> None:
+    """Refuse requests that are not allowed, before the body is read.
 
     Raises:
-        ServingError: The token is missing or wrong, or a foreign web page asks.
-        HttpError: The server holds too much already. Who looks after it is heard all the same.
+        ServingError: The token is missing or wrong, or the request comes from another site's page.
+        HttpError: Memory is full, and the request is not management.
     """
     if not route.is_free:
-        error = shell.authorize(exchange.headers.get(b"authorization"))
+        error = service.authorize(exchange.headers.get(b"authorization"))
         if error is not None:
             raise error
-        if route.handle is None and shell.memory.used > shell.memory.limit:
+        if route.handle is None and service.memory.used > service.memory.limit:
             raise memory_error()
-    # A page elsewhere can make a browser that reaches us send a POST, though not read the answer: it must not unload models.
+    # Another site's page can make a browser POST to us, though not read the answer: it must not unload models.
     site = exchange.headers.get(b"sec-fetch-site")
     if site is not None and site not in _ours and route.methods is _WRITE:
         raise ServingError("permission_denied", "Requests from other sites' pages are not served.")
 
 
-def begin(shell: Any, exchange: Exchange) -> None:
-    """Serve a request that is whole; the exchange gets its answer, now or later."""
+def begin(service: Any, exchange: Exchange) -> None:
+    """Serve a complete request; the exchange gets its answer now or later."""
     route = exchange.route
     assert route is not None
     if route.handle is not None:
-        exchange.connection.spawn(exchange, _without_model(shell, route.handle(shell, exchange, route)))
+        exchange.connection.spawn(exchange, _without_model(service, route.handle(service, exchange, route)))
         return
     try:
         length = _json_length(exchange)
         body = exchange.body
         if len(body) > JSON_ASIDE and (length is None or length > JSON_ASIDE):
-            exchange.connection.spawn(exchange, _infer_large(shell, exchange, length, route))
+            exchange.connection.spawn(exchange, _infer_large(service, exchange, length, route))
             return
         request, exchange.wanted = decode(body, length, route.model, route.version)
-        _infer(shell, exchange, request)
-    except ServingError as error:  # of what was sent; `infer` raises none
+        _infer(service, exchange, request)
+    except ServingError as error:  # the request is bad; `infer` itself raises none
         exchange.fail(error)
     except Exception:
         _fail_unexpectedly(exchange)
 
 
-async def _without_model(shell: Any, work: Coroutine[Any, Any, None]) -> None:
-    """Do what is no inference: its errors are not among the model's failures."""
+async def _without_model(service: Any, work: Coroutine[Any, Any, None]) -> None:
+    """Run a management request, whose errors do not count as the model's."""
     try:
         await work
     except ServingError as error:
-        _count(shell, error)
+        _count(service, error)
         raise
 
 
-def _count(shell: Any, error: ServingError) -> None:
-    """Count an error without a model, and nowhere else."""
+def _count(service: Any, error: ServingError) -> None:
+    """Count an error once, for no model."""
     if not error.is_counted:
-        shell.count_failure(error.reason)
+        service.count_failure(error.reason)
         error.is_counted = True
 
 
 def _json_length(exchange: Exchange) -> int | None:
-    """Of the body's JSON, before binary tensors."""
+    """The length of the body's JSON, which binary tensors follow; None if everything is JSON."""
     length = exchange.headers.get(b"inference-header-content-length")
     if length is None:
         return None
@@ -194,20 +180,20 @@ def _json_length(exchange: Exchange) -> int | None:
     return int(length)
 
 
-async def _infer_large(shell: Any, exchange: Exchange, length: int | None, route: Route) -> None:
+async def _infer_large(service: Any, exchange: Exchange, length: int | None, route: Route) -> None:
     arrived = monotonic()
     watch = exchange.connection.watch
     request, exchange.wanted = await watch.aside(decode, exchange.body, length, route.model, route.version, arrived)
     if exchange.is_waited_for():
-        _infer(shell, exchange, request)
+        _infer(service, exchange, request)
 
 
-def _infer(shell: Any, exchange: Exchange, request: InferRequest) -> None:
+def _infer(service: Any, exchange: Exchange, request: InferRequest) -> None:
     exchange.id = request.id
     trace_parent = exchange.headers.get(b"traceparent")
     if trace_parent is not None:
         request.trace_parent = trace_parent.decode("ascii", "replace")
-    exchange.ticket = shell.infer(request, partial(_reply, exchange))
+    exchange.ticket = service.infer(request, partial(_reply, exchange))
 
 
 def _reply(exchange: Exchange, result: InferResponse | ServingError) -> None:
@@ -217,7 +203,7 @@ def _reply(exchange: Exchange, result: InferResponse | ServingError) -> None:
     try:
         parts, length = encode(result, exchange.wanted)
     except ServingError as error:
-        _count(exchange.connection.shell, error)  # the model has counted an answer
+        _count(exchange.connection.service, error)  # the model has counted a success
         exchange.fail(error)
         return
     except Exception:
@@ -232,73 +218,73 @@ def _reply(exchange: Exchange, result: InferResponse | ServingError) -> None:
 def _fail_unexpectedly(exchange: Exchange) -> None:
     log.exception("serving %s failed", exchange.route)
     if exchange.answer is None:
-        error = ServingError("internal", "The server failed; its log says why.")
-        _count(exchange.connection.shell, error)
+        error = ServingError("internal", "The server failed; see its log.")
+        _count(exchange.connection.service, error)
         exchange.fail(error)
 
 
-# All else.
+# Management.
 
 
 def _json(exchange: Exchange, found: Any, status: int = 200) -> None:
     exchange.respond(status, [orjson.dumps(found)], extra=_SAFE)
 
 
-async def _live(shell: Any, exchange: Exchange, route: Route) -> None:
-    is_live = shell.is_live()
+async def _live(service: Any, exchange: Exchange, route: Route) -> None:
+    is_live = service.is_live()
     _json(exchange, {"live": is_live}, 200 if is_live else 503)
 
 
-async def _ready(shell: Any, exchange: Exchange, route: Route) -> None:
-    is_ready = shell.is_ready()
+async def _ready(service: Any, exchange: Exchange, route: Route) -> None:
+    is_ready = service.is_ready()
     _json(exchange, {"ready": is_ready}, 200 if is_ready else 503)
 
 
-async def _model_ready(shell: Any, exchange: Exchange, route: Route) -> None:
-    """Status 400 for a model that is not ready or not known, as Triton; 503 while the server itself is not ready."""
-    found: dict[str, Any] = {"name": route.model, "ready": shell.is_model_ready(route.model, route.version)}
+async def _model_ready(service: Any, exchange: Exchange, route: Route) -> None:
+    """Answer 400 for a model that is unknown or not ready, as Triton does; 503 while the server itself is not ready."""
+    found: dict[str, Any] = {"name": route.model, "ready": service.is_model_ready(route.model, route.version)}
     if found["ready"]:
         _json(exchange, found)
         return
     name = f"Model {route.model!r:.80}" + (f" version {route.version!r:.40}" if route.version else "")
-    _json(exchange, {**found, "error": f"{name} is not ready."}, 400 if shell.is_ready() else 503)
+    _json(exchange, {**found, "error": f"{name} is not ready."}, 400 if service.is_ready() else 503)
 
 
-async def _server_metadata(shell: Any, exchange: Exchange, route: Route) -> None:
-    _json(exchange, shell.server_metadata())
+async def _server_metadata(service: Any, exchange: Exchange, route: Route) -> None:
+    _json(exchange, service.server_metadata())
 
 
-async def _model_metadata(shell: Any, exchange: Exchange, route: Route) -> None:
-    _json(exchange, shell.model_metadata(route.model, route.version))
+async def _model_metadata(service: Any, exchange: Exchange, route: Route) -> None:
+    _json(exchange, service.model_metadata(route.model, route.version))
 
 
-async def _model_config(shell: Any, exchange: Exchange, route: Route) -> None:
-    _json(exchange, shell.model_config(route.model, route.version))
+async def _model_config(service: Any, exchange: Exchange, route: Route) -> None:
+    _json(exchange, service.model_config(route.model, route.version))
 
 
-async def _statistics(shell: Any, exchange: Exchange, route: Route) -> None:
-    _json(exchange, await shell.statistics(route.model, route.version))
+async def _statistics(service: Any, exchange: Exchange, route: Route) -> None:
+    _json(exchange, await service.statistics(route.model, route.version))
 
 
-async def _metrics(shell: Any, exchange: Exchange, route: Route) -> None:
-    text = await shell.metrics()
+async def _metrics(service: Any, exchange: Exchange, route: Route) -> None:
+    text = await service.metrics()
     exchange.respond(200, [text.encode()], b"text/plain; version=0.0.4; charset=utf-8", _SAFE)
 
 
 def _asked(exchange: Exchange) -> dict[str, Any]:
-    """The body of a request about the repository; it may be empty."""
+    """The JSON body of a repository request; it may be empty."""
     return parse_json(exchange.body) if exchange.body.strip() else {}
 
 
-async def _index(shell: Any, exchange: Exchange, route: Route) -> None:
+async def _index(service: Any, exchange: Exchange, route: Route) -> None:
     ready = _asked(exchange).get("ready", False)
     if not isinstance(ready, bool):
         raise invalid("'ready': expected true or false, got something else.")
-    _json(exchange, await shell.index(ready))
+    _json(exchange, await service.index(ready))
 
 
 async def _load_parameters(exchange: Exchange) -> dict[str, Any]:
-    if len(exchange.body) > JSON_ASIDE:  # files of a model
+    if len(exchange.body) > JSON_ASIDE:  # it may contain model files
         asked = await exchange.connection.watch.aside(_asked, exchange)
     else:
         asked = _asked(exchange)
@@ -308,19 +294,19 @@ async def _load_parameters(exchange: Exchange) -> dict[str, Any]:
     return found or {}
 
 
-async def _load(shell: Any, exchange: Exchange, route: Route) -> None:
-    await shell.load(route.model, await _load_parameters(exchange))
+async def _load(service: Any, exchange: Exchange, route: Route) -> None:
+    await service.load(route.model, await _load_parameters(exchange))
     _json(exchange, {})
 
 
-async def _unload(shell: Any, exchange: Exchange, route: Route) -> None:
-    await shell.unload(route.model, await _load_parameters(exchange))
+async def _unload(service: Any, exchange: Exchange, route: Route) -> None:
+    await service.unload(route.model, await _load_parameters(exchange))
     _json(exchange, {})
 
 
-async def _page(shell: Any, exchange: Exchange, route: Route) -> None:
+async def _page(service: Any, exchange: Exchange, route: Route) -> None:
     exchange.respond(200, [page.HTML], b"text/html; charset=utf-8", page.HEADERS)
 
 
-async def _icon(shell: Any, exchange: Exchange, route: Route) -> None:
+async def _icon(service: Any, exchange: Exchange, route: Route) -> None:
     exchange.respond(200, [page.ICON], b"image/svg+xml", _SAFE)

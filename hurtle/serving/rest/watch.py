@@ -1,4 +1,4 @@
-"""`Watch`: what the HTTP connections of one server share: a clock that ticks each second, and a thread."""
+"""`Watch`: shared by the HTTP connections of one server: a clock that ticks every second, and a thread."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ class Watched(Protocol):
     """A connection."""
 
     def check(self, tick: int) -> None:
-        """See whether the client takes too long."""
+        """End the connection if the client takes too long."""
 
 
 class Watch:
-    """One per server; it ticks while there are connections, so that none of them needs a timer.
+    """One per server. It ticks while there are connections, so that none of them needs a timer of its own.
 
     Attributes:
-        tick: Seconds, about; cheaper to ask for than the time.
-        date: For the header of that name.
+        tick: Seconds, roughly; cheaper to read than the time.
+        date: The value of the Date header.
     """
 
-    _of_shells: ClassVar[WeakKeyDictionary[Any, Watch]] = WeakKeyDictionary()
+    _of_services: ClassVar[WeakKeyDictionary[Any, Watch]] = WeakKeyDictionary()
 
     @classmethod
-    def of(cls, shell: Any) -> Watch:
-        """The watch of a server; call it on its event loop."""
-        found = cls._of_shells.get(shell)
+    def of(cls, service: Any) -> Watch:
+        """The watch of a service; call it on its event loop."""
+        found = cls._of_services.get(service)
         if found is None:
-            found = cls._of_shells[shell] = cls()
+            found = cls._of_services[service] = cls()
         return found
 
     def __init__(self) -> None:
@@ -44,11 +44,11 @@ class Watch:
         self._connections: set[Watched] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_ticking = False
-        # One thread: what large JSON takes while it is read, it takes once.
+        # One thread, so that only one large JSON body is in memory in parsed form.
         self._pool = ThreadPoolExecutor(1, "hurtle-http")
 
     def add(self, connection: Watched) -> None:
-        """Look after a connection."""
+        """Check a connection every second."""
         self._connections.add(connection)
         if not self._is_ticking:
             self._is_ticking = True
@@ -56,7 +56,7 @@ class Watch:
             self.loop.call_later(1.0, self._beat)
 
     def discard(self, connection: Watched) -> None:
-        """It has ended."""
+        """Check a connection no more."""
         self._connections.discard(connection)
 
     def _beat(self) -> None:
@@ -70,11 +70,11 @@ class Watch:
             self._is_ticking = False
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine, which looks after its own errors."""
+        """Run a coroutine that handles its own errors."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def aside(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Do in a thread what would hold up the event loop."""
+        """Run in the thread what would hold up the event loop."""
         return await self.loop.run_in_executor(self._pool, work, *arguments)

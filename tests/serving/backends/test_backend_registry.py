@@ -40,7 +40,7 @@ def test_plain_policies_run_natively_when_asked():
 def test_unknown_names_and_endings_suggest_the_nearest():
     with pytest.raises(UnknownNameError, match="Did you mean torchscript"):
         backend_for("net.pt", {"backend": "torchscrip"})
-    with pytest.raises(HurtleError, match=r"What runs model\.onx\? Did you mean \.onnx"):
+    with pytest.raises(HurtleError, match=r"No backend runs model\.onx\. Did you mean \.onnx"):
         backend_for("model.onx", {})
     assert not can_serve("model.json")
 

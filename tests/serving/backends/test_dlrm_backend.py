@@ -184,11 +184,11 @@ def test_each_fault_is_told_apart_and_the_rest_is_joined():
 def test_files_that_are_no_model_are_refused(tmp_path, path):
     bad = tmp_path / "bad.dlrm.npz"
     bad.write_bytes(b"nothing")
-    with pytest.raises(HurtleError, match=r"no \.npz file"):
+    with pytest.raises(HurtleError, match=r"not an \.npz file"):
         open_backend(bad)
     weights = dict(np.load(path))
     np.savez(bad, **{**weights, "table_3": np.array([{"a": 1}], object)}, allow_pickle=True)
-    with pytest.raises(HurtleError, match=r"no \.npz file"):
+    with pytest.raises(HurtleError, match=r"not an \.npz file"):
         open_backend(bad)
     np.savez(bad, **{**weights, "top_1_weight": np.zeros((8, 5), np.float32)})
     with pytest.raises(HurtleError, match=r"'top_1_weight' must be floats of shape \[8, 24\], got float32 \[8, 5\]"):

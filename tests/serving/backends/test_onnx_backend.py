@@ -159,7 +159,7 @@ def test_weights_in_files_outside_of_the_models_folder_are_refused(tmp_path, loc
     for place in (tmp_path / "w.bin", folder / "w.bin"):
         place.write_bytes(np.arange(6, dtype=np.float32).tobytes())
     (folder / "link.bin").symlink_to(tmp_path / "w.bin")
-    with pytest.raises(HurtleError, match="outside of its own folder"):
+    with pytest.raises(HurtleError, match="outside its own folder"):
         open_backend(onnx_models.external(folder / "m.onnx", location))
     backend = open_backend(onnx_models.external(folder / "m.onnx", "w.bin"))
     np.testing.assert_array_equal(backend.infer(request(x=np.eye(3, dtype=np.float32)[:1]))["y"], [[0, 1]])

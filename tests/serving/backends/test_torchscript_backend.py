@@ -25,13 +25,6 @@ RNG = np.random.default_rng(0)
 X = {"name": "x", "datatype": "FP32", "shape": [-1, 3]}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def rows(count, size=3):
     return RNG.standard_normal((count, size)).astype(np.float32)
 
@@ -155,14 +148,14 @@ def test_a_model_that_is_no_batch_is_run_one_by_one_and_fails_with_its_last_word
         ({"inputs": [{**X, "datatype": "FLOAT"}]}, "inputs must be like"),
         ({"inputs": [{**X, "shape": [-2]}]}, "inputs must be like"),
         ({"inputs": []}, "inputs must be like"),
-        ({"inputs": [X, X]}, "names of their own"),
+        ({"inputs": [X, X]}, "distinct names"),
         ({"input": [X]}, "Did you mean inputs"),
         ({"inputs": [X], "batched": 3}, "batched must be true or false"),
         ({"inputs": [X], "optional": "x"}, "optional must be a list"),
         ({"inputs": [X], "state": [["a"]]}, "state must be like"),
-        ({"inputs": [{**X, "datatype": "BYTES"}]}, "no tensors of text"),
+        ({"inputs": [{**X, "datatype": "BYTES"}]}, "no string tensors"),
         ({"inputs": [X, {**X, "name": "y"}, {**X, "name": "z"}]}, "forward takes x"),
-        ({"inputs": [{**X, "shape": [-1, 7]}]}, "write its outputs down"),
+        ({"inputs": [{**X, "shape": [-1, 7]}]}, "specify them too"),
     ],
 )
 def test_what_is_written_down_wrong_is_explained(tmp_path, lists, words):
@@ -184,10 +177,10 @@ def test_pickles_are_refused_and_never_loaded(tmp_path, monkeypatch):
     path = tmp_path / "net.pt"
     for options in ({}, {"_use_new_zipfile_serialization": False}):
         torch.save({"bomb": Bomb()}, path, **options)
-        with pytest.raises(HurtleError, match="no TorchScript archive"):
+        with pytest.raises(HurtleError, match="not a TorchScript archive"):
             open_backend(path)
     path.write_bytes(pickle.dumps(Bomb()))
-    with pytest.raises(HurtleError, match="no TorchScript archive"):
+    with pytest.raises(HurtleError, match="not a TorchScript archive"):
         open_backend(path)
     with pytest.raises(HurtleError, match="Cannot read"):
         open_backend(tmp_path / "gone.pt")

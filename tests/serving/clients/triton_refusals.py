@@ -168,15 +168,13 @@ def _(s: Session) -> None:
     equal(len(errors), 3, "refused: one runs, two wait")
     for error in errors:
         equal(error.status(), "StatusCode.RESOURCE_EXHAUSTED" if s.is_grpc else "429")
-        names(error.message(), "slow", "2 requests wait")
+        names(error.message(), "slow", "2 requests are waiting")
     equal(sorted(int(one.as_numpy("y")[0, 0]) for one in found if one not in errors), [0, 1, 2])
 
 
 @only("grpc", "the client's timeout")
 def _(s: Session) -> None:
-    began = time.monotonic()
     s.fails("DEADLINE_EXCEEDED", lambda: s.client.infer("slow", s.number(), client_timeout=0.1))
-    assert time.monotonic() - began < 0.35
     time.sleep(0.4)
 
 
@@ -200,19 +198,22 @@ def _(s: Session) -> None:
 def _(s: Session) -> None:
     answers: queue.Queue[Any] = queue.Queue()
     with s.connect() as client:
-        running = []
+
+        def runs() -> int:
+            found = client.get_inference_statistics("slow", as_json=True)
+            return int(found["model_stats"][0].get("execution_count", 0))
+
+        before, running = runs(), []
         for n in range(3):
             running.append(client.async_infer("slow", s.number(n), lambda result, error: answers.put(error or result)))
             time.sleep(0.05)
         running[2].cancel()
-        error = answers.get(timeout=0.25)
-        equal(error.status(), "StatusCode.CANCELLED")
         running[1].cancel()
-        found = [answers.get(timeout=10) for _ in range(2)]
-        equal(sum(isinstance(one, InferenceServerException) for one in found), 1)
-        began = time.monotonic()
+        found = [answers.get(timeout=60) for _ in range(3)]
+        errors = [one for one in found if isinstance(one, InferenceServerException)]
+        equal([error.status() for error in errors], ["StatusCode.CANCELLED"] * 2)
         client.infer("slow", s.number())
-        assert time.monotonic() - began < 0.75, "what was cancelled has been run"
+        equal(runs() - before, 2, "what was cancelled has been run")
 
 
 @both("a server that drains")
@@ -223,7 +224,7 @@ def _(s: Session) -> None:
     assert client.is_server_live()
     assert not client.is_server_ready()
     assert not client.is_model_ready("sum_difference")
-    s.fails("UNAVAILABLE", lambda: client.infer("sum_difference", s.pair()), "about to stop")
+    s.fails("UNAVAILABLE", lambda: client.infer("sum_difference", s.pair()), "shutting down")
 
 
 @both("shared memory")

@@ -1,0 +1,192 @@
+"""Algorithms by name: each is a config and what makes its learner in each gear; found here, wherever it is defined.
+
+name or "my_algo.py:Class" → `Algorithm`. Ours are the files `algorithms/*_config.py`: nothing else lists them. Imports torch
+only when a learner is made, so that `hurtle train --help` stays fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, is_dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+from hurtle.contracts import Learner
+from hurtle.errors import HurtleError, UnknownNameError, UnsupportedError, did_you_mean
+from hurtle.ranges import at_least, between
+from hurtle.references import absolute_reference, is_reference, load_reference, reference_to
+from hurtle.trust import SIGNATURE, check_code, is_signed
+
+MakeLearner = Callable[..., Learner]
+"""Called as `make(policy, config, setup)`; raises `UnsupportedError` where it cannot learn for this policy."""
+
+
+@dataclass(frozen=True)
+class AlgorithmConfig:
+    """The settings that every algorithm on rollouts has; its own config adds to them."""
+
+    num_steps: Annotated[int, at_least(1)] = 128
+    """Steps per env and rollout."""
+    gamma: Annotated[float, between(0, 1)] = 0.99
+    """Discount of future rewards."""
+
+    def check(self, num_rows: int, is_recurrent: bool) -> None:
+        """Refuse settings that do not fit the envs or the policy.
+
+        Args:
+            num_rows: Envs times agents.
+            is_recurrent: Whether the policy has a memory.
+
+        Raises:
+            HurtleError: Names the settings and values that fit.
+        """
+        return
+
+
+@dataclass(frozen=True)
+class LearnerSetup:
+    """What a learner is made with besides policy and config.
+
+    Attributes:
+        seed: For minibatches and whatever else it draws.
+        rewards: The run's `RewardRule`; None leaves rewards as they are.
+        compiled: Run networks through `torch.compile`.
+        precision: "float32", "tf32" or "bf16", for matrix products on a GPU.
+        num_threads: Threads of compiled updates; None means all free cores.
+        graphs: The CUDA graphs shared with the collector, or None.
+        masked: Whether actions are masked, or agents come and go.
+    """
+
+    seed: int = 0
+    rewards: Any = None
+    compiled: bool = False
+    precision: str = "float32"
+    num_threads: int | None = None
+    graphs: Any = None
+    masked: bool = False
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A way to learn.
+
+    Attributes:
+        config: A frozen dataclass; its fields are settings of `hurtle.train`, flags and TOML keys.
+        learners: What makes its learner, by gear: a callable, or "module:name", which is imported when it is needed.
+            "general" is torch and always there; "native" and "device" are optional.
+        name: What the user calls it.
+    """
+
+    config: type
+    learners: Mapping[str, str | MakeLearner] = field(default_factory=dict)
+    name: str = ""
+
+    def make_learner(self, gear: str, policy: Any, config: Any, setup: LearnerSetup) -> Learner:
+        """The learner for a gear.
+
+        Raises:
+            UnsupportedError: There is none for this gear, policy or config.
+        """
+        make = self.learners.get(gear)
+        if make is None:
+            raise UnsupportedError(f"{self.name} has no update of its own for the {gear} gear")
+        if isinstance(make, str):
+            module, _, name = make.partition(":")
+            make = getattr(import_module(module), name)
+        return make(policy, config, setup)
+
+
+_KNOWN: dict[str, type] = {}
+"""Classes that the user passed in this process, by the name that their runs have."""
+_ALLOWED: set[str] = set()
+"""References to code that the user named, or has allowed a file to name."""
+
+
+def find_algorithm(name: str) -> Algorithm:
+    """The algorithm of a name, or of "my_algo.py:Reinforce" once `algorithm_name` was called with it.
+
+    Raises:
+        UnknownNameError: There is none; the message suggests the nearest.
+        TrustError: A file names this code, and the user has not allowed it.
+        HurtleError: The class is no learner, or has no `Config`.
+    """
+    name = absolute_reference(name)
+    if name in _KNOWN:
+        return _of_class(_KNOWN[name], name)
+    if is_reference(name):
+        check_code("A file", {"algorithm": name}, name in _ALLOWED)
+        _KNOWN[name] = load_reference(name)
+        return _of_class(_KNOWN[name], name)
+    if name not in algorithm_names():
+        raise UnknownNameError(f"No algorithm {name!r}. {did_you_mean(str(name), algorithm_names())}")
+    found: Algorithm = import_module(f"hurtle.algorithms.{name}_config").ALGORITHM
+    return Algorithm(found.config, found.learners, name)
+
+
+@cache
+def algorithm_names() -> tuple[str, ...]:
+    """Our algorithms: the files `algorithms/NAME_config.py`."""
+    return tuple(sorted(file.stem.removesuffix("_config") for file in Path(__file__).parent.glob("*_config.py")))
+
+
+def algorithm_name(algorithm: str | type) -> str:
+    """The name that settings have for an algorithm of the user's, which may run from here on.
+
+    Args:
+        algorithm: A name, "my_algo.py:Reinforce", or a class. A class that no other process can find, such as one defined in a
+            function, is known by its own name for the rest of this process: pass it again to resume its run.
+    """
+    if isinstance(algorithm, str):
+        name = absolute_reference(algorithm)
+        _ALLOWED.add(name)
+        return name
+    try:
+        name = reference_to(algorithm)
+    except UnknownNameError:
+        name = algorithm.__name__
+    _of_class(algorithm, name)
+    _KNOWN[name] = algorithm
+    return name
+
+
+def short_name(algorithm: str) -> str:
+    """An algorithm's name without its file, for titles and folders.
+
+    Example:
+        >>> short_name("/home/me/my_algo.py:Reinforce"), short_name("ppo")
+        ('reinforce', 'ppo')
+    """
+    return algorithm.rpartition(":")[2].lower()
+
+
+def allow_algorithm(source: Any, settings: Mapping[str, Any], trust: bool) -> None:
+    """Let the algorithm run that a file names, if the user trusts the file or has signed it.
+
+    Args:
+        source: The file.
+        settings: Its settings, flat.
+        trust: The user said that it may name code.
+
+    Raises:
+        TrustError: Names the file and the code.
+    """
+    if "algorithm" in settings:
+        signature = settings.get(SIGNATURE)
+        trusted = trust or is_signed(settings, signature)
+        check_code(source, {"algorithm": settings["algorithm"]}, trusted, signature)
+        algorithm_name(settings["algorithm"])
+
+
+def _of_class(cls: Any, name: str) -> Algorithm:
+    config = getattr(cls, "Config", None)
+    if not (isinstance(config, type) and is_dataclass(config) and callable(getattr(cls, "update", None))):
+        raise HurtleError(
+            f"{name} is not an algorithm: it needs `update(rollout, progress)` and a dataclass `Config` with its settings; "
+            "see docs/algorithms.md."
+        )
+    for setting in ("num_steps", "gamma"):
+        if not hasattr(config, setting):
+            raise HurtleError(f"{name}.Config needs a field {setting} with a default: derive it from AlgorithmConfig.")
+    return Algorithm(config, {"general": cls}, name)

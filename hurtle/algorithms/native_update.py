@@ -1,0 +1,334 @@
+"""`NativeUpdate`: minibatch updates of an MLP policy in compiled code, on all cores; PPO and A2C use it.
+
+rollout, order of steps → `kernels.cpu.update.learn` on every thread → weights, metrics. Torch's parameters stay the truth: they
+are views of one flat buffer, which is packed for the kernels before an update and unpacked after it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hurtle.algorithms.a2c_config import A2CConfig
+from hurtle.algorithms.ppo import METRICS
+from hurtle.algorithms.ppo_config import PPOConfig
+from hurtle.buffers.rollout import Rollout
+from hurtle.contracts import Weights
+from hurtle.errors import NonFiniteError, UnsupportedError
+from hurtle.kernels.cpu import network
+from hurtle.kernels.loader import load_kernels
+from hurtle.kernels.optimizers import BETAS, FlatParameters, Optimizers, loaded_moments, saved_moments
+from hurtle.native.batch_arrays import aligned_zeros
+from hurtle.native.build import COMPILING
+from hurtle.native.threads import ShardThreads, thread_count
+from hurtle.policies.native_plan import PLAIN, NetworkPlan, plan_for
+from hurtle.policies.policy import Policy
+
+CALL_SECONDS = 0.1
+"""Longest call without the GIL, so that Ctrl-C works."""
+MOST_SUMMED, MOST_COPIED = 4, 1 << 16
+"""With at most so many shards and weights, each thread sums and steps all of them instead of a part."""
+ROLLOUT_FIELDS = ("inputs", "actions", "masks", "log_probs", "values", "advantages", "returns")
+OPTIMIZERS = {"adam": 0, "adamw": 1, "rmsprop": 2}
+
+
+class Packed:
+    """A flat tensor of all parameters (or of a moment of each), and a copy in the kernels' layout."""
+
+    def __init__(self, plan: NetworkPlan, flat: Tensor):
+        self._plan, self.flat = plan, flat.numpy()
+        self.packed = aligned_zeros((plan.packed_size,), np.float32)
+
+    def pack(self, transposed: bool = False) -> None:
+        """Flat → packed."""
+        self._plan.pack(self.flat, self.packed, transposed)
+
+    def unpack(self) -> None:
+        """Packed → flat."""
+        self._plan.unpack(self.packed, self.flat)
+
+
+class Order(NamedTuple):
+    """The steps of several minibatches."""
+
+    steps: Tensor
+    """Flat indices into the rollout, minibatch after minibatch."""
+    sizes: np.ndarray
+    """Steps in each minibatch; none is 0."""
+    importance: Tensor | None = None
+    """Importance weight of each step."""
+
+
+class NativeUpdate:
+    """The compiled update of one policy.
+
+    Args:
+        policy: Its parameters become views of one buffer.
+        config: The settings of the optimizer and the loss.
+        num_threads: None means all free cores.
+
+    Raises:
+        UnsupportedError: The kernels do not support this policy or optimizer.
+    """
+
+    def __init__(self, policy: Policy, config: PPOConfig | A2CConfig, num_threads: int | None = None):
+        if config.optimizer not in OPTIMIZERS:
+            raise UnsupportedError(f"its optimizer is {config.optimizer}")
+        self.plan = plan_for(policy)
+        self.policy, self.config = policy, config
+        # The name, settings and file format of the optimizer; torch's own is never made.
+        self.optimizer = Optimizers(config.optimizer, policy, config.learning_rate, config.adam_eps, config.weight_decay)
+        self._threads = thread_count(num_threads, load_kernels().update.MAX_SHARDS)
+        self._kernels: Any = load_kernels().update
+        self._workers: ShardThreads | None = None
+        self._barrier = load_kernels().sync.new_barrier()
+        self._pace = 0.0  # seconds a step of a minibatch takes
+        self.steps = 0  # of the optimizer
+        self._job = np.zeros(1, self._kernels.JOB)
+        self._kept: dict[str, np.ndarray] = {}  # what the job points to
+        self._fields: dict[str, Tensor] = {}  # fields of the last rollout
+        self._known: list[Any] = []  # their addresses and shapes
+        self._lists = False  # whether the observations may be sparse, so that their non-zeros are listed
+        self._listed_rows = 0
+        self._listed_dtype: torch.dtype | None = None
+        self._seen: Tensor | None = None  # observations as the network's numbers, where they are not that already
+        self.parameters = FlatParameters(policy, has_gradients=False)
+        self._packed = Packed(self.plan, self.parameters.values)
+        self._buffers = tuple(policy.buffers())
+        self._written = np.full_like(self._packed.flat, np.nan)  # what was packed or unpacked last
+        self._moments: dict[str, Packed] = {}
+        self._use_moments(torch.zeros_like(self.parameters.values), torch.zeros_like(self.parameters.values))
+        self._describe_network()
+
+    def _use_moments(self, first: Tensor, second: Tensor) -> None:
+        """Moments are packed here; in checkpoints they are what torch's optimizers have there."""
+        for field, flat in (("first_moments", first), ("second_moments", second)):
+            self._moments[field] = Packed(self.plan, flat)
+            self._moments[field].pack()
+            self._keep(field, self._moments[field].packed)
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Set the learning rate of all parameters."""
+        self.optimizer.set_learning_rate(learning_rate)
+
+    def weights(self, version: int) -> Weights:
+        """See `Learner.weights`; the learner's own memory."""
+        self.parameters.refresh()
+        return Weights(self.parameters.values, version, self._buffers, self.policy)
+
+    def state_dict(self) -> dict[str, Any]:
+        """In the format of `Optimizers.state_dict`, so that a run can change gears."""
+        for moment in self._moments.values():
+            moment.unpack()
+        views = [self.parameters.views(torch.from_numpy(moment.flat)) for moment in self._moments.values()]
+        return saved_moments(self.optimizer, self.steps, *views)
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continue with saved moments."""
+        self.steps, *moments = loaded_moments(self.optimizer, saved)
+        self._use_moments(*(torch.cat([part.flatten() for part in moment]) for moment in moments))
+
+    def learn(self, rollout: Rollout, order: Order, **settings: Any) -> np.ndarray:
+        """Learn from minibatches in turn.
+
+        Args:
+            rollout: Advantages computed.
+            order: Which steps make the minibatches.
+            settings: Fields of `kernels.cpu.update.JOB` that the config does not give: those of the clipped loss.
+
+        Returns:
+            The results of each minibatch, `[minibatches, RESULTS]`.
+
+        Raises:
+            NonFiniteError: A loss or gradient is not finite; the weights are those before that minibatch.
+        """
+        count, job = len(order.sizes), self._job[0]
+        bounds = np.zeros(count + 1, np.int64)
+        np.cumsum(order.sizes, out=bounds[1:])
+        results = np.full((count, self._kernels.RESULTS), np.nan, np.float32)
+        self._keep("bounds", bounds)
+        self._keep("results", results)
+        self._keep("order", order.steps.numpy())
+        if order.importance is not None:
+            self._keep("importance", order.importance.numpy())
+        self._describe_rollout(rollout)
+        for name in ("learning_rate", "eps", "weight_decay"):
+            job[name] = getattr(self.optimizer, name)
+        for name, value in settings.items():
+            job[name] = value
+        job["normalizes"] = self.config.normalize_advantages
+        for name in ("value_coef", "entropy_coef", "max_grad_norm"):
+            job[name] = getattr(self.config, name)
+        job["minibatches"], job["steps_before"], job["has_importance"] = count, self.steps, order.importance is not None
+        job["done"] = 0
+        self._pack_weights()
+        try:
+            done = self._run(count, bounds)
+        finally:  # also after Ctrl-C: weights, moments and their count belong together
+            self.steps += int(job["done"])
+            self._packed.unpack()
+            self._written[:] = self._packed.flat
+        if done < count:
+            loss = dict(zip(METRICS, results[done].tolist(), strict=True))
+            raise NonFiniteError(f"The loss or its gradient is not finite: {loss}. Try a lower learning_rate.")
+        return results
+
+    def _run(self, count: int, bounds: np.ndarray) -> int:
+        """Call the kernel on every thread, a slice of minibatches at a time."""
+        largest = int(np.diff(bounds).max(initial=1))
+        rows = self._kernels.shard_rows(largest, self.plan.trained_size, self._lists)
+        shards = -(-largest // rows)
+        self._job[0]["shard_rows"], self._job[0]["num_shards"] = rows, shards
+        threads = max(1, min(self._threads, shards))
+        self._make_room(shards, threads)
+        if threads > 1 and (self._workers is None or len(self._workers.shards) != threads):
+            self.close()
+            self._workers = ShardThreads(threads, threads)
+        done = 0
+        while done < count:
+            size = int(CALL_SECONDS / (self._pace * largest)) if self._pace else 1
+            last = min(count, done + max(1, size))
+            began = time.perf_counter()
+            finished = self._call(done, last, threads)
+            self._pace = (time.perf_counter() - began) / max(1, int(bounds[last] - bounds[done]))
+            done += finished
+            if done < last:
+                break
+        return done
+
+    def _make_room(self, shards: int, threads: int) -> None:
+        """Memory for the gradients of the shards, and for the copies of the threads, where they have some."""
+        plan, kernels = self.plan, self._kernels
+        self._job[0]["has_copies"] = has_copies = threads > 1 and shards <= MOST_SUMMED and plan.trained_size <= MOST_COPIED
+        sizes = {"gradients": (1 + has_copies) * shards * (plan.trained_size + kernels.STATS)}
+        if has_copies:
+            size = kernels.copy_size(plan.packed_size, plan.trained_size, int(self._job[0]["num_blocks"]))
+            sizes["copies"] = (threads - 1) * size
+        for name, size in sizes.items():
+            if name not in self._kept or len(self._kept[name]) < size:
+                self._keep(name, aligned_zeros((size,), np.float32))
+
+    def _call(self, first: int, last: int, threads: int) -> int:
+        kernel = self._kernels.learn
+        if not kernel.signatures:
+            with COMPILING:
+                kernel(self._job, 0, 0, 0, 1)
+        if threads == 1:
+            return kernel(self._job, first, last, 0, 1)
+        assert self._workers is not None
+        try:
+            return min(self._workers.run(lambda low, _: kernel(self._job, first, last, low, threads), self._abort))
+        except BaseException:
+            self._barrier[:] = 0
+            raise
+
+    def _abort(self) -> None:
+        self._barrier[load_kernels().sync.ABORTED] = 1
+
+    def _pack_weights(self) -> None:
+        """Pack the weights again if torch's parameters were changed elsewhere."""
+        self.parameters.refresh()
+        if not np.array_equal(self._packed.flat, self._written):
+            self._packed.pack(transposed=True)
+            self._written[:] = self._packed.flat
+
+    def _keep(self, name: str, array: np.ndarray) -> None:
+        """Give the job the address of an array, and keep it alive."""
+        self._kept[name] = array
+        self._job[0][name] = array.ctypes.data
+
+    def _describe_network(self) -> None:
+        plan, job, update = self.plan, self._job[0], self._kernels
+        blocks = _blocks(plan, update.BLOCK)
+        size = plan.trained_size + update.STATS
+        self._keep("weights", self._packed.packed)
+        self._keep("total", aligned_zeros((size,), np.float32))
+        self._keep("norms", aligned_zeros((len(blocks),), np.float32))
+        self._keep("layers", plan.layers)
+        self._keep("blocks", blocks)
+        self._keep("nvec", plan.nvec)
+        self._keep("barrier", self._barrier)
+        job["num_layers"], job["num_blocks"] = len(plan.layers), len(blocks)
+        for name in job.dtype.names:
+            if hasattr(plan, name) and name not in self._kept:
+                job[name] = getattr(plan, name)
+        kernels = load_kernels()
+        with COMPILING:
+            job["forward"], job["backward"] = kernels.network.addresses()
+            job["score"] = kernels.head_calls.score_address(plan.head_kind)
+            job["gradient"] = kernels.head_calls.gradient_address(plan.head_kind)
+        job["num_choices"] = len(plan.nvec)
+        name = self.optimizer.name
+        job["optimizer"], (job["beta1"], job["beta2"]) = OPTIMIZERS[name], BETAS[name]
+        job["action_size"] = math.prod(self.policy.head.action_shape)
+        job["scratch_size"] = kernels.heads.scratch_size(plan.head_kind, plan.nvec)
+
+    def _describe_rollout(self, rollout: Rollout) -> None:
+        """Give the job the addresses of the rollout's fields, after checking their shapes and dtypes."""
+        job, fields = self._job[0], {name: getattr(rollout, name) for name in ROLLOUT_FIELDS}
+        known = [(field.data_ptr(), field.shape, field.dtype) for field in fields.values() if field is not None]
+        if known != self._known:
+            rollout.check_fields(self.policy, fields)
+            actions = "ints" if rollout.actions.dtype == torch.int64 else "floats"
+            for name, field in fields.items():
+                if field is not None and name != "inputs":
+                    job[actions if name == "actions" else name] = field.data_ptr()
+            job["has_masks"], job["rollout_size"] = rollout.masks is not None, rollout.valid.numel()
+            self._known, self._fields = known, fields
+        job["list_length"] = self._list_inputs(rollout.inputs)
+        if not job["list_length"]:
+            obs = rollout.inputs
+            if self.plan.input_kind != PLAIN or obs.dtype != torch.float32:
+                body: Any = self.policy.network.actor_body
+                obs = self._seen = body.input(obs.flatten(0, 1)).contiguous()
+            job["inputs"] = obs.data_ptr()
+
+    def _list_inputs(self, obs: Tensor) -> int:
+        """List the non-zeros of the observations; returns the length of a row's list, or 0 if there are too many."""
+        length, rows = self.plan.listed_inputs(obs.dtype), obs.shape[0] * obs.shape[1]
+        self._lists = length > 0
+        if not length:
+            return 0
+        sparse = load_kernels().sparse
+        if self._listed_rows != rows:
+            self._listed_rows, (values, lists) = rows, sparse.list_memory(rows, length)
+            self._keep("listed_values", values)
+            self._keep("lists", lists)
+        values, lists = self._kept["listed_values"], self._kept["lists"]
+        low, span = self.plan.low, self.plan.range if self.plan.scales else self.plan.range[:0]
+        numbers, inputs = obs.flatten().numpy(), self.plan.num_inputs
+        arguments = (inputs, low, span, values, lists[rows:], lists, length)
+        if self._listed_dtype != obs.dtype:
+            with COMPILING:
+                sparse.list_rows(numbers, 0, *arguments)
+            self._listed_dtype = obs.dtype
+        found = sparse.list_rows(numbers, rows, *arguments)
+        return length if found else 0
+
+    def close(self) -> None:
+        """Stop the helper threads."""
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+
+
+def _blocks(plan: NetworkPlan, size: int) -> np.ndarray:
+    """The trained weights in blocks: start, length; for weights that have a transposed copy, the layer, panel and its rows."""
+    blocks: list[tuple[int, ...]] = []
+    for n, layer in enumerate(plan.layers):
+        inputs, stride, width = (int(layer[column]) for column in (network.INPUTS, network.STRIDE, network.PANEL_WIDTH))
+        own = n if layer[network.TRANSPOSED] >= 0 else -1
+        for panel in range(stride // width):
+            for first in range(0, inputs, max(1, size // width)):
+                last = min(inputs, first + max(1, size // width))
+                start = layer[network.WEIGHT] + (panel * inputs + first) * width
+                blocks.append((start, (last - first) * width, own, panel, first, last))
+        blocks.append((layer[network.BIAS], stride, -1, 0, 0, 0))
+    if plan.log_stds:
+        blocks.append((plan.log_std_at, plan.log_stds, -1, 0, 0, 0))
+    return np.array(blocks, np.int64)

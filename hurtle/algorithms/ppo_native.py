@@ -1,0 +1,115 @@
+"""PPO with compiled epochs: the same minibatches, loss and optimizers as in torch, in one call for many minibatches.
+
+rollout → order of steps → `NativeUpdate.learn` → METRICS. What PPO is stands in ppo.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hurtle.algorithms.algorithm import LearnerSetup
+from hurtle.algorithms.native_update import NativeUpdate, Order
+from hurtle.algorithms.ppo import METRICS, PPO, Annealed, Epochs, MinibatchOrder, correct_advantages
+from hurtle.algorithms.ppo_config import PPOConfig
+from hurtle.buffers.rollout import Rollout
+from hurtle.contracts import Weights
+from hurtle.policies.policy import Policy
+
+
+def native_ppo(policy: Policy, config: PPOConfig, setup: LearnerSetup | None = None) -> PPO:
+    """PPO with the compiled update.
+
+    Raises:
+        UnsupportedError: The kernels do not support this policy or optimizer.
+    """
+    setup = setup or LearnerSetup()
+    return PPO(policy, config, setup, epochs=NativeEpochs(policy, config, setup.num_threads))
+
+
+class NativeEpochs(Epochs):
+    """Epochs in compiled code, for MLP policies on the CPU."""
+
+    def __init__(self, policy: Policy, config: PPOConfig, num_threads: int | None = None):
+        self.policy, self.config = policy, config
+        self.native = NativeUpdate(policy, config, num_threads)
+
+    def run(self, rollout: Rollout, order: MinibatchOrder, now: Annealed, count: int) -> Tensor:
+        """See `Epochs.run`; several epochs are one call unless something is drawn for each."""
+        config = self.config
+        self.native.set_learning_rate(now.learning_rate)
+        together = 1 if config.vtrace or order.by_segments else count
+        seen: list[Tensor] = []
+        for _ in range(0, count, together):
+            if config.vtrace:
+                correct_advantages(self.policy, rollout, config, None)
+            if order.by_segments:
+                steps = _steps_of_segments(rollout, order.epoch(rollout, now.priority_beta))
+            else:
+                steps = _order_of_steps(rollout, order, together)
+            if len(steps.steps):  # else only steps of absent agents
+                found = self.native.learn(
+                    rollout, steps, clips=True, clips_values=config.clip_values, clip_range=now.clip_range
+                )
+                seen.append(torch.from_numpy(found))
+        return torch.cat(seen) if seen else torch.zeros(0, len(METRICS))
+
+    def weights(self, version: int) -> Weights:
+        """See `Learner.weights`."""
+        return self.native.weights(version)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's moments."""
+        return self.native.state_dict()
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continue with saved moments."""
+        self.native.load_state_dict(saved)
+
+    def close(self) -> None:
+        """Stop the helper threads."""
+        self.native.close()
+
+
+def _order_of_steps(rollout: Rollout, order: MinibatchOrder, epochs: int) -> Order:
+    """The steps of several epochs, each as `MinibatchOrder.epoch` draws it."""
+    valid, config, size = None if rollout.all_valid else rollout.valid_steps(), order.config, rollout.num_valid
+    drawn = torch.empty((epochs, size), dtype=torch.int64)
+    for epoch in range(epochs):
+        if config.shuffle:
+            torch.randperm(size, generator=order.generator, out=drawn[epoch])
+        else:
+            torch.arange(size, out=drawn[epoch])
+    steps = drawn.flatten() if valid is None else valid[drawn.flatten()]
+    return Order(steps, _minibatch_sizes(size, config.minibatch_size, epochs))
+
+
+@lru_cache(maxsize=8)
+def _minibatch_sizes(size: int, minibatch_size: int, epochs: int) -> np.ndarray:
+    """How many steps each minibatch has, as `tensor_split` divides them."""
+    count = max(1, -(-size // minibatch_size))
+    each, larger = divmod(size, count)
+    sizes = np.tile(np.repeat([each + 1, each], [larger, count - larger]), epochs)
+    sizes = sizes[sizes > 0]
+    sizes.setflags(write=False)
+    return sizes
+
+
+def _steps_of_segments(rollout: Rollout, drawn: Iterable[tuple[Tensor, Tensor | None]]) -> Order:
+    """Segments as the flat indices of their valid steps, time-major, with a weight for each."""
+    valid = rollout.valid.flatten()
+    times = torch.arange(rollout.num_steps).unsqueeze(1) * rollout.num_rows
+    steps, importance = [], []
+    for rows, weights in drawn:
+        every = (times + rows).flatten()
+        kept = valid[every]
+        steps.append(every[kept])
+        assert weights is not None
+        importance.append(weights.repeat(rollout.num_steps)[kept].float())
+    sizes = np.array([len(part) for part in steps])
+    return Order(torch.cat(steps), sizes[sizes > 0], torch.cat(importance))

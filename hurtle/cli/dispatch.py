@@ -1,0 +1,96 @@
+"""`main`: the verb's name → its function, with the arguments parsed; errors → exit codes.
+
+Verbs import what they need when they run: `hurtle --help` and `hurtle envs` load no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Callable
+
+import tyro
+
+from hurtle import __version__
+from hurtle.cli.bench import bench
+from hurtle.cli.envs import envs
+from hurtle.cli.eval import evaluate
+from hurtle.cli.export import export
+from hurtle.cli.options import number_parser
+from hurtle.cli.sanity import sanity
+from hurtle.cli.watch import watch
+from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
+
+
+def train() -> None:
+    """Train a policy, or resume a run: hurtle train cartpole."""
+
+
+def serve() -> None:
+    """Serve models over gRPC and REST: hurtle serve policy.onnx."""
+
+
+VERBS: dict[str, Callable[..., int | None]] = {
+    "train": train,
+    "eval": evaluate,
+    "watch": watch,
+    "export": export,
+    "serve": serve,
+    "sanity": sanity,
+    "envs": envs,
+    "bench": bench,
+}
+"""`train` and `serve` are listed here for the help; their flags and defaults depend on other arguments and files, so that
+they parse their arguments themselves."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments == ["--version"]:
+        print(f"hurtle {__version__}")
+        return 0
+    try:
+        return _run(arguments) or 0
+    except HurtleError as error:
+        print(f"hurtle: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        if not _output_is_closed():
+            raise
+        return 141
+
+
+def _run(arguments: list[str]) -> int | None:
+    verb = arguments[0] if arguments else "--help"
+    if not verb.startswith("-") and verb not in VERBS:
+        raise UnknownNameError(f"No verb {verb!r}. {did_you_mean(verb, VERBS)}")
+    if verb == "train":
+        from hurtle.cli.train import run_train
+
+        return run_train(arguments[1:])
+    if verb == "serve":
+        from hurtle.cli.serve import run_serve
+
+        return run_serve(arguments[1:])
+    return tyro.extras.subcommand_cli_from_dict(
+        VERBS,
+        prog="hurtle",
+        description=f"Hurtle {__version__}: reinforcement learning in Python at the speed of the hardware.",
+        args=arguments or ["--help"],
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+        registry=number_parser(arguments),
+    )
+
+
+def _output_is_closed() -> bool:
+    """Whether the reader of standard output, such as `head`, has gone; if so, later output is discarded."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    if not poll.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True

@@ -1,0 +1,291 @@
+"""`hurtle train`: the command line → `hurtle.train`. Flags, defaults and help come from the settings dataclasses.
+
+arguments → algorithm → ENV → its settings (preset, TOML file, or the run to resume) → flags on top → train.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from dataclasses import is_dataclass, make_dataclass
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, get_origin
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from hurtle.algorithms.algorithm import algorithm_name, allow_algorithm
+from hurtle.errors import HurtleError
+from hurtle.runners.presets import preset_for
+from hurtle.runners.settings import (
+    Settings,
+    TrainConfig,
+    allow_algorithm_of_file,
+    check_settings,
+    check_settings_file,
+    make_settings,
+    read_settings_file,
+    setting_types,
+    settings_from_dict,
+    settings_to_dict,
+    unknown_setting,
+)
+from hurtle.runners.values import shown
+
+_EXAMPLES = """\
+  hurtle train cartpole
+  hurtle train CartPole-v1 --total-steps 200_000 --clip-range 0.1
+  hurtle train my_env.py:MyEnv --config my.toml
+  hurtle train cartpole --algorithm my_algo.py:Reinforce
+  hurtle train --resume runs/cartpole-ppo-0-20260101-120000"""
+
+# The help shows the settings of TrainConfig in these groups; the policy and the algorithm have groups of their own.
+_GROUPS = {
+    "Run": "algorithm total_steps seed device stop_at_return fine_tune preset gear compile precision threads",
+    "Envs": "num_envs backend num_workers pool_batch_size step_timeout restart_workers env_parameters "
+    "unsafe normalize_observations observation_clip "
+    "reward_mode reward_clip",
+    "Results": "eval_every eval_episodes eval_sampled checkpoint_every keep_checkpoints runs name progress trackers",
+}
+_METAVARS = {"env_parameters": "NAME=VALUE", "fine_tune": "RUN", "name": "NAME"}  # where the default is empty
+_WIDTH = 32  # of the column with the flags
+
+
+def run_train(arguments: list[str]) -> int:
+    """Parse the arguments of `hurtle train` and train, or print the help; returns the exit code."""
+    given = [argument for argument in arguments if argument not in ("-h", "--help")]
+    wants_help = len(given) < len(arguments)
+    resume, config = _given(given, "--resume"), _given(given, "--config")
+    if resume:
+        _resume(given, resume, config, wants_help)
+        return 0
+    algorithm = algorithm_name(_given(given, "--algorithm"))
+    if config and not algorithm:
+        allow_algorithm_of_file(config, "--trust" in given)
+    in_file: dict[str, Any] = read_settings_file(config, algorithm) if config else {}
+    algorithm = algorithm or in_file.get("algorithm", "ppo")
+    base = settings_from_dict(in_file | {"algorithm": algorithm, "env": ""})
+    first = _parse(given, base)  # finds ENV; the second pass has its preset
+    env = first.train.env or in_file.get("env", "")
+    if not env and not wants_help:
+        raise HurtleError(
+            f"Which env? For example:\n{_EXAMPLES}\n`hurtle envs` lists the native ones, `hurtle train --help` the settings."
+        )
+    if env:
+        base = make_settings(env, {"algorithm": algorithm, "preset": first.train.preset}, config or None)
+    if wants_help:
+        _print_help(base)
+        return 0
+    settings = _settings(given, base)
+    if config:
+        check_settings_file(config, {*_flags(given), *(["env"] if first.train.env else [])}, "--trust" in given, algorithm)
+    _check_name(settings.train.env)
+    from hurtle.runners.training import train
+
+    train(**settings_to_dict(settings))
+    return 0
+
+
+def _check_name(env: str) -> None:
+    """Raise for an env that does not exist, before torch is imported; names that import a user's code are left to training."""
+    if ":" not in env:
+        from hurtle.envs.registry import resolve
+
+        resolve(env, {})
+
+
+def _resume(arguments: list[str], resume: str, config: str, wants_help: bool) -> None:
+    from hurtle.cli.options import find_run
+    from hurtle.tracking.run_folder import RunFolder
+
+    file = Path(resume)  # a checkpoint is RUN/checkpoints/step-….pt
+    folder = file.parent.parent if file.is_file() else Path(find_run(resume, _given(arguments, "--runs") or "runs"))
+    saved = RunFolder.open(folder).read_config()
+    allow_algorithm(folder / "config.toml", saved, "--trust" in arguments)
+    base = settings_from_dict(saved)
+    if wants_help:
+        _print_help(base)
+        return
+    if config:
+        raise HurtleError("--resume continues with the run's own settings: leave out --config.")
+    settings = _settings(arguments, base)
+    before, after = base.train.env, settings.train.env
+    if after != before:
+        raise HurtleError(
+            f"{resume} is a run on {before}: leave out {after!r} to continue it, "
+            f"or start from its weights: hurtle train {after} --fine-tune {resume}"
+        )
+    from hurtle.runners.training import train
+
+    # All flags, not only those that differ from config.toml: a resume that crashed before it saved has written them there.
+    values = settings_to_dict(settings)
+    overrides = {name: values[name] for name in _flags(arguments) if name in values}
+    if "--trust" in arguments:
+        overrides["trust"] = True
+    train(resume=resume if file.is_file() else str(folder), **overrides)
+
+
+def _given(arguments: list[str], flag: str) -> str:
+    """The value of one flag, before all flags are known; "" if it is not given."""
+    value = ""
+    for argument, following in zip_longest(arguments, arguments[1:], fillvalue=""):
+        name, equals, attached = argument.partition("=")
+        if name == flag:
+            value = attached if equals else following
+            if not value or (not equals and value.startswith("--")):
+                raise HurtleError(f"{flag} needs a value.")
+    return value
+
+
+def _flags(arguments: list[str]) -> dict[str, tuple[str | None, str]]:
+    """The given flags by the names of their settings: the value after "=", or None, and the next argument."""
+    found = {}
+    for argument, following in zip_longest(arguments, arguments[1:], fillvalue=""):
+        if argument.startswith("--"):
+            flag, equals, attached = argument.partition("=")
+            found[flag[2:].replace("-", "_").removeprefix("no_")] = (attached if equals else None, following)
+    return found
+
+
+def _settings(arguments: list[str], base: Settings) -> Settings:
+    """The settings of `base` with the given flags on top, checked."""
+    parsed, algorithm = _parse(arguments, base), base.train.algorithm
+    raw = vars(parsed.train) | vars(parsed.policy) | vars(parsed.algorithm)
+    changed: dict[str, Any] = {}
+    for name in filter(raw.__contains__, _flags(arguments)):  # without --config and --resume
+        try:
+            changed |= check_settings({name: raw[name]}, algorithm, spelling=_spelled)
+        except HurtleError as error:
+            raise HurtleError(f"{error}{_preset_value(name, base)}") from None
+    if changed.get("hidden_sizes") == ():
+        raise HurtleError(f"--hidden-sizes: give at least one width, such as 64 64.{_preset_value('hidden_sizes', base)}")
+    return settings_from_dict(settings_to_dict(base) | {"env": parsed.train.env} | changed)
+
+
+def _preset_value(name: str, base: Settings) -> str:
+    """A sentence with the value that the env's preset has for a setting, or "" if it has none."""
+    train = base.train
+    preset = preset_for(train.env, train.algorithm) if train.preset else {}
+    return f" The preset of {train.env} has {shown(check_settings(preset, train.algorithm)[name])}." if name in preset else ""
+
+
+def _check_form(arguments: list[str], types: dict[str, Any]) -> None:
+    """Refuse a switch with a value, and any other flag without one."""
+    for name, (attached, following) in _flags(arguments).items():
+        kind, flag = types.get(name), _spelled(name)
+        if kind is bool and (
+            attached is not None or following.lower() in ("true", "false", "yes", "no", "on", "off", "1", "0")
+        ):
+            raise HurtleError(f"{flag} is a switch: {flag} or {flag.replace('--', '--no-', 1)}, without a value.")
+        needs_one = kind not in (None, bool) and get_origin(kind) not in (tuple, dict)
+        if needs_one and (attached == "" or (attached is None and (not following or following.startswith("--")))):
+            raise HurtleError(f"{flag} needs a value.")
+
+
+def _parse(arguments: list[str], base: Settings) -> Settings:
+    """The settings of `base` with the given flags on top; their values are still text."""
+    _check_form(arguments, setting_types(base.train.algorithm))
+    parts = [("train", TrainConfig), ("policy", type(base.policy)), ("algorithm", type(base.algorithm))]
+    switch = tyro.conf.FlagCreatePairsOff[bool]
+    command = make_dataclass("Train", [*parts, ("config", str), ("resume", str), ("trust", switch)], frozen=True)
+    parsed: Any
+    parsed, unknown = tyro.cli(
+        command,
+        prog="hurtle train",
+        args=arguments,
+        default=command(base.train, base.policy, base.algorithm, "", "", False),
+        config=(tyro.conf.OmitArgPrefixes,),
+        registry=_registry(),
+        return_unknown_args=True,
+    )
+    for argument in unknown:
+        if argument.startswith("-"):
+            name = argument.partition("=")[0].lstrip("-").removeprefix("no-")
+            raise unknown_setting(name.replace("-", "_"), base.train.algorithm, spelling=_spelled)
+    if unknown:
+        raise HurtleError(f"One env at a time: {parsed.train.env}, and then {' '.join(unknown)}?")
+    return Settings(parsed.train, parsed.policy, parsed.algorithm)
+
+
+def _registry() -> ConstructorRegistry:
+    """Keeps values as text: they are parsed later, as in TOML and Python, so that 1e6 is an integer and errors read alike."""
+    registry = ConstructorRegistry()
+
+    @registry.primitive_rule
+    def rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+        if info.type is bool or is_dataclass(info.type):
+            return None  # --flag and --no-flag; a group of flags
+        several = get_origin(info.type) in (tuple, dict)
+        return PrimitiveConstructorSpec(
+            nargs="*" if several else 1,
+            metavar="VALUE ..." if several else "VALUE",
+            instance_from_str=lambda texts: texts if several else texts[0],
+            is_instance=lambda value: True,
+            str_from_instance=lambda value: shown(value).split() if several else [shown(value)],
+        )
+
+    return registry
+
+
+def _print_help(settings: Settings) -> None:
+    """One line per flag, with its default as the value, in groups."""
+    from rich.console import Console
+    from rich.text import Text
+
+    env = settings.train.env
+    console = Console(highlight=False)
+    say = partial(console.print, markup=False)
+    say(f"usage: hurtle train {env or 'ENV'} [--flag value ...]\n\n{_EXAMPLES}\n")
+    say(f"The values shown are the defaults{f', the preset of {env} included' if env and settings.train.preset else ''}.")
+    documents = {name: text for part in vars(settings).values() for name, text in field_documents(type(part)).items()}
+    title = (inspect.getdoc(type(settings.algorithm)) or "").splitlines()[0].rstrip(".")
+    groups = {group: names.split() for group, names in _GROUPS.items()}
+    groups |= {"Policy": list(vars(settings.policy)), title: list(vars(settings.algorithm))}
+    values = vars(settings.train) | vars(settings.policy) | vars(settings.algorithm)
+    rows = {
+        group: [(_flag(name, values[name]), documents[name] + _state(values[name])) for name in names]
+        for group, names in groups.items()
+    }
+    rows["Run"] += [
+        ("--config FILE", "A TOML file of settings, flat or in tables"),
+        ("--resume RUN", "Continue a run"),
+        ("--trust", "Run code named by the file of --config or --resume"),
+    ]
+    for group, lines in rows.items():
+        console.print(Text(f"\n{group}", style="bold"))
+        for flag, text in lines:
+            first, *others = textwrap.wrap(text, min(console.width, 110) - _WIDTH) or [""]
+            left = f"  {flag}".ljust(_WIDTH)
+            say(left + first if left.endswith(" ") else f"{left}\n{' ' * _WIDTH}{first}")
+            for line in others:
+                say(" " * _WIDTH + line)
+
+
+def _spelled(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _flag(name: str, value: Any) -> str:
+    """`--learning-rate 0.001`, `--[no-]shuffle`."""
+    if isinstance(value, bool):
+        return _spelled(name).replace("--", "--[no-]")
+    return f"{_spelled(name)} {shown(value) or _METAVARS.get(name, 'VALUE')}"
+
+
+def _state(value: Any) -> str:
+    return f" ({'on' if value else 'off'})" if isinstance(value, bool) else ""
+
+
+def field_documents(cls: type) -> dict[str, str]:
+    """The docstring of each field of a dataclass, inherited ones included, on one line, without the final full stop."""
+    found = {}
+    for owner in filter(is_dataclass, reversed(cls.__mro__)):
+        body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body  # type: ignore[attr-defined]
+        for statement, following in zip_longest(body, body[1:]):
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                is_text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+                found[statement.target.id] = " ".join(str(following.value.value if is_text else "").split()).rstrip(".")
+    return found

@@ -1,0 +1,195 @@
+"""`GeneralCollector`: any vector env × any torch policy, all envs in step.
+
+observations → policy → actions → env step → rollout, T times. Knows nothing of losses. It defines what every field of a rollout
+means; the other collectors are compared with it. Asynchronous pools have a collector of their own, see pool_collector.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+from torch import Tensor
+
+from hurtle.buffers.rollout import OUTCOMES, Done, Finals, Rollout
+from hurtle.collect.inference import Actor
+from hurtle.collect.rows import VecRows, episode_starts
+from hurtle.contracts import Collector, Episodes, Weights
+from hurtle.tracking.timing import Timer
+
+
+class GeneralCollector(Collector):
+    """Fills rollouts from a vector whose envs all step together.
+
+    Args:
+        vec: Any `gymnasium.vector.VectorEnv`, with SAME_STEP or NEXT_STEP autoreset.
+        actor: The policy, acting for the vector's rows.
+        seed: Env i gets seed + i.
+        timer: Where the time goes.
+    """
+
+    def __init__(self, vec: VectorEnv, actor: Actor, seed: int = 0, timer: Timer | None = None):
+        self.rows, self.actor = VecRows(vec), actor
+        self.vec: Any = vec
+        self.num_rows = self.rows.num_rows
+        self.resumes_exactly = hasattr(vec, "state_dict")
+        self.timer = timer or Timer()
+        self.steps = 0  # of each env
+        self._version, self._stopping = 0, False
+        self._seed = seed
+        self._obs: np.ndarray | None = None  # what to act on next; None before the first reset
+        self._mask: np.ndarray | None = None
+        self._present: np.ndarray | None = None
+        self._starts = np.ones(self.num_rows, np.bool_)  # rows whose next step starts an episode
+        self._resetting = np.zeros(self.num_rows, np.bool_)  # NEXT_STEP: rows whose next step is a reset
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether the env reports legal actions."""
+        self._begin()
+        return self._mask is not None
+
+    def new_rollout(self, num_steps: int) -> Rollout:
+        """A rollout that `collect` can fill."""
+        return Rollout(self.actor.policy, num_steps, self.num_rows, self.has_masks, str(self.actor.device))
+
+    def load_weights(self, weights: Weights) -> None:
+        """See `Collector.load_weights`."""
+        weights.copy_to(self.actor.policy)
+        self._version = weights.version
+
+    def request_stop(self) -> None:
+        """Make `collect` return at the next step."""
+        self._stopping = True
+
+    def collect(self, rollout: Rollout) -> Episodes | None:
+        """Fill the rollout with the next `num_steps` steps of every env; see `Collector.collect`."""
+        self._begin()
+        rows, actor, timer = self.rows, self.actor, self.timer
+        host = {name: actor.staging.host_array(getattr(rollout, name)) for name in OUTCOMES}
+        episodes: list[Episodes] = []
+        finals: list[tuple[int, np.ndarray, np.ndarray, tuple[Tensor, ...]]] = []  # step, rows, observations, memory
+        rollout.all_valid, rollout.done, rollout.version = True, Done.NOTHING, self._version
+        for part, now in zip(rollout.initial_state, actor.state, strict=True):
+            part.copy_(now)
+        for t in range(rollout.num_steps):
+            if self._stopping:
+                self._stopping = False
+                return None
+            with timer("copy"):
+                mask = self._store(rollout, host, t)
+                acting = self._acting()
+                host["valid"][t] = True if acting is None else acting
+                rollout.all_valid &= acting is None or bool(acting.all())
+            with timer("inference"):
+                actions, rollout.log_probs[t], rollout.values[t] = actor.act(rollout.inputs[t], mask, rollout.starts[t])
+                rollout.actions[t] = actions
+                for_env = rows.actions(actor.env_actions())
+            with timer("env"):
+                obs, rewards, terminated, truncated, infos = self.vec.step(for_env)
+            with timer("copy"):
+                self.steps += 1
+                rewards, terminated, truncated = rows.flat(rewards), rows.flat(terminated), rows.flat(truncated)
+                rows.check_finite("reward", rewards, self.steps)
+                if acting is not None:  # nothing happened to the others
+                    rewards, terminated, truncated = rewards * acting, terminated & acting, truncated & acting
+                host["rewards"][t], host["terminated"][t], host["truncated"][t] = rewards, terminated, truncated
+                ended = terminated | truncated
+                if (just_ended := rows.episodes(infos, rewards, ended, acting)) is not None:
+                    episodes.append(just_ended)
+                    cut = (truncated & ~terminated).nonzero()[0]
+                    if cut.size:
+                        final = rows.final_obs(infos, cut, rows.flat(obs))
+                        rows.check_finite("final observation", final, self.steps, cut)
+                        finals.append((t, cut, final, actor.state_of(cut)))
+                self._begin_episodes(host, t, rows.over(infos, ended, acting), ended, acting)
+                self._receive(obs, infos)
+        with timer("copy"):
+            self._finish(rollout, host, finals)
+        return Episodes.join(episodes)
+
+    def _begin(self) -> None:
+        if self._obs is None:
+            self._receive(*self.vec.reset(seed=self._seed))
+
+    def _receive(self, obs: Any, infos: dict[str, Any]) -> None:
+        self._obs = self.rows.flat(obs)
+        self._mask, self._present = self.rows.mask(infos), self.rows.present(infos)
+        self.rows.check_finite("observation", self._obs, self.steps)
+
+    def _store(self, rollout: Rollout, host: dict[str, np.ndarray], t: int) -> Tensor | None:
+        """Store what the policy is about to see; returns the mask of legal actions, if there is one."""
+        assert self._obs is not None
+        self.actor.store_obs(rollout.obs[t], rollout.inputs[t], self._obs)
+        host["starts"][t] = self._starts
+        staging = self.actor.staging
+        if not staging.shares_memory:
+            rollout.starts[t] = staging.to_device("starts", self._starts)
+        if rollout.masks is None:
+            return None
+        rollout.masks[t] = True if self._mask is None else staging.to_device("mask", self._mask)
+        return rollout.masks[t]
+
+    def _acting(self) -> np.ndarray | None:
+        """The rows for which the coming step counts; None: all."""
+        if not self.rows.next_step:
+            return self._present
+        return ~self._resetting if self._present is None else self._present & ~self._resetting
+
+    def _begin_episodes(
+        self, host: dict[str, np.ndarray], t: int, over: np.ndarray, ended: np.ndarray, acting: np.ndarray | None
+    ) -> None:
+        """Note which rows start an episode with the next step."""
+        found = episode_starts(self._starts, self._resetting, acting, ended, over, self.rows.next_step)
+        for row in found.left.nonzero()[0]:
+            host["terminated"][host["valid"][:t, row].nonzero()[0][-1:], row] = True
+        self._starts, self._resetting = found.starts, found.resetting
+
+    def _finish(self, rollout: Rollout, host: dict[str, np.ndarray], finals: list[Any]) -> None:
+        """Hand over what came after the last step, and whatever is still on the host."""
+        assert self._obs is not None
+        staging = self.actor.staging
+        rollout.last_obs.copy_(staging.to_device("obs", self._obs, rollout.obs.dtype))
+        rollout.last_starts.copy_(staging.to_device("starts", self._starts))
+        for part, now in zip(rollout.last_state, self.actor.state, strict=True):
+            part.copy_(now)
+        rollout.finals = rollout.new_finals(0, self.actor.policy)
+        if finals:
+            rollout.finals = Finals(
+                staging.to_device("final steps", np.concatenate([np.full(len(rows), t) for t, rows, _, _ in finals])),
+                staging.to_device("final rows", np.concatenate([rows for _, rows, _, _ in finals])),
+                staging.to_device("final obs", np.concatenate([obs for _, _, obs, _ in finals]), rollout.obs.dtype),
+                tuple(torch.cat(parts) for parts in zip(*(memory for *_, memory in finals), strict=True)),
+            )
+        if not staging.shares_memory:
+            for name, array in host.items():
+                getattr(rollout, name).copy_(staging.to_device(f"all {name}", array))
+
+    def state_dict(self, with_envs: bool = True) -> dict[str, Any]:
+        """See `Collector.state_dict`."""
+        saved = {"actor": self.actor.state_dict(), "steps": self.steps}
+        if with_envs and self.resumes_exactly:
+            self._begin()
+            saved |= {"envs": self.vec.state_dict(), "starts": self._starts.copy(), "resetting": self._resetting.copy()}
+        return saved
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """See `Collector.load_state_dict`."""
+        self.steps = saved["steps"]
+        exact = "envs" in saved and self.resumes_exactly
+        self.actor.load_state_dict(saved["actor"], with_state=exact)
+        if not exact:
+            self._seed, self._obs = self._seed + (self.steps + 1) * self.rows.num_envs, None
+            self._starts[:], self._resetting[:] = True, False
+            return
+        obs, infos = self.vec.reset(seed=self._seed)
+        self.vec.load_state_dict(saved["envs"])
+        self._receive(obs, infos)  # views of the arrays that were loaded just now
+        self._starts, self._resetting = saved["starts"], saved["resetting"]
+
+    def close(self, envs: bool = True) -> None:
+        """See `Collector.close`."""
+        if envs:
+            self.vec.close()

@@ -1,0 +1,469 @@
+"""`NativeCollector`: native envs × MLP policies, whole rollouts inside compiled code with the GIL released.
+
+weights → one call per thread and rollout → observations, actions, values, advantages in the rollout's own memory. Fills the
+same fields as `GeneralCollector`, which defines them. Knows nothing of losses.
+"""
+
+from __future__ import annotations
+
+import sys
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from hurtle.buffers.rollout import FIELDS, Done, Rollout
+from hurtle.collect.inference import Actor
+from hurtle.collect.postprocess import Postprocess
+from hurtle.collect.rollout_job import JOB, ROLLOUT
+from hurtle.collect.rows import VecRows
+from hurtle.contracts import Collector, Episodes, Weights
+from hurtle.errors import ActionError, HurtleError, NonFiniteError, UnsupportedError
+from hurtle.kernels import error_codes
+from hurtle.kernels.loader import load_kernels
+from hurtle.native.batch import PLAY_SECONDS, CpuBatch
+from hurtle.native.batch_arrays import address_struct, aligned_zeros
+from hurtle.native.bounds import OutOfBounds
+from hurtle.native.build import COMPILING, Program, build
+from hurtle.native.threads import SHARD_GRAIN, ShardThreads, thread_count
+from hurtle.policies.action_transform import ActionTransform
+from hurtle.policies.build import build_policy
+from hurtle.policies.native_plan import NetworkPlan, plan_for
+from hurtle.policies.policy import Policy
+from hurtle.policies.policy_config import PolicyConfig
+from hurtle.tracking.timing import Timer
+from hurtle.vector.native_pool import NativePool
+from hurtle.vector.native_vec import NativeVecEnv
+
+ROWS_PER_THREAD = 8
+"""With fewer, sharing cache lines costs more than another thread gains."""
+LARGE_ARRAYS = ("envs", "obs", "final_obs")
+
+
+class NativeCollector(Collector):
+    """Fills rollouts from native envs, without Python between the steps.
+
+    The same weights and seed give the actions of `GeneralCollector` (except where rounding tips one), on any number of threads.
+
+    Args:
+        vec: A `NativeVecEnv` on the CPU with SAME_STEP autoreset, as `hurtle.make_vec` makes it for native envs.
+        policy: An MLP policy on the CPU, or a `PolicyConfig` to build one for the vector's spaces. Its weights are copied;
+            `load_weights` brings new ones.
+        seed: Env i gets seed + i, and row n's actions are drawn from the stream of seed + n.
+        timer: Where the time goes.
+        postprocess: The learner's stage. Unless it scales rewards, advantages are computed here, in the same call.
+        num_threads: Each has a shard of the envs; None means all free cores, but at least 8 rows for each.
+
+    Raises:
+        HurtleError: Compiled code cannot run this vector or policy; says why.
+
+    Example:
+        >>> import hurtle
+        >>> collector = NativeCollector(hurtle.make_vec("cartpole", num_envs=8), PolicyConfig())
+        >>> rollout = collector.new_rollout(num_steps=32)
+        >>> episodes = collector.collect(rollout)
+        >>> rollout.obs.shape, rollout.values.shape
+        (torch.Size([32, 8, 4]), torch.Size([32, 8]))
+    """
+
+    def __init__(
+        self,
+        vec: NativeVecEnv,
+        policy: Policy | PolicyConfig,
+        seed: int = 0,
+        timer: Timer | None = None,
+        *,
+        postprocess: Postprocess | None = None,
+        num_threads: int | None = None,
+    ):
+        self._batch = _batch_of(vec)
+        self.vec, self.rows = vec, VecRows(vec)
+        if isinstance(policy, PolicyConfig):
+            policy = build_policy(policy, vec.agent_observation_space, vec.agent_action_space, seed=seed)
+        _check_spaces(vec, policy)
+        self.policy, self._plan = policy, _plan_of(policy)
+        self.num_rows = self.rows.num_rows
+        self.actor = Actor(policy, self.num_rows, seed)
+        self.timer = timer or Timer()
+        self.steps = 0  # of each env
+        self._version, self._stopping = 0, False
+        self._seed, self._begun = seed, False
+        stage = postprocess if postprocess is not None and postprocess.rewards.mode == "raw" else None
+        self._discounts = None if stage is None else (stage.gamma, stage.gae_lambda)
+        self._weights = aligned_zeros((self._plan.packed_size,), np.float32)
+        self.load_weights(Weights.of(policy))
+        self._starts = np.ones(self.num_rows, np.bool_)  # rows whose next step starts an episode
+        self._cuts = np.zeros(self.num_rows, np.int64)  # episodes of this rollout that were truncated
+        self._episodes = _EpisodeLog(vec, 0)
+        self._known: list[Any] = []  # addresses and shapes of the last rollout's fields
+        self._job = np.zeros(max(JOB.values()) + 1, np.int64)  # the arguments of compiled code, see rollout_job.JOB
+        self._kept: dict[str, np.ndarray] = {}  # arrays that the job points to and nobody else keeps alive
+        self._describe_envs()
+        self._describe_policy()
+        self._program = _compiled(vec, self._batch, self._job)
+        self._functions = self._program.functions
+        few = max(1, self.num_rows // ROWS_PER_THREAD)
+        self._threads = ShardThreads(self.rows.num_envs, thread_count(num_threads, self.rows.num_envs if num_threads else few))
+        self._shards = [_Shard(self._batch, self._starts, lo, hi) for lo, hi in self._threads.shards]
+        self._slice = 1  # steps of one call; their time sets the next
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether the env reports legal actions."""
+        return self.vec.native_spec.has_mask
+
+    @property
+    def num_weights(self) -> int:
+        """Elements of the flat weights that `load_weights` takes."""
+        return self._plan.num_weights
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that collect."""
+        return len(self._threads.shards)
+
+    def new_rollout(self, num_steps: int) -> Rollout:
+        """A rollout that `collect` can fill."""
+        return Rollout(self.policy, num_steps, self.num_rows, self.has_masks)
+
+    def load_weights(self, weights: Weights) -> None:
+        """See `Collector.load_weights`; the weights are copied.
+
+        Raises:
+            HurtleError: They have another size, dtype or layout.
+        """
+        flat, given = weights.flat, str(weights.flat.dtype).removeprefix("torch.")
+        if (tuple(flat.shape), given, flat.device.type) != ((self.num_weights,), "float32", "cpu") or not flat.is_contiguous():
+            raise HurtleError(
+                f"load_weights takes one contiguous float32 buffer of {self.num_weights} weights on the CPU, as "
+                f"Weights.of(policy) makes it; got {given} of shape {tuple(flat.shape)} on {flat.device}"
+                f"{'' if flat.is_contiguous() else ', with gaps'}."
+            )
+        weights.copy_to(self.policy)
+        self._plan.pack(flat.detach().numpy(), self._weights, transposed=False)
+        self._version = weights.version
+
+    def request_stop(self) -> None:
+        """Make `collect` return within about 0.1 s."""
+        self._stopping = True
+
+    def collect(self, rollout: Rollout) -> Episodes | None:
+        """Fill the rollout with the next `num_steps` steps of every env; see `Collector.collect`.
+
+        Raises:
+            NonFiniteError: An env gave NaN or infinity; names it and its step.
+            EnvIndexError: The env's code indexed an array out of bounds; names the author's line.
+            HurtleError: The rollout does not fit the vector, or is not on the CPU.
+        """
+        if not self.fill(rollout):
+            return None
+        with self.timer("copy"):
+            rollout.last_obs.copy_(torch.from_numpy(self._batch.arrays.obs).view_as(rollout.last_obs))
+            rollout.last_starts.copy_(torch.from_numpy(self._starts))
+            rollout.all_valid = not self.vec.native_spec.has_present or bool(rollout.valid.all())
+            rollout.done = Done.BOOTSTRAP if self._discounts is None else Done.BOOTSTRAP | Done.ADVANTAGES
+            rollout.version = self._version
+            return self._episodes.episodes()
+
+    def fill(self, rollout: Rollout) -> bool:
+        """Play `num_steps` steps into the rollout; False if asked to stop before the end."""
+        self._begin()
+        with self.timer("collect"):
+            self._describe_rollout(rollout)
+            self._cuts[:] = 0
+            rollout.finals.steps.fill_(-1)
+            done = 0
+            while done < rollout.num_steps and not self._stopping:
+                done += self._collect_slice(rollout, done)
+        self._stopping = False
+        return done == rollout.num_steps
+
+    def _begin(self) -> None:
+        self.vec.check_open()
+        if not self._begun:
+            obs, _ = self.vec.reset(seed=self._seed)
+            self._begun = True
+            self.rows.check_finite("observation", self.rows.flat(obs), self.steps)
+
+    def _collect_slice(self, rollout: Rollout, first: int) -> int:
+        """Take about 0.1 s worth of steps, at most to the end of the rollout. Returns the number of steps taken."""
+        size = min(self._slice, rollout.num_steps - first)
+        began = perf_counter()
+        arguments = {shard.lo: (shard.handle, shard.job(self._job), shard.actions) for shard in self._shards}
+
+        def job(lo: int, hi: int) -> int:
+            return self._functions.collect_envs(*arguments[lo], first, first + size, lo, hi)
+
+        try:
+            error_code = min(self._threads.run(job))
+        except OutOfBounds as error:
+            raise self._program.out_of_bounds(error) from None
+        finally:
+            self.steps += size
+            self.actor.steps += size
+        if error_code != error_codes.NO_ERROR:
+            self._refuse(rollout, error_code, self.steps - size - first)
+        self._slice = max(1, int(size * min(8.0, PLAY_SECONDS / (perf_counter() - began + 1e-9))))
+        return size
+
+    def _refuse(self, rollout: Rollout, error_code: int, steps: int) -> None:
+        """Raise the error behind a code; `steps` is the number of steps before this rollout."""
+        when, row = divmod(error_code, self.num_rows)
+        t, kind = divmod(when, error_codes.KINDS)
+        env, shape = row // self.rows.num_agents, self.vec.agent_observation_space.shape
+        assert shape is not None
+        if kind == error_codes.POLICY:
+            raise NonFiniteError(error_codes.policy_message(f"env {env} at its step {steps + t + 1}"))
+        if kind == error_codes.ACTION:
+            action, space = self._batch.actions[env], self._batch.spec.action_space
+            raise ActionError(f"Env {env} got the action {action!s}, which is not in {space}.")
+        what = error_codes.NAMES[kind]
+        if kind == error_codes.REWARD:
+            array = rollout.rewards[t].numpy()
+        else:
+            arrays = self._batch.arrays
+            array = (arrays.final_obs if kind == error_codes.FINAL_OBSERVATION else arrays.obs).reshape(-1, *shape)
+        self.rows.check_finite(what, array[row : row + 1], steps + t + 1, np.array([row]))
+
+    def _tell(self, **arrays: np.ndarray | Tensor | None) -> None:
+        """Write the addresses and sizes of arrays into the job; the caller keeps them alive. None means an empty array."""
+        for name, array in arrays.items():
+            place = JOB[name]
+            if isinstance(array, Tensor):
+                self._job[place], self._job[place + 1] = array.data_ptr(), array.numel()
+            elif array is not None:
+                self._job[place], self._job[place + 1] = array.ctypes.data, array.size
+            else:
+                self._job[place : place + 2] = 0
+
+    def _tell_numbers(self, **numbers: int) -> None:
+        self._job[[JOB[name] for name in numbers]] = list(numbers.values())
+
+    def _describe_envs(self) -> None:
+        arrays = {f"env_{name}": array for name, array in self._batch.arrays._asdict().items()}
+        self._tell(**{name: array for name, array in arrays.items() if name in JOB})
+        actions = "env_numbers" if isinstance(self.vec.agent_action_space, spaces.Box) else "env_choices"
+        self._tell(**{actions: self._batch.actions})
+        self._tell(streams=self.actor.streams, drawn=self.actor.steps, beginning=self._starts, cuts=self._cuts)
+
+    def _describe_policy(self) -> None:
+        plan, head, normalizer = self._plan, self.policy.head, self.policy.normalizer
+        gamma, gae_lambda = self._discounts or (0.0, 0.0)
+        clip = 0.0 if normalizer is None else normalizer.clip
+        self._kept = {"constants": np.array([clip, gamma, gamma * gae_lambda]), **_action_arrays(head.transform)}
+        self._tell(weights=self._weights, layers=plan.layers, nvec=plan.nvec, low=plan.low, range=plan.range, **self._kept)
+        names = ("split", "actor", "critic", "head_kind", "num_uniforms", "mask_size", "log_std_at", "work_size")
+        self._tell_numbers(**{name: getattr(plan, name) for name in names})
+        kernels = load_kernels()
+        with COMPILING:
+            self._tell_numbers(forward=kernels.network.addresses()[0], sample=kernels.head_calls.sample_address(plan.head_kind))
+        self._tell_numbers(
+            num_rows=self.num_rows,
+            scratch_size=kernels.heads.scratch_size(plan.head_kind, plan.nvec),
+            is_shared=plan.shared,
+            is_scaled=plan.scales,
+            is_beta=head.kind == "beta",
+            normalizes=normalizer is not None,
+            has_advantages=self._discounts is not None,
+        )
+
+    def _describe_rollout(self, rollout: Rollout) -> None:
+        """Write the addresses of the rollout's fields into the job, after checking their shapes and dtypes."""
+        fields = {name: getattr(rollout, name) for name in FIELDS}
+        if rollout.masks is not None and not self.has_masks:
+            rollout.masks.fill_(True)
+        finals = (rollout.finals.steps, rollout.finals.obs)
+        known = [rollout.num_steps, *((f.data_ptr(), f.shape, f.dtype) for f in (*fields.values(), *finals) if f is not None)]
+        if known != self._known:
+            if rollout.num_rows != self.num_rows:
+                raise HurtleError(
+                    f"The rollout has {rollout.num_rows} rows, the vector {self.num_rows}: use new_rollout(num_steps)."
+                )
+            rollout.check_fields(self.policy, fields)
+            actions = fields.pop("actions")
+            is_box = isinstance(self.policy.action_space, spaces.Box)
+            self._tell(**fields, choices=None if is_box else actions, numbers=actions if is_box else None)
+            self._tell_numbers(num_steps=rollout.num_steps, has_masks=rollout.masks is not None)
+            self._tell_finals(rollout)
+            self._episodes = _EpisodeLog(self.vec, rollout.num_steps)
+            self._tell(**self._episodes.arrays)
+            self._known = known
+        self._describe_normalizer()
+
+    def _tell_finals(self, rollout: Rollout) -> None:
+        """Make room for the last observations of as many truncated episodes as the env's time limit allows."""
+        limit = self.vec.native_spec.max_steps
+        slots = -(-rollout.num_steps // limit) if limit else 0
+        if len(rollout.finals.steps) != slots * self.num_rows:
+            rollout.finals = rollout.new_finals(slots * self.num_rows, self.policy)
+        rollout.finals.rows.copy_(torch.arange(self.num_rows).repeat(slots))
+        self._tell(final_steps=rollout.finals.steps, final_obs=rollout.finals.obs)
+
+    def _describe_normalizer(self) -> None:
+        normalizer = self.policy.normalizer
+        if normalizer is None:
+            return
+        self._kept["mean"] = np.ascontiguousarray(normalizer.mean.numpy(), np.float64)
+        self._kept["std"] = np.ascontiguousarray((normalizer.variance + normalizer.eps).sqrt().numpy(), np.float64)
+        self._tell(mean=self._kept["mean"], std=self._kept["std"])
+
+    def state_dict(self, with_envs: bool = True) -> dict[str, Any]:
+        """See `Collector.state_dict`; every other collector can continue from it, too."""
+        saved = {"actor": self.actor.state_dict(), "steps": self.steps}
+        if with_envs:
+            self._begin()
+            resetting = np.zeros(self.num_rows, np.bool_)
+            saved |= {"envs": self.vec.state_dict(), "starts": self._starts.copy(), "resetting": resetting}
+        return saved
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """See `Collector.load_state_dict`."""
+        self.steps = saved["steps"]
+        self.actor.load_state_dict(saved["actor"], with_state=False)
+        if "envs" not in saved:
+            self._seed, self._begun = self._seed + (self.steps + 1) * self.rows.num_envs, False
+            self._starts[:] = True
+            return
+        self.vec.reset(seed=self._seed)
+        self.vec.load_state_dict(saved["envs"])
+        self._begun = True
+        self._starts[:] = saved["starts"]
+
+    def close(self, envs: bool = True) -> None:
+        """Stop the threads; see `Collector.close`."""
+        self._threads.close()
+        if envs:
+            self.vec.close()
+
+
+class _Shard:
+    """What one thread works with: the batch, with private copies of small arrays whose cache lines it would share.
+
+    Args:
+        batch: All envs.
+        starts: Rows whose next step starts an episode, [rows].
+        lo: The first env.
+        hi: The first env that is not its own.
+    """
+
+    def __init__(self, batch: CpuBatch, starts: np.ndarray, lo: int, hi: int):
+        self.lo = lo
+        self.handle, self.actions = batch.handle, batch.actions
+        self._own: dict[str, np.ndarray] = {}
+        if lo % SHARD_GRAIN == 0 and (hi % SHARD_GRAIN == 0 or hi == batch.num_envs):
+            return  # it shares no cache line
+        small = {name: array for name, array in batch.arrays._asdict().items() if name not in LARGE_ARRAYS}
+        own = {name: aligned_zeros(array.shape, array.dtype) for name, array in small.items()}
+        self.handle = address_struct(batch.arrays._replace(**own))
+        self.actions = aligned_zeros(batch.actions.shape, batch.actions.dtype)
+        beginning = aligned_zeros(starts.shape, starts.dtype)
+        pairs = [(small[name], own[name]) for name in own] + [(batch.actions, self.actions)]
+        pairs.append((starts.reshape(batch.num_envs, -1), beginning.reshape(batch.num_envs, -1)))
+        exchanged = [(shared[lo:hi].ctypes.data, mine[lo:hi].ctypes.data, mine[lo:hi].nbytes) for shared, mine in pairs]
+        actions = "env_numbers" if isinstance(batch.spec.action_space, spaces.Box) else "env_choices"
+        self._own = {f"env_{name}": array for name, array in own.items()}
+        self._own |= {actions: self.actions, "beginning": beginning, "exchanged": np.array(exchanged, np.int64)}
+
+    def job(self, job: np.ndarray) -> np.ndarray:
+        """The arguments of compiled code for this shard."""
+        if not self._own:
+            return job
+        own = job.copy()
+        for name, array in self._own.items():
+            own[JOB[name]], own[JOB[name] + 1] = array.ctypes.data, array.size
+        return own
+
+
+class _EpisodeLog:
+    """Where compiled code records ended episodes: [steps, rows], so that their order does not depend on threads."""
+
+    def __init__(self, vec: NativeVecEnv, num_steps: int):
+        self.num_steps, self._names = num_steps, vec.native_spec.env.metrics
+        rows, envs = (num_steps, vec.num_envs * vec.num_agents), (num_steps, vec.num_envs)
+        self.arrays: dict[str, Any] = {
+            "ended": np.zeros(rows, np.bool_),
+            "episode_returns": np.zeros(rows, np.float32),
+            "episode_lengths": np.zeros(rows, np.int32),
+        }
+        if self._names:
+            self.arrays["over"] = np.zeros(envs, np.bool_)
+            self.arrays["metrics"] = np.zeros((*envs, len(self._names)), np.float32)
+
+    def episodes(self) -> Episodes:
+        """The episodes of the rollout, by time, then by row."""
+        ended = self.arrays["ended"]
+        if not ended.any():
+            return Episodes()
+        metrics = {}
+        if self._names:  # an env that ends with no agent left counts with the others of its step
+            found = self.arrays["metrics"][self.arrays["over"] & ended.any(1, keepdims=True)]
+            metrics = {name: found[:, m].copy() for m, name in enumerate(self._names)}
+        return Episodes.of(self.arrays["episode_returns"][ended], self.arrays["episode_lengths"][ended], metrics)
+
+
+def vector_obstacle(vec: Any) -> str | None:
+    """The reason compiled code cannot step a vector, or None."""
+    if isinstance(vec, NativePool):
+        return "the envs are a NativePool, which steps some of them at a time"
+    if not isinstance(vec, NativeVecEnv):
+        return "the env is not a native one: those of Gymnasium and PettingZoo step in Python (`hurtle envs` lists native ones)"
+    batch = vec.batch
+    if not isinstance(batch, CpuBatch):
+        return "the envs are on the GPU, not on the CPU"
+    if not vec.same_step:
+        return "the envs' autoreset_mode is NEXT_STEP, not SAME_STEP"
+    return None if isinstance(batch.handle, np.ndarray) else "the envs were made with debug=True"
+
+
+def _batch_of(vec: Any) -> CpuBatch:
+    """The envs of a vector that compiled code can step."""
+    if isinstance(vec, str):
+        raise HurtleError(f"Expected a vector of envs, got the name {vec!r}; use hurtle.make_vec({vec!r}, num_envs=8).")
+    if (why := vector_obstacle(vec)) is not None:
+        raise HurtleError(
+            f"This vector cannot be collected from natively: {why}. Use GeneralCollector, which takes any vector."
+        )
+    return vec.batch
+
+
+def _plan_of(policy: Policy) -> NetworkPlan:
+    try:
+        return plan_for(policy)
+    except UnsupportedError as error:
+        raise HurtleError(f"This policy cannot act natively: {error}. Use GeneralCollector, which takes any policy.") from None
+
+
+def _check_spaces(vec: NativeVecEnv, policy: Policy) -> None:
+    """Compiled code trusts that observations and actions are as large as the policy says."""
+    for what, own, given in (
+        ("observations", vec.agent_observation_space, policy.observation_space),
+        ("actions", vec.agent_action_space, policy.action_space),
+    ):
+        if own != given:
+            raise HurtleError(f"The policy's {what} are {given}, those of the vector {own}: build it for the vector's spaces.")
+
+
+def _compiled(vec: NativeVecEnv, batch: CpuBatch, job: np.ndarray) -> Program:
+    """The functions of the env with a policy, compiled or loaded from the disk cache."""
+    from numba.core.errors import NumbaError
+
+    with COMPILING:
+        program = build(vec.native_spec, "cpu", ROLLOUT)
+        if program.is_new:
+            print(f"hurtle: compiling {vec.native_spec.name} with its policy (first run only) …", file=sys.stderr, flush=True)
+        try:
+            program.functions.collect_envs(batch.handle, job, batch.actions, 0, 0, 0, 0)
+        except NumbaError as error:
+            raise program.explain(error) from None
+        return program
+
+
+def _action_arrays(transform: ActionTransform) -> dict[str, np.ndarray]:
+    """The constants of the action rule; compiled code names them as rollout_job.py does."""
+    if not transform.low.size:
+        return {"action_start": transform.start}
+    bounds = {"bound_low": transform.least, "bound_high": transform.greatest}
+    return {"action_low": transform.low, "action_range": transform.range, **bounds}

@@ -1,0 +1,1 @@
+"""Compiled arithmetic of acting and learning: CPU (`cpu/`), CUDA and Triton, each kernel beside its plain reference."""

@@ -1,0 +1,65 @@
+"""Arrays and functions by address, with which compiled code calls code that was compiled separately."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numba.np.arrayobj import np_cfarray
+from numba.np.numpy_support import from_dtype
+
+ANY = 1 << 40
+"""The size to give where the caller knows the real one."""
+
+
+def view(dtype: Any, dimensions: int = 1) -> Any:
+    """An intrinsic that makes an array from an address and a shape; `numba.carray` takes ten times as long to compile."""
+    array, numbers = types.Array(from_dtype(np.dtype(dtype)), dimensions, "C"), [types.int64] * dimensions
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
+        shape = context.make_tuple(builder, types.Tuple(numbers), arguments[1:])
+        return np_cfarray(context, builder, array(types.voidptr, types.Tuple(numbers)), (pointer, shape))
+
+    def flat(typing_context: Any, address: Any, size: Any) -> Any:
+        return array(types.int64, types.int64), codegen
+
+    def table(typing_context: Any, address: Any, rows: Any, columns: Any) -> Any:
+        return array(types.int64, types.int64, types.int64), codegen
+
+    return intrinsic(flat if dimensions == 1 else table)
+
+
+def _address_of(typing_context: Any, array: Any, index: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        return builder.ptrtoint(builder.gep(data, [arguments[1]]), ir.IntType(64))
+
+    return types.int64(array, types.int64), codegen
+
+
+def _call(typing_context: Any, address: Any, numbers: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values = cgutils.unpack_tuple(builder, arguments[1], len(signature.args[1]))
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * len(values))
+        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), values)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.UniTuple(types.int64, len(numbers))), codegen
+
+
+address_of: Any = intrinsic(_address_of)
+"""The address of an element of a flat array, or of the first element (index 0) of any other."""
+call: Any = intrinsic(_call)
+"""Call a function by its address with a tuple of int64; see `host.address_of_function`."""
+
+floats_at, ints_at, places_at, bools_at, doubles_at = (
+    view(dtype) for dtype in (np.float32, np.int64, np.int32, np.bool_, np.float64)
+)
+"""Flat arrays: `floats_at(address, size)`."""
+table_at = view(np.int64, 2)
+"""An int64 array of two dimensions: `table_at(address, rows, columns)`."""

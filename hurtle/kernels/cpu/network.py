@@ -1,0 +1,231 @@
+"""Forward and backward of an MLP actor–critic for a tile of rows, on one buffer of packed weights; pack and unpack.
+
+observations [rows, inputs] → layer by layer → outputs; their gradients → gradients of the weights. A table describes the
+layers, so that one compiled function serves every depth, width and activation. Knows nothing of actions or losses.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from .gemm import RELU, TANH, add_transposed, linear, linear_relu, linear_tanh, times_relu_slope, times_tanh_slope
+from .host import CHECKED, TILE, WIDTH, address_of_function, entry, f4, jit
+from .memory import ANY, address_of, call, floats_at, places_at, table_at
+from .sparse import add_transposed_sparse, sparse_linear, sparse_relu, sparse_tanh
+
+# Columns of the table of layers, int64 [L, COLUMNS].
+SOURCE = 0  # the layer whose outputs it reads; -1: the observations
+INPUTS = 1
+OUTPUTS = 2
+STRIDE = 3  # outputs rounded up to whole panels: the row stride in the workspace
+PANEL_WIDTH = 4  # columns of a panel of its weights
+WEIGHT = 5  # offset of its weights, [panel][inputs][PANEL_WIDTH]
+BIAS = 6
+TRANSPOSED = 7  # offset of a transposed copy of its weights, for the gradient of its inputs; -1: not needed
+ACTIVATION = 8
+WORK = 9  # offset of its outputs in the workspace, [TILE, STRIDE]
+FLAT_WEIGHT = 10  # offset of its weights in the flat buffer, in torch's order [outputs, inputs]
+FLAT_BIAS = 11
+COLUMNS = 12
+
+TRANSPOSED_ROWS = WIDTH
+"""Inputs transposed at a time; they must start at a multiple of this."""
+
+
+@jit
+def forward(weights, layers, first, last, x, x_at, x_stride, rows, work, lists):
+    """Run layers [first, last) on at most TILE rows; row q of the observations begins at x_at + q * x_stride.
+
+    With `lists`, it consists of lists[q] nonzero numbers, whose places begin at lists[TILE + q * x_stride].
+    """
+    listed = lists.shape[0] > 0
+    for n in range(first, last):
+        source, inputs, stride, width = layers[n, SOURCE], layers[n, INPUTS], layers[n, STRIDE], layers[n, PANEL_WIDTH]
+        out, weight, bias, activation = layers[n, WORK], layers[n, WEIGHT], layers[n, BIAS], layers[n, ACTIVATION]
+        panels = stride // width
+        a = (work, layers[source, WORK], layers[source, STRIDE]) if source >= 0 else (x, x_at, x_stride)
+        c, b, biases = (work, out, stride, width), (weights, weight, width, inputs * width), (weights, bias, 0)
+        if source < 0 and listed:
+            values, places = x[x_at:], lists[TILE:]
+            if activation == TANH:
+                sparse_tanh(c, values, places, lists, x_stride, b, biases, rows, panels, width)
+            elif activation == RELU:
+                sparse_relu(c, values, places, lists, x_stride, b, biases, rows, panels, width)
+            else:
+                sparse_linear(c, values, places, lists, x_stride, b, biases, rows, panels, width)
+        elif activation == TANH:
+            linear_tanh(c, a, b, biases, rows, inputs, panels, width)
+        elif activation == RELU:
+            linear_relu(c, a, b, biases, rows, inputs, panels, width)
+        else:
+            linear(c, a, b, biases, rows, inputs, panels, width)
+
+
+@jit
+def backward(weights, layers, first, last, x, x_at, x_stride, rows, work, slopes, gradient, at, lists):
+    """Add the gradient of layers [first, last) to `gradient`, from offset `at` on.
+
+    `work` is the workspace after `forward`; `slopes`, of the same layout, holds the gradients of the last layers' outputs. Of
+    two layers with the same source, the second has one output (the value): its part is added to that of the first.
+    """
+    listed = lists.shape[0] > 0
+    for n in range(last - 1, first - 1, -1):
+        source, inputs, stride = layers[n, SOURCE], layers[n, INPUTS], layers[n, STRIDE]
+        width, own = layers[n, PANEL_WIDTH], layers[n, WORK]
+        _add_column_sums(slopes, own, stride, rows, gradient, at + layers[n, BIAS])
+        a = (work, layers[source, WORK], layers[source, STRIDE]) if source >= 0 else (x, x_at, x_stride)
+        c, b = (gradient, at + layers[n, WEIGHT], width, inputs * width), (slopes, own, stride, width)
+        if source < 0 and listed:
+            add_transposed_sparse(c, x[x_at:], lists[TILE:], lists, x_stride, b, rows, stride // width, width)
+            continue
+        add_transposed(c, a, b, (slopes, 0, 0), inputs, rows, stride // width, width)
+        if source < 0 or (n + 1 < last and layers[n + 1, SOURCE] == source):
+            continue
+        if n > first and layers[n - 1, SOURCE] == source:  # two heads on one body: the policy's part first, then the value's
+            _backward_inputs(weights, layers, n - 1, rows, work, slopes)
+            _add_value_slopes(weights, layers, n, rows, work, slopes)
+        else:
+            _backward_inputs(weights, layers, n, rows, work, slopes)
+
+
+@jit
+def _backward_inputs(weights, layers, n, rows, work, slopes):
+    """The gradient with respect to the outputs of layer n's source, before its activation."""
+    source, outputs, stride, own = layers[n, SOURCE], layers[n, OUTPUTS], layers[n, STRIDE], layers[n, WORK]
+    into, into_stride, width = layers[source, WORK], layers[source, STRIDE], layers[source, PANEL_WIDTH]
+    c, a = (slopes, into, into_stride, width), (slopes, own, stride)
+    b, h = (weights, layers[n, TRANSPOSED], width, outputs * width), (work, into, into_stride)
+    if layers[source, ACTIVATION] == TANH:
+        times_tanh_slope(c, a, b, h, rows, outputs, into_stride // width, width)
+    else:
+        times_relu_slope(c, a, b, h, rows, outputs, into_stride // width, width)
+
+
+@jit
+def _add_value_slopes(weights, layers, n, rows, work, slopes):
+    """The value head's part of the gradient of a shared body: its slope times its row of weights."""
+    source, own, stride = layers[n, SOURCE], layers[n, WORK], layers[n, STRIDE]
+    into, into_stride = layers[source, WORK], layers[source, STRIDE]
+    is_tanh = layers[source, ACTIVATION] == TANH
+    transposed = layers[n, TRANSPOSED]
+    for q in range(rows):
+        slope = slopes[own + q * stride]
+        h = work[into + q * into_stride : into + (q + 1) * into_stride]
+        d = slopes[into + q * into_stride : into + (q + 1) * into_stride]
+        w = weights[transposed : transposed + into_stride]  # one row: panels are adjacent
+        if is_tanh:
+            for k in range(into_stride):
+                d[k] += slope * w[k] * (f4(1.0) - h[k] * h[k])
+        else:
+            for k in range(into_stride):
+                d[k] += f4(0.0) if h[k] <= f4(0.0) else slope * w[k]
+
+
+@jit
+def _add_column_sums(slopes, first, stride, rows, gradient, at):
+    sums = gradient[at : at + stride]
+    for q in range(rows):
+        row = slopes[first + q * stride : first + (q + 1) * stride]
+        for j in range(stride):
+            sums[j] += row[j]
+
+
+@jit
+def transpose_rows(weights, layers, n, panel, first, last):
+    """Copy rows (inputs) [first, last) of one panel of layer n's weights to the transposed copy."""
+    inputs, outputs, width = layers[n, INPUTS], layers[n, OUTPUTS], layers[n, PANEL_WIDTH]
+    columns = min(width, outputs - panel * width)
+    weight, other = layers[n, WEIGHT] + panel * inputs * width, layers[layers[n, SOURCE], PANEL_WIDTH]
+    for start in range(first, last, TRANSPOSED_ROWS):  # few enough for one panel of the other matrix
+        count = min(TRANSPOSED_ROWS, last - start)
+        into = layers[n, TRANSPOSED] + (start // other) * outputs * other + panel * width * other + start % other
+        rows = weights[weight + start * width : weight + (start + count) * width]
+        for j in range(columns):
+            row = weights[into + j * other : into + j * other + count]
+            for k in range(count):
+                row[k] = rows[np.uint64(k * width + j)]
+
+
+# The same by address, for callers that are compiled separately
+
+
+def _forward_by_address(weights, layers, count, first, last, x, x_stride, rows, work, lists, listed):
+    table, observations, w = table_at(layers, count, COLUMNS), floats_at(x, ANY), floats_at(work, ANY)
+    forward(floats_at(weights, ANY), table, first, last, observations, 0, x_stride, rows, w, places_at(lists, listed))
+
+
+def _backward_by_address(weights, layers, count, first, last, x, x_stride, rows, work, slopes, gradient, lists, listed):
+    table, w, s = table_at(layers, count, COLUMNS), floats_at(work, ANY), floats_at(slopes, ANY)
+    x_array, g, places = floats_at(x, ANY), floats_at(gradient, ANY), places_at(lists, listed)
+    backward(floats_at(weights, ANY), table, first, last, x_array, 0, x_stride, rows, w, s, g, 0, places)
+
+
+@cache
+def addresses() -> tuple[int, int]:
+    """The addresses of `forward` and `backward`, for `call_forward` and `call_backward`."""
+    return address_of_function(_forward_by_address, 11), address_of_function(_backward_by_address, 13)
+
+
+if CHECKED:
+
+    @jit
+    def call_forward(address, weights, layers, first, last, x, x_at, x_stride, rows, work, lists):
+        """Call `forward` by address."""
+        forward(weights, layers, first, last, x, x_at, x_stride, rows, work, lists)
+
+    @jit
+    def call_backward(address, weights, layers, first, last, x, x_at, x_stride, rows, work, slopes, gradient, at, lists):
+        """Call `backward` by address."""
+        backward(weights, layers, first, last, x, x_at, x_stride, rows, work, slopes, gradient, at, lists)
+
+else:
+
+    @jit
+    def call_forward(address, weights, layers, first, last, x, x_at, x_stride, rows, work, lists):
+        """Call `forward` by address."""
+        w, table, observations = address_of(weights, 0), address_of(layers, 0), address_of(x, x_at)
+        into, places = address_of(work, 0), address_of(lists, 0)
+        call(address, (w, table, layers.shape[0], first, last, observations, x_stride, rows, into, places, lists.shape[0]))
+
+    @jit
+    def call_backward(address, weights, layers, first, last, x, x_at, x_stride, rows, work, slopes, gradient, at, lists):
+        """Call `backward` by address."""
+        w, table, observations = address_of(weights, 0), address_of(layers, 0), address_of(x, x_at)
+        left, s, g, places = address_of(work, 0), address_of(slopes, 0), address_of(gradient, at), address_of(lists, 0)
+        size = lists.shape[0]
+        call(address, (w, table, layers.shape[0], first, last, observations, x_stride, rows, left, s, g, places, size))
+
+
+@entry
+def pack(flat, weights, layers, log_std_flat, log_std_at, log_stds, transposes):
+    """Copy torch's flat buffer into the packed one, whose padding stays zero."""
+    for n in range(layers.shape[0]):
+        inputs, outputs, width = layers[n, INPUTS], layers[n, OUTPUTS], layers[n, PANEL_WIDTH]
+        for j in range(outputs):
+            into = layers[n, WEIGHT] + (j // width) * inputs * width + j % width
+            row = layers[n, FLAT_WEIGHT] + j * inputs
+            for k in range(inputs):
+                weights[into + k * width] = flat[row + k]
+            weights[layers[n, BIAS] + j] = flat[layers[n, FLAT_BIAS] + j]
+        if transposes and layers[n, TRANSPOSED] >= 0:
+            for panel in range(layers[n, STRIDE] // width):
+                transpose_rows(weights, layers, n, panel, 0, inputs)
+    for d in range(log_stds):
+        weights[log_std_at + d] = flat[log_std_flat + d]
+
+
+@entry
+def unpack(weights, flat, layers, log_std_flat, log_std_at, log_stds):
+    """The reverse of `pack`."""
+    for n in range(layers.shape[0]):
+        inputs, outputs, width = layers[n, INPUTS], layers[n, OUTPUTS], layers[n, PANEL_WIDTH]
+        for j in range(outputs):
+            source = layers[n, WEIGHT] + (j // width) * inputs * width + j % width
+            row = layers[n, FLAT_WEIGHT] + j * inputs
+            for k in range(inputs):
+                flat[row + k] = weights[source + k * width]
+            flat[layers[n, FLAT_BIAS] + j] = weights[layers[n, BIAS] + j]
+    for d in range(log_stds):
+        flat[log_std_flat + d] = weights[log_std_at + d]

@@ -1,0 +1,66 @@
+"""Loads `hurtle.kernels.cpu` from a copy in a folder named after a hash of its content.
+
+Numba's disk cache checks the file of a function, not the files of the functions it calls. A folder for every version, vector
+width and mode keeps it from returning stale code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import shutil
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from hurtle.kernels.cpu import host
+from hurtle.native.build import COMPILING, cache_folder
+
+SOURCE = Path(__file__).parent / "cpu"
+
+
+@cache
+def load_kernels() -> ModuleType:
+    """The kernels package; `load_kernels().gemm` and so on are its modules."""
+    with COMPILING:
+        files = sorted(SOURCE.glob("*.py"))
+        name = f"hurtle_generated_kernels_{host.WIDTH}{'_checked' * host.CHECKED}_{_digest(files)}"
+        folder = cache_folder() / name
+        if folder.exists() and _digest(sorted(folder.glob("*.py"))) != _digest(files):  # damaged or edited
+            shutil.rmtree(folder)
+        if not folder.exists():
+            print("hurtle: compiling the kernels of policies and updates (first run only) …", file=sys.stderr, flush=True)
+            _copy(files, folder)
+        found = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
+        assert found is not None
+        assert found.loader is not None
+        package = importlib.util.module_from_spec(found)
+        sys.modules[name] = package
+        try:
+            found.loader.exec_module(package)
+            for file in files:
+                if file.stem != "__init__":
+                    importlib.import_module(f"{name}.{file.stem}")
+        except BaseException:
+            del sys.modules[name]
+            raise
+        return package
+
+
+def _digest(files: list[Path]) -> str:
+    text = b"\0".join(part for file in files for part in (file.name.encode(), file.read_bytes()))
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def _copy(files: list[Path], folder: Path) -> None:
+    """Copy all files or none: other processes may look for the folder at any time."""
+    making = Path(tempfile.mkdtemp(dir=folder.parent, prefix="making-"))
+    for file in files:
+        shutil.copyfile(file, making / file.name)
+    try:
+        making.rename(folder)
+    except OSError:  # another process was faster
+        shutil.rmtree(making)

@@ -1,0 +1,78 @@
+"""`plain_mlp`: tells whether a policy is a plain MLP actor–critic, and if so, what its layers are.
+
+policy → input layer, linear layers with their activations; or the reason it is something else. The native gear, the compiled
+runtime and the fused GPU kernels each add their own conditions. Knows no kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from hurtle.errors import UnsupportedError
+from hurtle.policies.layers import Numbers, OneHot
+from hurtle.policies.mlp import MLP
+from hurtle.policies.policy import Policy
+
+ACTIVATIONS: dict[type[nn.Module], str] = {nn.Tanh: "tanh", nn.ReLU: "relu", nn.Identity: "none"}
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """A float32 linear layer with a bias, and the name of the activation that follows: tanh, relu or none."""
+
+    linear: nn.Linear
+    activation: str
+
+
+@dataclass(frozen=True, eq=False)
+class PlainMLP:
+    """The layers of a plain MLP actor–critic.
+
+    Attributes:
+        input: Turns observations into vectors.
+        actor: From that vector to the policy's outputs; the last one is linear.
+        critic: From it to the value, likewise; if `is_shared`, only the last layer, which follows the actor's hidden ones.
+        is_shared: Whether actor and critic share the hidden layers.
+    """
+
+    input: Numbers | OneHot
+    actor: tuple[Dense, ...]
+    critic: tuple[Dense, ...]
+    is_shared: bool
+
+
+def plain_mlp(policy: Policy) -> PlainMLP:
+    """The layers of a policy.
+
+    Raises:
+        UnsupportedError: It is not a plain MLP; gives the reason.
+    """
+    if policy.is_recurrent:
+        raise UnsupportedError("it has a memory")
+    net = policy.network
+    if type(net) is not MLP:
+        raise UnsupportedError(f"its network is a {type(net).__name__}, not an MLP (policy='mlp' asks for one)")
+    actor = _layers(net.actor_body, net.actor)
+    critic = _layers(net.critic_body, net.critic)
+    return PlainMLP(net.actor_body.input, actor, critic, net.critic_body is None)  # type: ignore[arg-type]
+
+
+def _layers(body: nn.Module | None, last: nn.Module) -> tuple[Dense, ...]:
+    modules: list[nn.Module] = [] if body is None else list(body.hidden.children())  # type: ignore[union-attr]
+    if len(modules) % 2:
+        raise UnsupportedError("its layers are not those that it was made with")
+    modules += [last, nn.Identity()]
+    return tuple(_dense(linear, activation) for linear, activation in zip(modules[::2], modules[1::2], strict=True))
+
+
+def _dense(linear: nn.Module, activation: nn.Module) -> Dense:
+    parameters = dict(linear.named_parameters())  # weight_norm and the like have others
+    is_known = parameters.keys() == {"weight", "bias"} and parameters["weight"].dtype == torch.float32
+    if type(linear) is not nn.Linear or not is_known:
+        raise UnsupportedError(f"it has a {type(linear).__name__} where a float32 Linear with a bias is expected")
+    if type(activation) not in ACTIVATIONS:
+        raise UnsupportedError(f"its activation is {type(activation).__name__}")
+    return Dense(linear, ACTIVATIONS[type(activation)])

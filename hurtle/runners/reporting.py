@@ -1,0 +1,171 @@
+"""`Reporter`: what a run shows and records: metrics to trackers and dashboard, the summary, the closing message.
+
+numbers of an update → one dict of metrics → trackers, display. Knows nothing of how they came about.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hurtle.contracts import Metrics
+from hurtle.errors import HurtleError
+from hurtle.runners.evaluate import Evaluation
+from hurtle.runners.run import Run
+from hurtle.tracking.curves import plot_run
+from hurtle.tracking.dashboard import Display
+from hurtle.tracking.episode_window import EpisodeWindow
+from hurtle.tracking.run_folder import RunFolder
+from hurtle.tracking.trackers import Tracker
+
+RATE_SECONDS = 5.0
+"""steps_per_second covers the last so many seconds."""
+
+
+class Reporter:
+    """Reports one run.
+
+    Args:
+        folder: The run's folder.
+        display: The dashboard, or lines of text.
+        trackers: TensorBoard and others.
+        quiet: Print nothing at the end.
+
+    Attributes:
+        metrics: The last reported ones, all together.
+    """
+
+    def __init__(self, folder: RunFolder, display: Display, trackers: list[Tracker], quiet: bool):
+        self.folder, self.display = folder, display
+        self.metrics: dict[str, float] = {}
+        self._trackers, self._quiet = trackers, quiet
+        self._recent: deque[tuple[float, int]] = deque()
+        self._summary: dict[str, Any] = {}
+
+    def start(self, steps: int) -> None:
+        """Start the clock of steps_per_second."""
+        self._recent = deque([(time.perf_counter(), steps)])
+
+    def update(
+        self,
+        progress: Mapping[str, float],
+        episodes: EpisodeWindow,
+        learned: Metrics,
+        counts: Metrics,
+        shares: Mapping[str, float],
+    ) -> None:
+        """Report an update.
+
+        Args:
+            progress: "steps", "updates" and "seconds" so far.
+            episodes: The last ones.
+            learned: The learner's metrics; empty while a GPU has not reported any.
+            counts: The collector's metrics.
+            shares: Each stage's share of the time.
+        """
+        self.metrics = {
+            **progress,
+            "steps_per_second": self._rate(int(progress["steps"]), is_known=bool(learned)),
+            "episodes": episodes.count,
+            "episode_return": episodes.mean_return,
+            "episode_return_best": episodes.best_return,
+            "episode_length": episodes.mean_length,
+            "episode_length_best": episodes.best_length,
+            **learned,
+            **{f"episode/{name}": value for name, value in episodes.mean_metrics.items()},
+            **counts,
+            **{f"time/{stage}": share for stage, share in shares.items()},
+        }
+        self._log(self.metrics)
+
+    def _rate(self, steps: int, is_known: bool) -> float:
+        """Steps per second of the last seconds; NaN while a GPU has reported nothing, since the clock then shows launches."""
+        now = time.perf_counter()
+        self._recent.append((now, steps))
+        while len(self._recent) > 2 and now - self._recent[0][0] > RATE_SECONDS:
+            self._recent.popleft()
+        since, before = self._recent[0]
+        return (steps - before) / (now - since) if is_known and now > since else math.nan
+
+    def add(self, metrics: Metrics) -> None:
+        """Report metrics that arrived after their update."""
+        if metrics:
+            self.metrics |= metrics
+            self._log(self.metrics)
+
+    def evaluation(self, steps: int, evaluation: Evaluation) -> None:
+        """Report an evaluation."""
+        self._log(
+            {
+                "steps": steps,
+                "eval_return": evaluation.mean,
+                "eval_return_low": evaluation.low,
+                "eval_return_high": evaluation.high,
+                "eval_length": float(evaluation.lengths.mean()),
+            }
+        )
+
+    def _log(self, metrics: Mapping[str, float]) -> None:
+        for tracker in self._trackers:
+            tracker.log(metrics, int(metrics["steps"]))
+        self.display.update({**self.metrics, **metrics})
+
+    def finish(self, run: Run, steps_per_second: float, episodes: int, unplayable: str) -> None:
+        """Write the summary, draw the curve, and say where everything is.
+
+        Args:
+            run: What the run returns.
+            steps_per_second: Over the whole run.
+            episodes: Their number.
+            unplayable: The reason the command line cannot play the policy, or an empty string.
+        """
+        self._summary = {
+            "steps": run.steps,
+            "seconds": run.seconds,
+            "steps_per_second": steps_per_second,
+            "mean_return": run.mean_return,
+            "episodes": episodes,
+            "stopped_by": run.stopped_by,
+            "evaluation": None if run.evaluation is None else run.evaluation.summary(),
+        }
+        self.folder.write_summary(self._summary)
+        self.display.stop()
+        curve = self._plot()
+        if not self._quiet:
+            self.display.message(closing_message(run, curve, unplayable))
+
+    def _plot(self) -> Path | None:
+        try:
+            return plot_run(self.folder)
+        except HurtleError as error:  # without matplotlib there is no picture; the run is fine
+            self.display.message(str(error))
+            return None
+
+    def close(self) -> None:
+        """Close the trackers."""
+        for tracker in self._trackers:
+            tracker.finish(self._summary)
+
+
+def closing_message(run: Run, curve: Path | None, unplayable: str) -> str:
+    """What a run says at its end: how it ended, where it is, what to do next."""
+    ended = {"total_steps": "Done", "stop_at_return": "Reached the return asked for,"}
+    how = ended.get(run.stopped_by, f"Stopped by {run.stopped_by},")
+    lines = [f"{how} after {run.steps:,} steps in {run.seconds:.1f} s."]
+    if run.evaluation is not None:
+        lines.append(f"evaluation  {run.evaluation}")
+    lines.append(f"run folder  {run.path}")
+    if curve is not None:
+        lines.append(f"curve       {curve}")
+    if unplayable:
+        lines.append(f"next        hurtle watch and eval cannot play it: {unplayable}. In Python, hurtle.load(run) can")
+        return "\n".join(lines)
+    path = shlex.quote(str(run.path))
+    verbs = ["train --resume"] if run.evaluation is None else ["watch", "eval"]
+    lines += [f"{'' if k else 'next':<12}hurtle {verb} {path}" for k, verb in enumerate(verbs)]
+    return "\n".join(lines)

@@ -1,0 +1,125 @@
+"""`Saver`: a run's checkpoints: what goes into one, when to write one, and how a run continues from one.
+
+parts of a run, progress → checkpoint file → the same parts, continued. Knows nothing of the loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hurtle.deploy.restore import find_checkpoint, load_weights
+from hurtle.errors import CheckpointError, HurtleError
+from hurtle.runners.assembly import Parts
+from hurtle.tracking.checkpoints import Checkpoints, load_checkpoint
+from hurtle.tracking.run_folder import RunFolder
+
+PAUSE_SECONDS = 1.0
+"""Shortest time between automatic checkpoints: a run of one second should not spend it on ten."""
+
+
+class Saver:
+    """Writes the checkpoints of one run.
+
+    Args:
+        folder: The run's folder.
+        parts: What is saved.
+        described: Entries that never change: settings, spaces, whether env and policy have names.
+        progress: Returns the loop's own entry: steps, updates, seconds, episodes. Called with whether the envs are saved.
+        keep: How many of the newest checkpoints to keep.
+        every: Steps between checkpoints; 0 takes a tenth of `total_steps`, but at most one per second.
+        total_steps: Steps of the whole run.
+        warn: Called with messages for the user.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        parts: Parts,
+        described: dict[str, Any],
+        progress: Callable[[bool], dict[str, Any]],
+        keep: int,
+        every: int,
+        total_steps: int,
+        warn: Callable[[str], None],
+    ):
+        self.checkpoints = Checkpoints(folder.checkpoints, keep)
+        self._parts, self._described, self._progress, self._warn = parts, described, progress, warn
+        self._every = every or max(1, total_steps // 10)
+        self._pause = 0.0 if every else PAUSE_SECONDS
+        self._next_step, self._not_before = 0, 0.0
+
+    def start(self, steps: int) -> None:
+        """Start the clock at some step."""
+        self._next_step, self._not_before = next_multiple(steps, self._every), time.perf_counter() + self._pause
+
+    def save(self, steps: int) -> Path:
+        """Write a checkpoint.
+
+        Raises:
+            CheckpointError: It cannot be written.
+        """
+        return self.checkpoints.save(steps, self._state())
+
+    def save_if_due(self, steps: int) -> None:
+        """Write a checkpoint if it is time to."""
+        if steps >= self._next_step and time.perf_counter() >= self._not_before:
+            self._next_step = next_multiple(steps, self._every)
+            self.try_save(steps)
+            self._not_before = time.perf_counter() + self._pause
+
+    def try_save(self, steps: int, best: bool = False, with_envs: bool = True) -> bool:
+        """Write a checkpoint; on a full disk, warn and continue. Returns whether it was written."""
+        try:
+            self.checkpoints.save(steps, self._state(with_envs), best=best)
+        except CheckpointError as error:
+            self._warn(f"warning: {error}")
+            return False
+        return True
+
+    def save_after_error(self, steps: int) -> None:
+        """After an error in the envs: save everything but their states, unless this step was saved with them."""
+        if not any(path.name == f"step-{steps:012}.pt" for path in self.checkpoints.all()):
+            self.try_save(steps, with_envs=False)
+
+    def _state(self, with_envs: bool = True) -> dict[str, Any]:
+        parts = self._parts
+        device = parts.rollout.device
+        return {
+            **self._described,
+            "policy": parts.policy.state_dict(),
+            "learner": parts.learner.state_dict(),
+            "collector": parts.collector.state_dict(with_envs),
+            "torch_rng": torch.get_rng_state(),
+            "gpu_rng": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+            "progress": self._progress(with_envs),
+        }
+
+    def name_last_checkpoint(self, error: HurtleError) -> None:
+        """Add to an error what was saved."""
+        last = self.checkpoints.latest()
+        saved = f"Last checkpoint: {last}" if last is not None else "No checkpoint was written yet."
+        between = "\n" if "\n" in str(error) else " "
+        error.args = (f"{error}{between}{saved}", *error.args[1:])
+
+
+def restore_parts(parts: Parts, saved: dict[str, Any], source: Path) -> None:
+    """Continue with the saved policy, learner and collector."""
+    load_weights(parts.policy, saved["policy"], source)
+    parts.learner.load_state_dict(saved["learner"])
+    parts.collector.load_state_dict(saved["collector"])
+
+
+def load_policy(parts: Parts, source: str) -> None:
+    """Start with the weights of another run or checkpoint."""
+    _, file = find_checkpoint(source)
+    load_weights(parts.policy, load_checkpoint(file)["policy"], file)
+
+
+def next_multiple(steps: int, every: int) -> int:
+    """The next multiple of `every`, the same however often a run was stopped and resumed; 0 for never."""
+    return (steps // every + 1) * every if every else 0

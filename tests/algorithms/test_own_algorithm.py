@@ -1,0 +1,152 @@
+"""An algorithm of the user's own: by name and as a class; settings, resuming, exporting, and code that files may not bring."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import hurtle
+from hurtle.algorithms.algorithm import AlgorithmConfig, algorithm_name, algorithm_names, find_algorithm, short_name
+from hurtle.cli import main
+from hurtle.contracts import Learner, Weights
+from hurtle.errors import HurtleError, TrustError, UnknownNameError
+from hurtle.references import load_reference
+from hurtle.tracking.checkpoints import Checkpoints, load_checkpoint
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_algorithm.py"
+NAME = f"{EXAMPLE}:Reinforce"
+HOW = {"num_envs": 8, "num_steps": 16, "progress": "quiet", "trackers": (), "eval_episodes": 2, "threads": 1}
+
+
+def weights_of(run):
+    return load_checkpoint(Checkpoints(run.path / "checkpoints").latest())["policy"]
+
+
+def same(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_example_is_short():
+    assert len(EXAMPLE.read_text().splitlines()) <= 80
+
+
+def test_by_name_and_as_a_class(tmp_path):
+    named = hurtle.train("cartpole", algorithm=NAME, total_steps=1024, runs=tmp_path, name="named", **HOW)
+    cls = load_reference(NAME)
+    passed = hurtle.train("cartpole", algorithm=cls, total_steps=1024, runs=tmp_path, name="passed", **HOW)
+    assert same(weights_of(named), weights_of(passed))
+    assert "own_algorithm.py:Reinforce" in (named.path / "config.toml").read_text()
+
+
+def test_it_learns(tmp_path):
+    run = hurtle.train(
+        "bandit", algorithm=NAME, total_steps=20_000, learning_rate=0.01, runs=tmp_path, **{**HOW, "eval_episodes": 20}
+    )
+    assert run.mean_return > 0.9
+
+
+def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path):
+    whole = hurtle.train("cartpole", algorithm=NAME, total_steps=2048, runs=tmp_path, name="whole", **HOW)
+
+    def halfway(trainer):
+        return trainer.steps < 1024
+
+    # The learning rate is annealed over total_steps, so that the first part must know them all.
+    part = hurtle.train("cartpole", algorithm=NAME, total_steps=2048, runs=tmp_path, name="part", callbacks=halfway, **HOW)
+    assert part.steps == 1024
+    rest = hurtle.train(resume=part.path)
+    assert rest.steps == 2048
+    assert same(weights_of(whole), weights_of(rest))
+
+
+def test_export(tmp_path):
+    run = hurtle.train("cartpole", algorithm=NAME, total_steps=256, runs=tmp_path, **HOW)
+    hurtle.export(run, tmp_path / "cartpole.onnx")
+    obs = np.zeros((3, 4), np.float32)
+    assert (hurtle.load(tmp_path / "cartpole.onnx").act(obs)[0] == hurtle.load(run.path).act(obs)[0]).all()
+
+
+def test_its_settings_are_checked_and_suggested(tmp_path):
+    with pytest.raises(HurtleError, match=r"learning_rate must be more than 0, got 0.0"):
+        hurtle.train("cartpole", algorithm=NAME, learning_rate=0, runs=tmp_path, **HOW)
+    with pytest.raises(UnknownNameError, match="Did you mean entropy_coef"):
+        hurtle.train("cartpole", algorithm=NAME, entropy_coeff=0.1, runs=tmp_path, **HOW)
+    with pytest.raises(UnknownNameError, match=r"clip_range is a setting of ppo, not of .*Reinforce"):
+        hurtle.train("cartpole", algorithm=NAME, clip_range=0.1, runs=tmp_path, **HOW)
+
+
+def test_the_help_shows_its_settings(capsys):
+    assert main(["train", "cartpole", "--algorithm", NAME, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "REINFORCE" in shown
+    assert "--learning-rate 0.003" in shown
+    assert "Steps per env and rollout" in shown  # inherited
+    assert "--clip-range" not in shown.partition("REINFORCE")[2]
+
+
+def test_a_file_may_not_bring_code_along(tmp_path, monkeypatch):
+    """Neither a TOML file nor a run folder: its code runs only if the user names it or trusts the file."""
+    mark = tmp_path / "ran"
+    evil = tmp_path / "evil.py"
+    evil.write_text(f"open({str(mark)!r}, 'w')\n{EXAMPLE.read_text()}")
+    config = tmp_path / "evil.toml"
+    config.write_text(f'env = "cartpole"\nalgorithm = "{evil}:Reinforce"\n')
+    with pytest.raises(TrustError, match=r"algorithm = .*evil.py:Reinforce"):
+        hurtle.train(config=config, total_steps=256, runs=tmp_path, **HOW)
+    assert not mark.exists()
+
+    run = hurtle.train("cartpole", algorithm=NAME, total_steps=256, runs=tmp_path, name="run", **HOW)
+    shipped = tmp_path / "shipped"
+    shutil.copytree(run.path, shipped)
+    text = (shipped / "config.toml").read_text()
+    (shipped / "config.toml").write_text(text.replace(str(EXAMPLE), str(evil)))
+    with pytest.raises(TrustError):
+        hurtle.train(resume=shipped, total_steps=512)
+    assert not mark.exists()
+    hurtle.load(run.path)  # needs no algorithm
+
+
+def test_a_class_that_cannot_be_found_again(tmp_path):
+    class Idle(Learner):
+        @dataclass(frozen=True)
+        class Config(AlgorithmConfig):
+            """Nothing."""
+
+        def __init__(self, policy, config, setup):
+            self.policy = policy
+
+        def update(self, rollout, progress=0.0):
+            assert rollout.num_valid
+            return {"idle": 1.0}
+
+        def weights(self):
+            return Weights.of(self.policy)
+
+    run = hurtle.train("cartpole", algorithm=Idle, total_steps=256, runs=tmp_path, **HOW)
+    assert 'algorithm = "Idle"' in (run.path / "config.toml").read_text()
+    assert hurtle.train(resume=run, algorithm=Idle, total_steps=512).steps == 512
+
+
+def test_what_is_no_algorithm():
+    with pytest.raises(HurtleError, match="is not an algorithm: it needs `update"):
+        algorithm_name(dict)
+
+    class NoSteps:
+        @dataclass
+        class Config:
+            gamma: float = 0.9
+
+        def update(self): ...
+
+    with pytest.raises(HurtleError, match="Config needs a field num_steps with a default"):
+        algorithm_name(NoSteps)
+    with pytest.raises(UnknownNameError, match="Did you mean ppo"):
+        find_algorithm("pp0")
+
+
+def test_ours_are_the_files_of_the_folder():
+    assert algorithm_names() == ("a2c", "ppo")
+    assert short_name(NAME) == "reinforce"

@@ -1,0 +1,85 @@
+"""The fused MLP in Triton's interpreter; tests/gpu runs the same checks on a GPU."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+triton = pytest.importorskip("triton")
+
+from checks_mlp import BOX, DISCRETE, check_acting, check_gradients, check_nan  # noqa: E402
+
+from hurtle.policies.build import PolicyConfig, build_policy  # noqa: E402
+from hurtle.policies.mlp import MLP  # noqa: E402
+from hurtle.policies.native_plan import mlp_shape  # noqa: E402
+from hurtle.policies.plain_mlp import UnsupportedError  # noqa: E402
+from hurtle.policies.policy import Policy  # noqa: E402
+
+SPACES = {"choices": DISCRETE, "numbers": BOX}
+
+
+@pytest.mark.parametrize("actions", SPACES)
+@pytest.mark.parametrize("options", [{}, {"activation": "relu"}, {"normalizes": True}], ids=["tanh", "relu", "normalized"])
+def test_acting(actions, options):
+    check_acting(SPACES[actions], **options)
+
+
+@pytest.mark.parametrize("actions", SPACES)
+@pytest.mark.parametrize("clip_values", [True, False])
+def test_gradients(actions, clip_values):
+    check_gradients(SPACES[actions], 1e-5, clip_values=clip_values)
+
+
+def test_gradients_with_relu():
+    check_gradients(DISCRETE, 1e-5, activation="relu")
+
+
+@pytest.mark.parametrize(
+    ("config", "observations", "why"),
+    [
+        (PolicyConfig(hidden_sizes=(64,)), spaces.Box(-1, 1, (4,)), "not two"),
+        (PolicyConfig(hidden_sizes=(64, 32)), spaces.Box(-1, 1, (4,)), "of one width"),
+        (PolicyConfig(separate_networks=False), spaces.Box(-1, 1, (4,)), "share layers"),
+        (PolicyConfig(recurrent="gru"), spaces.Box(-1, 1, (4,)), "has a memory"),
+        (PolicyConfig(), spaces.Box(-1, 1, (99,)), "up to 64 floats"),
+        (PolicyConfig(), spaces.Box(0, 9, (4,), np.uint8), "up to 64 floats"),
+    ],
+)
+def test_other_policies_are_refused_with_a_reason(config, observations, why):
+    with pytest.raises(UnsupportedError, match=why):
+        mlp_shape(build_policy(config, observations, DISCRETE))
+
+
+def test_gradients_of_rounded_operands():
+    check_gradients(DISCRETE, 1e-3, precision="tf32")  # the interpreter's products of bf16 are wrong: only tests/gpu has those
+
+
+def test_a_box_of_integers_is_refused():
+    box = spaces.Box(0, 5, (2,), np.int32)
+    with pytest.raises(UnsupportedError, match="Box of integers"):
+        mlp_shape(build_policy(PolicyConfig(), spaces.Box(-1, 1, (4,)), box))
+
+
+def test_networks_that_only_look_like_an_mlp_are_refused():
+    class Own(MLP):
+        pass
+
+    made = build_policy(PolicyConfig(), spaces.Box(-1, 1, (4,)), DISCRETE)
+    own = Own(spaces.Box(-1, 1, (4,)), made.head)
+    with pytest.raises(UnsupportedError, match="a Own, not an MLP"):
+        mlp_shape(Policy(made.observation_space, made.action_space, own, made.head))
+    for place, module, why in (
+        (1, torch.nn.GELU(), "activation is GELU"),
+        (1, torch.nn.ReLU(), "not two, all with"),
+        (2, torch.nn.LayerNorm(64), "a LayerNorm where a float32 Linear"),
+    ):
+        policy = build_policy(PolicyConfig(), spaces.Box(-1, 1, (4,)), DISCRETE)
+        policy.network.critic_body.hidden[place] = module
+        with pytest.raises(UnsupportedError, match=why):
+            mlp_shape(policy)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+def test_a_gpus_nan_is_not_rounded_away(precision):
+    check_nan(DISCRETE, precision=precision)

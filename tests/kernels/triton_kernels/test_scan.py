@@ -1,0 +1,91 @@
+"""MinGRU's kernels in Triton's interpreter; tests/gpu runs the same checks on a GPU."""
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+from checks_scan import check_memory, check_min_gru, inputs_of  # noqa: E402
+
+from hurtle.errors import HurtleError  # noqa: E402
+from hurtle.kernels.triton.scan import LANES, STEPS, min_gru, min_gru_reference  # noqa: E402
+from hurtle.policies import recurrent  # noqa: E402
+
+
+@pytest.mark.parametrize("kind", ["none", "some", "all"])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 5), (STEPS, 4, 16), (2 * STEPS + 3, 3, 7)])
+def test_values_and_gradients(shape, kind):
+    check_min_gru(*shape, kind)
+
+
+def test_more_lanes_than_a_program_has():
+    check_min_gru(3, 3, LANES + 1)
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
+def test_half_precision(stored):
+    check_min_gru(11, 3, 6, stored=stored, tolerance=1e-2)
+    check_min_gru(11, 3, 6, stored=stored, dtype=torch.bfloat16, tolerance=2e-2)
+
+
+def test_half_precision_is_that_of_what_is_stored_alone():
+    terms, starts, state = inputs_of(30, 3, 6, "some", "cpu")
+    terms = terms.bfloat16()
+    torch.testing.assert_close(
+        min_gru(terms, starts, state), min_gru_reference(terms.float(), starts, state), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_gates_that_are_wide_open_or_shut():
+    check_min_gru(6, 2, 4, spread=100.0)
+
+
+def test_gradients_that_are_not_contiguous():
+    terms, starts, state = inputs_of(5, 3, 4, "some", "cpu")
+    terms.requires_grad_()
+    found, expected = (torch.autograd.grad(f(terms, starts, state).sum(), terms)[0] for f in (min_gru, min_gru_reference))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_one_step_without_gradients():
+    terms, starts, state = inputs_of(1, 4, 6, "some", "cpu")
+    with torch.no_grad():
+        hidden = min_gru(terms, starts, state)
+    assert not hidden.requires_grad
+    torch.testing.assert_close(hidden, min_gru_reference(terms, starts, state), rtol=1e-5, atol=1e-6)
+
+
+def test_no_rows():
+    terms, state = torch.zeros(3, 0, 8, requires_grad=True), torch.zeros(0, 4)
+    hidden = min_gru(terms, None, state)
+    hidden.sum().backward()
+    assert hidden.shape == (3, 0, 4)
+    assert terms.grad.shape == terms.shape
+
+
+def test_the_memory_gives_the_same_with_the_kernel(monkeypatch):
+    calls = []
+    monkeypatch.setattr(recurrent, "_takes_min_gru", lambda terms, state: calls.append(1) or terms.dtype == torch.float32)
+    check_memory("mingru")
+    assert calls
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_the_unrolled_cells_are_those_of_the_layers(name, monkeypatch):
+    monkeypatch.setattr(recurrent._TorchMemory, "_is_unrolled", lambda self, features: features.dtype == torch.float32)
+    check_memory(name)
+
+
+@pytest.mark.parametrize(
+    ("terms", "starts", "state", "why"),
+    [
+        (torch.zeros(3, 2, 8), None, torch.zeros(2, 5), r"terms \[T, B, 2F\]"),
+        (torch.zeros(0, 2, 8), None, torch.zeros(2, 4), "one step or more"),
+        (torch.zeros(3, 2, 8), torch.zeros(3, 2), torch.zeros(2, 4), "starts must be bool"),
+        (torch.zeros(3, 2, 8), torch.zeros(2, 3, dtype=torch.bool), torch.zeros(2, 4), "starts must be bool"),
+        (torch.zeros(3, 2, 8).double(), None, torch.zeros(2, 4), "float32, bfloat16 or float16"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(terms, starts, state, why):
+    with pytest.raises(HurtleError, match=why):
+        min_gru(terms, starts, state)
