@@ -100,8 +100,8 @@ def split(settings: dict[str, int], rounds: int) -> dict[str, float]:
 def collect_stages(parts: Parts, rounds: int) -> dict[str, float]:
     collector: Any = parts.collector
     plan, rows, steps = collector._plan, collector.rows.num_rows, parts.rollout.num_steps
-    batch, compiled = collector._batch, collector._functions.collect_envs
-    whole = best(lambda: compiled(batch.handle, collector._job, batch.actions, 0, steps, 0, collector.rows.num_envs), rounds)
+    batch, compiled, job = collector._batch, collector._collect_envs, collector._job
+    whole = best(lambda: compiled(job, collector._like, 0, steps, 0, collector.rows.num_envs), rounds)
     step = batch.functions.step_envs
     envs = best(lambda: [step(batch.handle, batch.actions, True, 0, collector.rows.num_envs) for _ in range(10)], rounds) / 10
     tile, count, last = Tile(plan), min(rows, TILE), len(plan.layers)

@@ -28,7 +28,7 @@ POLICY_FIELDS = ("inputs", "actions", "log_probs", "values")
 LEARNER_FIELDS = ("final_values", "last_values", "advantages", "returns")
 """Fields that `collect.postprocess` fills."""
 FIELDS = ("obs", "masks", *OUTCOMES, *POLICY_FIELDS, *LEARNER_FIELDS)
-"""All fields that compiled code writes. `JOB_ARRAYS` in collect/rollout_job.py has a place for each."""
+"""All fields that compiled code writes. `JOB_ARRAYS` in kernels/cpu/rollout_job.py has a place for each."""
 
 
 class Done(Flag):

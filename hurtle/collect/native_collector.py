@@ -6,7 +6,6 @@ same fields as `GeneralCollector`, which defines them. Knows nothing of losses.
 
 from __future__ import annotations
 
-import sys
 from time import perf_counter
 from typing import Any
 
@@ -18,16 +17,16 @@ from torch import Tensor
 from hurtle.buffers.rollout import FIELDS, Done, Rollout
 from hurtle.collect.inference import Actor
 from hurtle.collect.postprocess import Postprocess
-from hurtle.collect.rollout_job import JOB, ROLLOUT
 from hurtle.collect.rows import VecRows
 from hurtle.contracts import Collector, Episodes, Weights
 from hurtle.errors import ActionError, HurtleError, NonFiniteError, UnsupportedError
 from hurtle.kernels import error_codes
+from hurtle.kernels.cpu.rollout_job import JOB
 from hurtle.kernels.loader import load_kernels
 from hurtle.native.batch import PLAY_SECONDS, CpuBatch
-from hurtle.native.batch_arrays import address_struct, aligned_zeros
+from hurtle.native.batch_arrays import address_table, aligned_zeros
 from hurtle.native.bounds import OutOfBounds
-from hurtle.native.build import COMPILING, Program, build
+from hurtle.native.build import COMPILING
 from hurtle.native.threads import SHARD_GRAIN, ShardThreads, thread_count
 from hurtle.policies.action_transform import ActionTransform
 from hurtle.policies.build import build_policy
@@ -99,12 +98,14 @@ class NativeCollector(Collector):
         self._cuts = np.zeros(self.num_rows, np.int64)  # episodes of this rollout that were truncated
         self._episodes = _EpisodeLog(vec, 0)
         self._known: list[Any] = []  # addresses and shapes of the last rollout's fields
-        self._job = np.zeros(max(JOB.values()) + 1, np.int64)  # the arguments of compiled code, see rollout_job.JOB
+        self._job = np.zeros(max(JOB.values()) + 1, np.int64)  # the arguments of compiled code, see kernels/cpu/rollout_job.py
         self._kept: dict[str, np.ndarray] = {}  # arrays that the job points to and nobody else keeps alive
         self._describe_envs()
         self._describe_policy()
-        self._program = _compiled(vec, self._batch, self._job)
-        self._functions = self._program.functions
+        self._like = self._batch.arrays.obs.ravel()[:0]
+        with COMPILING:
+            self._collect_envs = load_kernels().rollout.collect_envs
+            self._collect_envs(self._job, self._like, 0, 0, 0, 0)
         few = max(1, self.num_rows // ROWS_PER_THREAD)
         self._threads = ShardThreads(self.rows.num_envs, thread_count(num_threads, self.rows.num_envs if num_threads else few))
         self._shards = [_Shard(self._batch, self._starts, lo, hi) for lo, hi in self._threads.shards]
@@ -192,15 +193,15 @@ class NativeCollector(Collector):
         """Take about 0.1 s worth of steps, at most to the end of the rollout. Returns the number of steps taken."""
         size = min(self._slice, rollout.num_steps - first)
         began = perf_counter()
-        arguments = {shard.lo: (shard.handle, shard.job(self._job), shard.actions) for shard in self._shards}
+        jobs = {shard.lo: shard.job(self._job) for shard in self._shards}
 
         def job(lo: int, hi: int) -> int:
-            return self._functions.collect_envs(*arguments[lo], first, first + size, lo, hi)
+            return self._collect_envs(jobs[lo], self._like, first, first + size, lo, hi)
 
         try:
             error_code = min(self._threads.run(job))
         except OutOfBounds as error:
-            raise self._program.out_of_bounds(error) from None
+            raise self._batch.out_of_bounds(error) from None
         finally:
             self.steps += size
             self.actor.steps += size
@@ -248,6 +249,22 @@ class NativeCollector(Collector):
         actions = "env_numbers" if isinstance(self.vec.agent_action_space, spaces.Box) else "env_choices"
         self._tell(**{actions: self._batch.actions})
         self._tell(streams=self.actor.streams, drawn=self.actor.steps, beginning=self._starts, cuts=self._cuts)
+        spec, address = self._batch.spec, self._batch.functions.address
+        self._tell_numbers(
+            num_rows=self.num_rows,
+            num_agents=self.rows.num_agents,
+            num_inputs=spec.obs_size // spec.num_agents,
+            list_length=load_kernels().sparse.list_length(spec.obs_size // spec.num_agents),
+            is_box=isinstance(spec.action_space, spaces.Box),
+            has_present=spec.has_present,
+            env_has_mask=spec.has_mask,
+            num_metrics=len(spec.env.metrics),
+            max_steps=spec.max_steps,
+            first_illegal=address("first_illegal"),
+            step_envs=address("step_envs"),
+            handle=self._batch.handle.ctypes.data,
+            actions=self._batch.actions.ctypes.data,
+        )
 
     def _describe_policy(self) -> None:
         plan, head, normalizer = self._plan, self.policy.head, self.policy.normalizer
@@ -261,7 +278,6 @@ class NativeCollector(Collector):
         with COMPILING:
             self._tell_numbers(forward=kernels.network.addresses()[0], sample=kernels.head_calls.sample_address(plan.head_kind))
         self._tell_numbers(
-            num_rows=self.num_rows,
             scratch_size=kernels.heads.scratch_size(plan.head_kind, plan.nvec),
             is_shared=plan.shared,
             is_scaled=plan.scales,
@@ -351,21 +367,20 @@ class _Shard:
 
     def __init__(self, batch: CpuBatch, starts: np.ndarray, lo: int, hi: int):
         self.lo = lo
-        self.handle, self.actions = batch.handle, batch.actions
         self._own: dict[str, np.ndarray] = {}
         if lo % SHARD_GRAIN == 0 and (hi % SHARD_GRAIN == 0 or hi == batch.num_envs):
             return  # it shares no cache line
         small = {name: array for name, array in batch.arrays._asdict().items() if name not in LARGE_ARRAYS}
         own = {name: aligned_zeros(array.shape, array.dtype) for name, array in small.items()}
-        self.handle = address_struct(batch.arrays._replace(**own))
-        self.actions = aligned_zeros(batch.actions.shape, batch.actions.dtype)
+        self._handle = address_table(batch.arrays._replace(**own))
+        self._actions = aligned_zeros(batch.actions.shape, batch.actions.dtype)
         beginning = aligned_zeros(starts.shape, starts.dtype)
-        pairs = [(small[name], own[name]) for name in own] + [(batch.actions, self.actions)]
+        pairs = [(small[name], own[name]) for name in own] + [(batch.actions, self._actions)]
         pairs.append((starts.reshape(batch.num_envs, -1), beginning.reshape(batch.num_envs, -1)))
         exchanged = [(shared[lo:hi].ctypes.data, mine[lo:hi].ctypes.data, mine[lo:hi].nbytes) for shared, mine in pairs]
         actions = "env_numbers" if isinstance(batch.spec.action_space, spaces.Box) else "env_choices"
         self._own = {f"env_{name}": array for name, array in own.items()}
-        self._own |= {actions: self.actions, "beginning": beginning, "exchanged": np.array(exchanged, np.int64)}
+        self._own |= {actions: self._actions, "beginning": beginning, "exchanged": np.array(exchanged, np.int64)}
 
     def job(self, job: np.ndarray) -> np.ndarray:
         """The arguments of compiled code for this shard."""
@@ -374,6 +389,7 @@ class _Shard:
         own = job.copy()
         for name, array in self._own.items():
             own[JOB[name]], own[JOB[name] + 1] = array.ctypes.data, array.size
+        own[JOB["handle"]], own[JOB["actions"]] = self._handle.ctypes.data, self._actions.ctypes.data
         return own
 
 
@@ -446,23 +462,8 @@ def _check_spaces(vec: NativeVecEnv, policy: Policy) -> None:
             raise HurtleError(f"The policy's {what} are {given}, those of the vector {own}: build it for the vector's spaces.")
 
 
-def _compiled(vec: NativeVecEnv, batch: CpuBatch, job: np.ndarray) -> Program:
-    """The functions of the env with a policy, compiled or loaded from the disk cache."""
-    from numba.core.errors import NumbaError
-
-    with COMPILING:
-        program = build(vec.native_spec, "cpu", ROLLOUT)
-        if program.is_new:
-            print(f"hurtle: compiling {vec.native_spec.name} with its policy (first run only) …", file=sys.stderr, flush=True)
-        try:
-            program.functions.collect_envs(batch.handle, job, batch.actions, 0, 0, 0, 0)
-        except NumbaError as error:
-            raise program.explain(error) from None
-        return program
-
-
 def _action_arrays(transform: ActionTransform) -> dict[str, np.ndarray]:
-    """The constants of the action rule; compiled code names them as rollout_job.py does."""
+    """The constants of the action rule; compiled code names them as kernels/cpu/rollout_job.py does."""
     if not transform.low.size:
         return {"action_start": transform.start}
     bounds = {"bound_low": transform.least, "bound_high": transform.greatest}

@@ -28,7 +28,7 @@ def episode_starts(
 ) -> EpisodeStarts:
     """Which rows start an episode with the next step; the first step of an absent agent may be further off.
 
-    This is the reference. Compiled code repeats it: `write_outcomes` in collect/rollout_loops.py and `outcome_row` in
+    This is the reference. Compiled code repeats it: `write_outcomes` in kernels/cpu/rollout.py and `outcome_row` in
     kernels/device_rows.py; tests/collect/test_native_collector.py and test_device_collector.py hold them equal.
 
     Args:

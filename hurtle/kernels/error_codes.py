@@ -1,7 +1,7 @@
 """Errors that compiled rollouts report as numbers: the one table of kinds for the CPU and the GPU.
 
 A code is `step * KINDS + kind` of one row (the CPU puts the row behind it), so that the smallest code is the first error.
-`first_error` in collect/rollout_loops.py and `outcome_row` in device_rows.py write them; a change here needs both recompiled.
+`first_error` in cpu/rollout.py and `outcome_row` in device_rows.py write them.
 """
 
 POLICY, ACTION, REWARD, FINAL_OBSERVATION, OBSERVATION, KINDS = range(6)

@@ -79,7 +79,7 @@ def gae_reference(
     valid: Any = None,
     out: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The reference for `gae`; float64 inside. cpu/advantages.py, collect/rollout_loops.py and cuda_columns.py repeat it."""
+    """The reference for `gae`; float64 inside. cpu/advantages.py, kernels/cpu/rollout.py and cuda_columns.py repeat it."""
     steps, columns = np.shape(rewards)
     out = np.empty((steps, columns), np.float32) if out is None else out
     for n in range(columns):

@@ -17,9 +17,12 @@ from pathlib import Path
 from types import ModuleType
 
 from hurtle.kernels.cpu import host
+from hurtle.native import intrinsics
 from hurtle.native.build import COMPILING, cache_folder
 
 SOURCE = Path(__file__).parent / "cpu"
+IMPORTED = (Path(__file__).parent / "error_codes.py", Path(intrinsics.__file__))
+"""Files outside the package whose constants and code are compiled into it."""
 
 
 @cache
@@ -27,7 +30,7 @@ def load_kernels() -> ModuleType:
     """The kernels package; `load_kernels().gemm` and so on are its modules."""
     with COMPILING:
         files = sorted(SOURCE.glob("*.py"))
-        name = f"hurtle_generated_kernels_{host.WIDTH}{'_checked' * host.CHECKED}_{_digest(files)}"
+        name = f"hurtle_generated_kernels_{host.WIDTH}{'_checked' * host.CHECKED}_{_digest([*files, *IMPORTED])}"
         folder = cache_folder() / name
         if folder.exists() and _digest(sorted(folder.glob("*.py"))) != _digest(files):  # damaged or edited
             shutil.rmtree(folder)

@@ -47,7 +47,7 @@ def uniforms(streams: np.ndarray, steps: np.ndarray, count: int) -> np.ndarray:
 
 
 def uniforms_reference(streams: np.ndarray, steps: np.ndarray, count: int) -> np.ndarray:
-    """The reference for `uniforms`, in Python's integers. collect/rollout_loops.py and device_rows.py repeat it."""
+    """The reference for `uniforms`, in Python's integers. kernels/cpu/rollout.py and device_rows.py repeat it."""
     out = np.empty((len(streams), count), np.float32)
     for n, (stream, step) in enumerate(zip(streams.tolist(), steps.tolist(), strict=True)):
         for k in range(count):

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from hurtle.errors import ActionError, HurtleError
+from hurtle.errors import ActionError, EnvIndexError, HurtleError
 from hurtle.native import python_target
-from hurtle.native.batch_arrays import address_struct, aligned_zeros, allocate, apply_options, seed_records
+from hurtle.native.batch_arrays import address_table, aligned_zeros, allocate, apply_options, seed_records
 from hurtle.native.bounds import OutOfBounds
-from hurtle.native.build import COMPILING, build
+from hurtle.native.build import COMPILING, CpuFunctions, build
 from hurtle.native.env import EnvSpec
 from hurtle.native.rng import ACTION_STREAM, seed_range, stream_states
 from hurtle.native.threads import ShardThreads, free_cores
@@ -46,13 +46,11 @@ class CpuBatch:
         self.actions = aligned_zeros((num_envs, *spec.agents_shape, *spec.action_shape), spec.action_dtype)
         self.played = 0  # steps that `play` has taken; the next call continues from there
         self._play_slice = max(1, 10_000 // num_envs)  # steps in the first slice; the time it takes sets the size of the next
-        # What `functions` take in place of the arrays: a struct of their addresses, or the arrays themselves, checked.
-        self.handle = python_target.checked(self.arrays) if debug else address_struct(self.arrays)
+        # What `functions` take in place of the arrays: their addresses, or the arrays themselves, checked.
+        self.handle = python_target.checked(self.arrays) if debug else address_table(self.arrays)
         with COMPILING:
             self._program = build(spec, "python" if debug else "cpu")
-            self.functions = self._program.functions
-            if not debug:
-                self._compile()
+            self.functions = self._program.functions if debug else self._compiled()
         self._choose_threads(1 if debug else num_threads)
 
     def seed(self, seeds: np.ndarray, chosen: np.ndarray) -> None:
@@ -68,7 +66,7 @@ class CpuBatch:
         try:
             self.functions.reset_envs(self.handle, chosen, 0, self.num_envs)
         except OutOfBounds as error:
-            raise self._program.out_of_bounds(error) from None
+            raise self.out_of_bounds(error) from None
 
     def step(self, actions: np.ndarray, same_step: bool = True) -> int:
         """Step all envs; returns the number of agents' episodes that ended.
@@ -91,7 +89,7 @@ class CpuBatch:
                 return self._trial_step(actions, same_step)
             return sum(self._threads.run(partial(self.functions.step_envs, self.handle, actions, same_step)))
         except OutOfBounds as error:
-            raise self._program.out_of_bounds(error) from None
+            raise self.out_of_bounds(error) from None
 
     def step_with(self, actions: np.ndarray) -> None:
         """Step all envs with a copy of `actions`."""
@@ -123,12 +121,16 @@ class CpuBatch:
                 else:
                     ended += sum(self._threads.run(partial(self.functions.play_envs, *args)))
             except OutOfBounds as error:
-                raise self._program.out_of_bounds(error) from None
+                raise self.out_of_bounds(error) from None
             done += size
             pace = PLAY_SECONDS / (time.perf_counter() - began + 1e-9)
             self._play_slice = max(1, int(size * min(8.0, pace)))
         self.played += num_steps
         return ended
+
+    def out_of_bounds(self, error: OutOfBounds) -> EnvIndexError:
+        """The error for an index out of bounds in this env's compiled code."""
+        return self._program.out_of_bounds(error)
 
     def __reduce__(self) -> Any:
         raise HurtleError("Native envs cannot be copied or pickled: compiled code holds their addresses. Make new ones.")
@@ -167,16 +169,12 @@ class CpuBatch:
                 self._threads = None
         return ended
 
-    def _compile(self) -> None:
+    def _compiled(self) -> CpuFunctions:
         """Compile, or load from the disk cache, before the first call, so that errors come early and name the author's line."""
-        from numba.core.errors import NumbaError
-
         if self._program.is_new:
             print(f"hurtle: compiling {self.spec.name} (first run only) …", file=sys.stderr, flush=True)
-        chosen = np.ones(self.num_envs, np.bool_)
-        try:
-            self.functions.reset_envs(self.handle, chosen, 0, 0)
-            self.functions.first_illegal(self.actions, 0, 0)
-            self.functions.step_envs(self.handle, self.actions, True, 0, 0)
-        except NumbaError as error:
-            raise self._program.explain(error) from None
+        functions = CpuFunctions(self._program)
+        functions.reset_envs(self.handle, np.ones(self.num_envs, np.bool_), 0, 0)
+        functions.first_illegal(self.actions, 0, 0)
+        functions.step_envs(self.handle, self.actions, True, 0, 0)
+        return functions

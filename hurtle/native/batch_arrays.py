@@ -1,6 +1,6 @@
 """The arrays of a batch of envs: one table of names, shapes, dtypes and meanings.
 
-table → allocated arrays (`Arrays`) → one struct of addresses, which is what compiled code on the CPU takes.
+table → allocated arrays (`Arrays`) → their addresses, which is what compiled code on the CPU takes.
 """
 
 from __future__ import annotations
@@ -76,27 +76,44 @@ def aligned_zeros(shape: Shape, dtype: Any) -> np.ndarray:
     return memory[first : first + size].view(dtype).reshape(shape)
 
 
-def address_struct(arrays: Arrays) -> np.ndarray:
-    """One record with the address of each array, and the number of envs."""
-    struct = np.zeros(1, np.dtype([(name, np.uint64) for name in Arrays._fields] + [("num_envs", np.int64)]))
-    for name, array in arrays._asdict().items():
-        struct[name] = array.ctypes.data
-    struct["num_envs"] = len(arrays.envs)
-    return struct
+def address_table(arrays: Arrays) -> np.ndarray:
+    """The address of each array, then the number of envs; the caller keeps the arrays alive."""
+    return np.array([*(array.ctypes.data for array in arrays), len(arrays.envs)], np.int64)
 
 
 def unpack_source(spec: EnvSpec) -> str:
-    """The generated `unpack(handle)`, which turns the struct of addresses back into arrays inside compiled code."""
-    lines = []
-    for name, (shape, dtype) in array_table(spec, 1).items():
-        kind = "RECORD" if name == "envs" else "np.bool_" if dtype is np.bool_ else f"np.{np.dtype(dtype).name}"
-        dims = ", ".join(["n", *map(str, shape[1:])])
-        lines.append(f"        array_at(p.{name}, ({dims},), {kind}),")
-    return (
-        "@jit\ndef unpack(handle):\n    p = handle[0]\n    n = p.num_envs\n    return Arrays(\n"
-        + "\n".join(lines)
-        + "\n    )\n"
-    )
+    """The generated functions that turn addresses back into arrays inside compiled code."""
+    table = array_table(spec, 1) | {"envs": ((1,), "RECORD")}
+    arrays = [_array_source(f"p[{k}]", *array) for k, array in enumerate(table.values())]
+    actions = _array_source("address", (1, *spec.agents_shape, *spec.action_shape), spec.action_dtype)
+    return f"""\
+@jit
+def unpack(handle):
+    p = array_at(handle, ({len(table) + 1},), np.int64)
+    n = p[{len(table)}]
+    return Arrays({", ".join(arrays)})
+
+
+@viewing
+def actions_at(address, n):
+    return {actions}
+
+
+@viewing
+def flags_at(address, n):
+    return {_array_source("address", (1,), np.bool_)}
+
+
+@viewing
+def seeds_at(address, n):
+    return {_array_source("address", (1,), np.uint64)}
+"""
+
+
+def _array_source(address: str, shape: Shape, dtype: Any) -> str:
+    """The array of n rows at an address, as an expression."""
+    kind = dtype if isinstance(dtype, str) else "np.bool_" if dtype is np.bool_ else f"np.{np.dtype(dtype).name}"
+    return f"array_at({address}, ({', '.join(['n', *map(str, shape[1:])])},), {kind})"
 
 
 def seed_records(spec: EnvSpec, records: np.ndarray, seeds: np.ndarray, chosen: np.ndarray) -> None:

@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -67,22 +67,13 @@ COMPILING = _Compiling()
 
 
 @dataclass(frozen=True)
-class Extension:
-    """Code that another package appends to an env's CPU module, so that both are compiled together."""
-
-    name: str
-    source: Callable[[EnvSpec], str]
-    """The source to append for an env."""
-
-
-@dataclass(frozen=True)
 class Program:
     """One env compiled for one target."""
 
     spec: EnvSpec
     target: str
     functions: Any
-    """The module (or namespace) with the entry points of cpu_loops.py or cuda_loops.py."""
+    """The module (or namespace) with the entry points of cpu_loops.py or cuda_loops.py; see `CpuFunctions`."""
     lines: dict[int, tuple[str, int]] = field(default_factory=dict)
     """Line of the generated module → the author's file and line."""
     sites: list[Site] = field(default_factory=list)
@@ -110,36 +101,76 @@ class Program:
         return EnvCodeError(code_message(file, line, self.spec.name, problem, hint))
 
 
-def build(spec: EnvSpec, target: str, extension: Extension | None = None) -> Program:
+class CpuFunctions:
+    """The entry points of cpu_loops.py for one env, to be called from Python with arrays.
+
+    Args:
+        program: The env, built for the CPU.
+
+    Raises:
+        EnvCodeError: The env's code cannot be compiled; names the author's line.
+    """
+
+    def __init__(self, program: Program):
+        self._program, self._calls = program, _shared("env_calls.py")
+        self.reset_envs, self.first_illegal = self._bound("reset_envs"), self._bound("first_illegal")
+        self.step_envs = self._bound("step_envs")
+
+    @cached_property
+    def play_envs(self) -> Callable[..., int]:
+        """Compiled when it is first used."""
+        with COMPILING:
+            return self._bound("play_envs")
+
+    def address(self, name: str) -> int:
+        """The address of an entry point, for `intrinsics.call_env`; compiled, or loaded from the disk cache."""
+        from numba import types
+        from numba.core.errors import NumbaError
+
+        function = getattr(self._program.functions, name)
+        signature = (types.int64,) * function.py_func.__code__.co_argcount
+        try:
+            function.compile(signature)
+        except NumbaError as error:
+            raise self._program.explain(error) from None
+        compiled = function.overloads[signature]
+        return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+
+    def _bound(self, name: str) -> Callable[..., int]:
+        return partial(getattr(self._calls, name), self.address(name))
+
+
+def build(spec: EnvSpec, target: str) -> Program:
     """Make an env runnable on a target.
 
     Args:
         spec: The checked env.
         target: "cpu", "cuda" or "python" (uncompiled, for the debugger).
-        extension: Code to compile together with the env; "cpu" only.
 
     Raises:
         EnvCodeError: The env's code cannot be compiled.
     """
     try:
-        return _build(spec, target, extension)
+        return _build(spec, target)
     except EnvCodeError as error:  # hide the rewriter's frames: they mean nothing to an author
         raise error.with_traceback(None) from None
 
 
-def _build(spec: EnvSpec, target: str, extension: Extension | None) -> Program:
+def _build(spec: EnvSpec, target: str) -> Program:
     if target == "python":
         return Program(spec, target, uncompiled_functions(spec))
     text, lines, sites = generate(spec, target)
-    if extension is not None:
-        text = f"{text}\n\n{extension.source(spec)}"
-    name = f"{_snake(spec.name)}_{extension.name if extension else target}_{_digest(text)}"
-    path = cache_folder() / f"{name}.py"
-    is_new = not path.exists()
+    name = f"{_snake(spec.name)}_{target}_{_digest(text)}"
+    is_new = not (cache_folder() / f"{name}.py").exists()
     if is_new:
         probe(spec)
-        _write_atomically(path, text)
-    return Program(spec, target, _import(name, path), lines, sites, is_new)
+    return Program(spec, target, _imported(name, text), lines, sites, is_new)
+
+
+def _shared(file: str) -> ModuleType:
+    """A source of this folder, imported from a copy in the cache folder."""
+    text = (HERE / file).read_text(encoding="utf-8")
+    return _imported(f"{Path(file).stem}_{_digest(text)}", text)
 
 
 @cache
@@ -166,8 +197,11 @@ def _write_atomically(path: Path, text: str) -> None:
     Path(file.name).replace(path)
 
 
-def _import(name: str, path: Path) -> ModuleType:
-    full = f"hurtle_generated_{name}"
+def _imported(name: str, text: str) -> ModuleType:
+    """The module of that text, from a file in the cache folder."""
+    full, path = f"hurtle_generated_{name}", cache_folder() / f"{name}.py"
+    if not path.exists():
+        _write_atomically(path, text)
     if full not in sys.modules:
         found = importlib.util.spec_from_file_location(full, path)
         assert found is not None

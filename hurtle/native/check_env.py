@@ -151,8 +151,8 @@ def _wide_arithmetic(program: Program, batch: CpuBatch) -> set[str]:
     """The author's lines that compute in float64, which is slow on a GPU, or unsigned: usually an int meets a float."""
     from numba import njit, types
 
-    fresh = njit(nogil=True, error_model="numpy")(program.functions.step_envs.py_func)  # the cache has no types
-    fresh(batch.handle, batch.actions, True, 0, 0)
+    fresh = njit(error_model="numpy")(program.functions.step_envs.py_func)  # the cache has no types
+    fresh(batch.handle.ctypes.data, batch.actions.ctypes.data, 1, 0, 0)
     advice = {
         types.float64: "is computed in float64: an int meets a float32; write 2.0 instead of 2, float(n) instead of n",
         types.uint64: "is computed unsigned: a small difference wraps around; read State fields directly, or use int(…)",

@@ -38,10 +38,11 @@ i8 = np.int64
 INNER = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # not for Python to call
 part = njit(_nrt=False, pipeline_class=InnerCompiler, **INNER)  # it allocates nothing, so no references are counted
 jit = njit(forceinline=True, _nrt=False, pipeline_class=InnerCompiler, **INNER)
+viewing = njit(forceinline=True, _nrt=True, pipeline_class=InnerCompiler, **INNER)  # it returns an array
 
 
 def entry(function):
-    return compile_once(njit(nogil=True, error_model="numpy", cache=True, _nrt=True)(function))
+    return compile_once(njit(cache=True, _nrt=True, **INNER)(function))
 
 """,
     "cuda": """\

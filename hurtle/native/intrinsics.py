@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.arrayobj import np_cfarray
 
@@ -19,3 +20,20 @@ def array_at(typing_context: Any, address: Any, shape: Any, dtype: Any) -> Any:
         return np_cfarray(context, builder, array(types.voidptr, shape), (pointer, args[1]))
 
     return array(address, shape, dtype), codegen
+
+
+@intrinsic
+def call_env(typing_context: Any, address: Any, numbers: Any) -> Any:
+    """Call a compiled entry point of int64 by its address; what it raises is raised here."""
+    count = len(numbers)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        convention, given = context.call_conv, [types.int64] * count
+        pointer = builder.inttoptr(args[0], convention.get_function_type(types.int64, given).as_pointer())
+        values = cgutils.unpack_tuple(builder, args[1], count)
+        status, result = convention.call_function(builder, pointer, types.int64, given, values)
+        with cgutils.if_unlikely(builder, status.is_error):
+            convention.return_status_propagate(builder, status)
+        return result
+
+    return types.int64(types.int64, types.UniTuple(types.int64, count)), codegen

@@ -68,7 +68,19 @@ def _at(index: Any, length: Any, *site: Any) -> Any:
 
 
 def unpack(handle: Any) -> Any:
-    """The `Arrays` behind a struct of their addresses."""
+    """The `Arrays` of a batch; on the CPU `handle` is the address of `address_table`."""
+
+
+def actions_at(address: Any, n: int) -> Any:
+    """The actions of n envs."""
+
+
+def flags_at(address: Any, n: int) -> Any:
+    """One bool per env."""
+
+
+def seeds_at(address: Any, n: int) -> Any:
+    """One uint64 per env."""
 
 
 def call_reset(env: Any, arrays: Any) -> None:

@@ -111,6 +111,9 @@ def namespace() -> dict[str, Any]:
         part=lambda function: function,
         entry=lambda function: function,
         unpack=lambda arrays: arrays,
+        actions_at=lambda actions, n: actions,
+        flags_at=lambda flags, n: flags,
+        seeds_at=lambda seeds, n: seeds,
         action_bits=rng.action_bits,
     )
     return names

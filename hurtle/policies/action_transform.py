@@ -36,7 +36,7 @@ class ActionTransform:
     | copy | used by | test |
     |---|---|---|
     | `ActionHead.env_tensor` | the device gear, exported files | tests/policies/test_action_head.py |
-    | `collect/rollout_loops.py` (`send_choices`, `send_numbers`) | the native gear | tests/collect/test_native_collector.py |
+    | `kernels/cpu/rollout.py` (`send_choices`, `send_numbers`) | the native gear | tests/collect/test_native_collector.py |
     | `kernels/device_rows.py` (`choose_row`, `gauss_row`) | the device gear | tests/kernels/test_device_rows.py |
     | `kernels/triton/mlp.py` (`act`) | the device gear | tests/kernels/triton_kernels/checks_mlp.py |
     | `kernels/cpu/choosing.py` (`write_action`) | compiled policies | tests/deploy/test_compiled.py |

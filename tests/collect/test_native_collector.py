@@ -592,11 +592,7 @@ def test_others_run_meanwhile():
     thread = threading.Thread(target=count)
     thread.start()
     before = counted[0]
-    collector._threads.run(
-        lambda lo, hi: collector._functions.collect_envs(
-            collector._batch.handle, collector._job, collector._batch.actions, 0, 2_000, lo, hi
-        )
-    )
+    collector._threads.run(lambda lo, hi: collector._collect_envs(collector._job, collector._like, 0, 2_000, lo, hi))
     during = counted[0] - before
     stop.set()
     thread.join()

@@ -36,10 +36,18 @@ jit = njit(**_FAST)
 """Compile an inner function, which Python cannot call and which allocates nothing: that takes half the time."""
 allocating = njit(**{**_INNER, "_nrt": True})
 """The same for a function that allocates arrays or raises formatted messages."""
+viewing = njit(**{**_FAST, "_nrt": True, "forceinline": True})
+"""The same for a function that returns a view of memory; it is inlined."""
 inlined = njit(inline="always", **_OPTIONS)
 """Inline a function into each of its callers before LLVM sees it."""
 reordering = njit(**{**_FAST, "fastmath": {"contract", "reassoc"}})
 """Compile a sum whose order does not matter, so that it is vectorized; NaN is preserved."""
+
+_STRICT: dict[str, Any] = {**_FAST, "fastmath": False}
+strict = njit(**_STRICT)
+"""Compile a function whose products and sums must each be rounded, as NumPy's and torch's are."""
+strict_inlined = njit(**{**_STRICT, "forceinline": True})
+strict_allocating = njit(**{**_STRICT, "_nrt": True})
 
 
 def entry(function: Any) -> Any:

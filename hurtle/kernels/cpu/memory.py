@@ -18,20 +18,32 @@ ANY = 1 << 40
 
 def view(dtype: Any, dimensions: int = 1) -> Any:
     """An intrinsic that makes an array from an address and a shape; `numba.carray` takes ten times as long to compile."""
-    array, numbers = types.Array(from_dtype(np.dtype(dtype)), dimensions, "C"), [types.int64] * dimensions
+    array = types.Array(from_dtype(np.dtype(dtype)), dimensions, "C")
+
+    def flat(typing_context: Any, address: Any, size: Any) -> Any:
+        return array(types.int64, types.int64), _made(array)
+
+    def table(typing_context: Any, address: Any, rows: Any, columns: Any) -> Any:
+        return array(types.int64, types.int64, types.int64), _made(array)
+
+    return intrinsic(flat if dimensions == 1 else table)
+
+
+def _array_like(typing_context: Any, address: Any, size: Any, like: Any) -> Any:
+    array = types.Array(like.dtype, 1, "C")
+    return array(types.int64, types.int64, like), _made(array)
+
+
+def _made(array: Any) -> Any:
+    """The code that makes an array of that type from an address, and a shape after it."""
+    shape = types.UniTuple(types.int64, array.ndim)
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
-        shape = context.make_tuple(builder, types.Tuple(numbers), arguments[1:])
-        return np_cfarray(context, builder, array(types.voidptr, types.Tuple(numbers)), (pointer, shape))
+        sizes = context.make_tuple(builder, shape, arguments[1 : 1 + array.ndim])
+        return np_cfarray(context, builder, array(types.voidptr, shape), (pointer, sizes))
 
-    def flat(typing_context: Any, address: Any, size: Any) -> Any:
-        return array(types.int64, types.int64), codegen
-
-    def table(typing_context: Any, address: Any, rows: Any, columns: Any) -> Any:
-        return array(types.int64, types.int64, types.int64), codegen
-
-    return intrinsic(flat if dimensions == 1 else table)
+    return codegen
 
 
 def _address_of(typing_context: Any, array: Any, index: Any) -> Any:
@@ -52,6 +64,8 @@ def _call(typing_context: Any, address: Any, numbers: Any) -> Any:
     return types.void(types.int64, types.UniTuple(types.int64, len(numbers))), codegen
 
 
+array_like: Any = intrinsic(_array_like)
+"""The flat array at an address, of the dtype of another array: `array_like(address, size, like)`."""
 address_of: Any = intrinsic(_address_of)
 """The address of an element of a flat array, or of the first element (index 0) of any other."""
 call: Any = intrinsic(_call)
