@@ -257,11 +257,10 @@ class NativeCollector(Collector):
             list_length=load_kernels().sparse.list_length(spec.obs_size // spec.num_agents),
             is_box=isinstance(spec.action_space, spaces.Box),
             has_present=spec.has_present,
-            env_has_mask=spec.has_mask,
             num_metrics=len(spec.env.metrics),
             max_steps=spec.max_steps,
             first_illegal=address("first_illegal"),
-            step_envs=address("step_envs"),
+            run_envs=address("run_envs"),
             handle=self._batch.handle.ctypes.data,
             actions=self._batch.actions.ctypes.data,
         )
@@ -302,7 +301,8 @@ class NativeCollector(Collector):
             actions = fields.pop("actions")
             is_box = isinstance(self.policy.action_space, spaces.Box)
             self._tell(**fields, choices=None if is_box else actions, numbers=actions if is_box else None)
-            self._tell_numbers(num_steps=rollout.num_steps, has_masks=rollout.masks is not None)
+            has_masks = rollout.masks is not None
+            self._tell_numbers(num_steps=rollout.num_steps, has_masks=has_masks, copies_masks=has_masks and self.has_masks)
             self._tell_finals(rollout)
             self._episodes = _EpisodeLog(self.vec, rollout.num_steps)
             self._tell(**self._episodes.arrays)

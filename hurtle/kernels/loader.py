@@ -17,11 +17,11 @@ from pathlib import Path
 from types import ModuleType
 
 from hurtle.kernels.cpu import host
-from hurtle.native import intrinsics
+from hurtle.native import cpu_loops, intrinsics
 from hurtle.native.build import COMPILING, cache_folder
 
 SOURCE = Path(__file__).parent / "cpu"
-IMPORTED = (Path(__file__).parent / "error_codes.py", Path(intrinsics.__file__))
+IMPORTED = (Path(__file__).parent / "error_codes.py", Path(intrinsics.__file__), Path(cpu_loops.__file__))
 """Files outside the package whose constants and code are compiled into it."""
 
 

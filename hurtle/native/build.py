@@ -14,9 +14,8 @@ import re
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,7 +25,7 @@ from hurtle.native.bounds import OutOfBounds, Site
 from hurtle.native.env import EnvSpec
 from hurtle.native.generate import HERE, generate
 from hurtle.native.language import code_message
-from hurtle.native.uncompiled import probe, uncompiled_functions
+from hurtle.native.uncompiled import UncompiledFunctions, probe
 
 
 class _Compiling:
@@ -102,7 +101,7 @@ class Program:
 
 
 class CpuFunctions:
-    """The entry points of cpu_loops.py for one env, to be called from Python with arrays.
+    """One env's compiled code, to be called from Python with arrays; `env_calls.py` says what the functions do.
 
     Args:
         program: The env, built for the CPU.
@@ -112,18 +111,13 @@ class CpuFunctions:
     """
 
     def __init__(self, program: Program):
-        self._program, self._calls = program, _shared("env_calls.py")
-        self.reset_envs, self.first_illegal = self._bound("reset_envs"), self._bound("first_illegal")
-        self.step_envs = self._bound("step_envs")
-
-    @cached_property
-    def play_envs(self) -> Callable[..., int]:
-        """Compiled when it is first used."""
-        with COMPILING:
-            return self._bound("play_envs")
+        self._program, calls = program, _shared("env_calls.py")
+        run, check = self.address("run_envs"), self.address("first_illegal")
+        self.reset_envs, self.first_illegal = partial(calls.reset_envs, run), partial(calls.first_illegal, check)
+        self.step_envs, self.play_envs = partial(calls.step_envs, run), partial(calls.play_envs, run)
 
     def address(self, name: str) -> int:
-        """The address of an entry point, for `intrinsics.call_env`; compiled, or loaded from the disk cache."""
+        """The address of an entry point of cpu_loops.py, for `intrinsics.call_env`; compiled, or loaded from the disk cache."""
         from numba import types
         from numba.core.errors import NumbaError
 
@@ -135,9 +129,6 @@ class CpuFunctions:
             raise self._program.explain(error) from None
         compiled = function.overloads[signature]
         return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
-
-    def _bound(self, name: str) -> Callable[..., int]:
-        return partial(getattr(self._calls, name), self.address(name))
 
 
 def build(spec: EnvSpec, target: str) -> Program:
@@ -158,7 +149,7 @@ def build(spec: EnvSpec, target: str) -> Program:
 
 def _build(spec: EnvSpec, target: str) -> Program:
     if target == "python":
-        return Program(spec, target, uncompiled_functions(spec))
+        return Program(spec, target, UncompiledFunctions(spec))
     text, lines, sites = generate(spec, target)
     name = f"{_snake(spec.name)}_{target}_{_digest(text)}"
     is_new = not (cache_folder() / f"{name}.py").exists()
@@ -187,7 +178,7 @@ def cache_folder() -> Path:
 
 
 def _digest(text: str) -> str:
-    imported = [(HERE / name).read_bytes() for name in ("intrinsics.py", "pasted.py", "bounds.py")]
+    imported = [(HERE / name).read_bytes() for name in ("intrinsics.py", "pasted.py", "bounds.py", "cpu_loops.py")]
     return hashlib.sha256(b"\0".join([text.encode(), *imported])).hexdigest()[:16]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from hurtle.errors import EnvCodeError
 from hurtle.native.batch import CpuBatch
 from hurtle.native.build import Program, build
+from hurtle.native.cpu_loops import SAME_STEP
 from hurtle.native.cuda_batch import CudaBatch
 from hurtle.native.cuda_support import gpu_is_usable
 from hurtle.native.env import Env, EnvSpec
@@ -151,8 +152,8 @@ def _wide_arithmetic(program: Program, batch: CpuBatch) -> set[str]:
     """The author's lines that compute in float64, which is slow on a GPU, or unsigned: usually an int meets a float."""
     from numba import njit, types
 
-    fresh = njit(error_model="numpy")(program.functions.step_envs.py_func)  # the cache has no types
-    fresh(batch.handle.ctypes.data, batch.actions.ctypes.data, 1, 0, 0)
+    fresh = njit(error_model="numpy")(program.functions.run_envs.py_func)  # the cache has no types
+    fresh(SAME_STEP, batch.handle.ctypes.data, batch.actions.ctypes.data, 0, 0, 1, 0, 0)
     advice = {
         types.float64: "is computed in float64: an int meets a float32; write 2.0 instead of 2, float(n) instead of n",
         types.uint64: "is computed unsigned: a small difference wraps around; read State fields directly, or use int(…)",

@@ -9,7 +9,6 @@ import ast
 import re
 import traceback
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from hurtle.errors import EnvCodeError
 from hurtle.native import python_target
 from hurtle.native.adapters import adapter_source
 from hurtle.native.batch_arrays import aligned_zeros, allocate, seed_records
+from hurtle.native.cpu_loops import NEXT_STEP, PLAY, RESET, SAME_STEP
 from hurtle.native.env import Env, EnvSpec
 from hurtle.native.generate import LOOPS, paste
 from hurtle.native.language import code_message
@@ -28,8 +28,32 @@ from hurtle.native.rng import ACTION_STREAM, stream_states
 PROBE_STEPS = 8
 
 
-def uncompiled_functions(spec: EnvSpec) -> Any:
-    """An env's functions as a module of plain Python: the author's own lines, checked arrays, the reference random streams."""
+class UncompiledFunctions:
+    """One env's functions as plain Python: the author's own lines, checked arrays, the reference random streams.
+
+    They take what those of `CpuFunctions` take.
+    """
+
+    def __init__(self, spec: EnvSpec):
+        names = _namespace(spec)
+        self._run, self.first_illegal, self.sample_action = names["run_envs"], names["first_illegal"], names["sample_action"]
+
+    def reset_envs(self, handle: Any, chosen: np.ndarray, lo: int, hi: int) -> None:
+        """Begin a new episode in the chosen envs of [lo, hi)."""
+        self._run(RESET, handle, chosen, None, 0, 1, lo, hi)
+
+    def step_envs(self, handle: Any, actions: np.ndarray, same_step: bool, lo: int, hi: int) -> int:
+        """Step envs [lo, hi); returns the number of episodes that ended."""
+        return self._run(SAME_STEP if same_step else NEXT_STEP, handle, actions, None, 0, 1, lo, hi)
+
+    def play_envs(
+        self, handle: Any, actions: np.ndarray, seeds: np.ndarray, first_step: int, num_steps: int, lo: int, hi: int
+    ) -> int:
+        """Take `num_steps` uniformly random actions in envs [lo, hi); returns the number of episodes that ended."""
+        return self._run(PLAY, handle, actions, seeds.tolist(), first_step, first_step + num_steps, lo, hi)
+
+
+def _namespace(spec: EnvSpec) -> dict[str, Any]:
     namespace = python_target.namespace()
     namespace["self"] = spec.env  # for the debugger; rewritten code does not use it
     rewritten: Rewritten = rewrite(spec, "python")
@@ -48,9 +72,7 @@ def uncompiled_functions(spec: EnvSpec) -> Any:
         exec(compile(text, f"<hurtle {label}>", "exec"), namespace)
     namespace["zero_obs"] = python_target.zero
     namespace["advance_env"] = namespace["advance_many" if spec.num_agents > 1 else "advance_one"]
-    module = ModuleType(f"{spec.name}_python")
-    vars(module).update(namespace)
-    return module
+    return namespace
 
 
 def probe(spec: EnvSpec) -> None:
@@ -65,7 +87,7 @@ def play_uncompiled(spec: EnvSpec, num_envs: int, num_steps: int, seed: int) -> 
     Raises:
         EnvCodeError: The env's code failed; names the author's line.
     """
-    functions, arrays = uncompiled_functions(spec), allocate(spec, num_envs, aligned_zeros)
+    functions, arrays = UncompiledFunctions(spec), allocate(spec, num_envs, aligned_zeros)
     arrays.present[:] = True
     actions = np.zeros((num_envs, *spec.agents_shape, *spec.action_shape), spec.action_dtype)
     checked, everyone, seeds = python_target.checked(arrays), np.ones(num_envs, np.bool_), np.arange(seed, seed + num_envs)

@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 from hurtle.kernels.error_codes import ACTION, FINAL_OBSERVATION, KINDS, NO_ERROR, OBSERVATION, POLICY, REWARD
+from hurtle.native.cpu_loops import SAME_STEP
 from hurtle.native.intrinsics import call_env
 
 from .head_calls import call_sample
@@ -141,7 +142,7 @@ def store(job, like, t, row, count, x):
     copy(bools(job, J.beginning)[row:], bools(job, J.starts)[at:], count)
     if job[J.has_present]:
         copy(bools(job, J.env_present)[row:], bools(job, J.valid)[at:], count)
-    if job[J.env_has_mask]:
+    if job[J.copies_masks]:
         width = job[J.mask_size]
         copy(bools(job, J.env_mask)[row * width :], bools(job, J.masks)[at * width :], count * width)
 
@@ -261,7 +262,7 @@ def step_shard(job, like, t, lo, hi):
     illegal = call_env(job[J.first_illegal], (job[J.actions], lo, hi))
     if illegal >= 0:
         return (t * KINDS + ACTION) * job[J.num_rows] + illegal * agents
-    call_env(job[J.step_envs], (job[J.handle], job[J.actions], i8(1), lo, hi))
+    call_env(job[J.run_envs], (i8(SAME_STEP), job[J.handle], job[J.actions], i8(0), i8(0), i8(1), lo, hi))
     write_outcomes(job, t, lo * agents, hi * agents)
     if job[J.num_metrics] > 0:
         write_env_ends(job, t, lo, hi)

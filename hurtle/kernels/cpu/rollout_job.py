@@ -52,10 +52,10 @@ JOB_NUMBERS = (
     "max_steps",  # of an episode; 0: no limit
     *("split", "actor", "critic", "head_kind", "num_uniforms", "mask_size", "log_std_at", "work_size", "scratch_size"),
     *("is_shared", "is_scaled", "is_beta", "normalizes"),
-    *("has_masks", "env_has_mask"),  # whether the rollout has masks, and whether the env fills them
+    *("has_masks", "copies_masks"),  # whether the rollout has masks, and whether they come from the env
     "has_advantages",  # whether the rollout computes advantages
     *("forward", "sample"),  # addresses of the network and action kernels
-    *("first_illegal", "step_envs"),  # addresses of the env's entry points, see native/cpu_loops.py
+    *("first_illegal", "run_envs"),  # addresses of the env's entry points, see native/cpu_loops.py
     *("handle", "actions"),  # their arguments: the addresses of the batch's table and of the env's actions
 )
 JOB = {name: 2 * k for k, name in enumerate(JOB_ARRAYS)} | {n: 2 * len(JOB_ARRAYS) + k for k, n in enumerate(JOB_NUMBERS)}
