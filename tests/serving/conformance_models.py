@@ -125,7 +125,7 @@ def make_conformance_config(folder: Path, **options) -> ServeConfig:
     for datatype in DTYPES:
         add(f"identity_{datatype.lower()}", "Identity", parameters={"datatype": datatype})
     add("sum_difference", "SumDifference", max_rows=8)
-    add("slow", "Slow", executor="worker", lanes=1, max_queue=2, parameters={"delay": "0.4"})
+    add("slow", "Slow", executor="worker", lanes=1, max_queue=2, parameters={"delay": "1.0"})
     add("total", "Total")
     add("switch", "Switch", executor="inline")
     repository = folder / "repository"

@@ -285,16 +285,20 @@ def test_a_full_queue_refuses_and_takes_again_when_it_has_run():
 
 def test_cancelled_requests_are_not_run_and_not_answered():
     async def main():
-        executor, answers = Queued(lambda: Doubler(None, {"delay": 0.05}), 1, batch_size=64), Answers()
+        backend, answers = Gated(), Answers()
+        backend.gate = threading.Event()
+        executor = Queued(lambda: backend, 1, batch_size=64)
         running = submit(executor, answers, 1.0)
-        await asyncio.sleep(0.01)
+        while not backend.calls:
+            await asyncio.sleep(0.001)
         waiting = [submit(executor, answers, float(n)) for n in (2, 3, 4)]
         executor.cancel(running)
         executor.cancel(waiting[1])
+        backend.gate.set()
         await answers.wait(2)
         await asyncio.sleep(0.1)
         assert values(answers) == [(2.0, 4.0), (4.0, 8.0)]
-        assert executor.backend.calls == [1, 2]
+        assert backend.calls == [1, 2]
         executor.close()
 
     run(main())

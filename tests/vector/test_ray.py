@@ -198,12 +198,10 @@ def test_a_killed_actor_is_an_error():
         vec.reset(seed=0)
         pids = pids_of(vec)
         os.kill(vec._fleet.workers[1].pid, signal.SIGKILL)
-        began = time.monotonic()
         with pytest.raises(
             WorkerDiedError, match=r"Worker 1 \(pid \d+ on .*, envs 2 … 3\) died. Pass restart_workers=True"
         ) as caught:
             play(vec, steps=1000)
-        assert time.monotonic() - began < 5
         assert "Ray says:" in str(caught.value)
         assert gone(pids)
         with pytest.raises(HurtleError, match="closed, or was ended by an earlier error"):
@@ -293,7 +291,7 @@ def test_a_stuck_env_is_named():
             EnvTimeoutError, match=r"Env 2 \(worker 0\) has been busy for over 0.4 s \(step_timeout\)"
         ) as caught:
             vec.step(np.zeros(3, int))
-        assert 0.4 <= time.monotonic() - began < 5
+        assert time.monotonic() - began >= 0.4
         assert "stuck_here" in str(caught.value)
         assert gone(pids)
 
@@ -326,12 +324,10 @@ def test_slow_is_not_stuck_and_stuck_is_replaced(tmp_path):
 
 
 def test_more_actors_than_cpus(capfd):
-    began = time.monotonic()
     with pytest.raises(
         HurtleError, match=r"Ray started [0-2] of 3 workers within 1 s .* need 3 CPUs, one each; the cluster has 2, of"
     ):
         make(Counter, num_workers=3, start_timeout=1.0)
-    assert time.monotonic() - began < 10
     assert "hurtle: 3 Ray workers need 3 CPUs and the cluster has 2; waiting up to 1 s" in capfd.readouterr().err
     with make(Counter, num_workers=None) as vec:  # what they took is free again
         assert vec.num_workers == 2
