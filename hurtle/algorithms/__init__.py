@@ -1,1 +1,1 @@
-"""Algorithms, one readable file each; they know rollouts and policies, but no envs, processes or devices."""
+"""Algorithms, one readable file each; they know about rollouts and policies, but not envs, processes or devices."""

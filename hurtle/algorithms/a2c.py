@@ -1,6 +1,6 @@
-"""Advantage actor–critic: one gradient step per short rollout, on all of it (the settings: a2c_config.py).
+"""Advantage actor–critic: one full-batch gradient step per short rollout (settings: a2c_config.py).
 
-rollout → postprocessing → one loss (advantages are not normalized) → one step of RMSprop. Knows no env, process or device.
+rollout → postprocessing → one loss (advantages are not normalized) → one RMSprop step. Knows no env, process or device.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class A2C(Learner):
         return Weights.of(self.policy, self.updates)
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer and the statistics of the rewards."""
+        """The optimizer and the reward statistics."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "postprocess": self.postprocess.state_dict(),

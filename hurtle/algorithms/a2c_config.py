@@ -1,4 +1,4 @@
-"""The settings of A2C and what makes its learners; apart from a2c.py, since `hurtle train --help` must not import torch."""
+"""The settings of A2C and where its learners are; separate from a2c.py, since `hurtle train --help` must not import torch."""
 
 from __future__ import annotations
 

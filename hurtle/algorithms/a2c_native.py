@@ -1,4 +1,4 @@
-"""A2C with a compiled gradient step; what A2C is stands in a2c.py."""
+"""A2C with a compiled gradient step; the algorithm itself is in a2c.py."""
 
 from __future__ import annotations
 

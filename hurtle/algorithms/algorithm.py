@@ -1,6 +1,6 @@
-"""Algorithms by name: each is a config and what makes its learner in each gear; found here, wherever it is defined.
+"""Algorithms by name: each is a config and the factories of its learners, one per gear.
 
-name or "my_algo.py:Class" → `Algorithm`. Ours are the files `algorithms/*_config.py`: nothing else lists them. Imports torch
+name or "my_algo.py:Class" → `Algorithm`. The built-in ones are the files `algorithms/*_config.py`. Imports torch
 only when a learner is made, so that `hurtle train --help` stays fast.
 """
 
@@ -20,12 +20,12 @@ from hurtle.references import absolute_reference, is_reference, load_reference, 
 from hurtle.trust import SIGNATURE, check_code, is_signed
 
 MakeLearner = Callable[..., Learner]
-"""Called as `make(policy, config, setup)`; raises `UnsupportedError` where it cannot learn for this policy."""
+"""Called as `make(policy, config, setup)`; raises `UnsupportedError` if it cannot train this policy."""
 
 
 @dataclass(frozen=True)
 class AlgorithmConfig:
-    """The settings that every algorithm on rollouts has; its own config adds to them."""
+    """The settings of every rollout-based algorithm; its own config adds to them."""
 
     num_steps: Annotated[int, at_least(1)] = 128
     """Steps per env and rollout."""
@@ -33,24 +33,24 @@ class AlgorithmConfig:
     """Discount of future rewards."""
 
     def check(self, num_rows: int, is_recurrent: bool) -> None:
-        """Refuse settings that do not fit the envs or the policy.
+        """Reject settings that do not fit the envs or the policy.
 
         Args:
             num_rows: Envs times agents.
             is_recurrent: Whether the policy has a memory.
 
         Raises:
-            HurtleError: Names the settings and values that fit.
+            HurtleError: Names the settings, and values that fit.
         """
         return
 
 
 @dataclass(frozen=True)
 class LearnerSetup:
-    """What a learner is made with besides policy and config.
+    """What a learner needs besides policy and config.
 
     Attributes:
-        seed: For minibatches and whatever else it draws.
+        seed: Seed of minibatches and any other random draws.
         rewards: The run's `RewardRule`; None leaves rewards as they are.
         compiled: Run networks through `torch.compile`.
         precision: "float32", "tf32" or "bf16", for matrix products on a GPU.
@@ -70,13 +70,13 @@ class LearnerSetup:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A way to learn.
+    """An algorithm: its config and its learners.
 
     Attributes:
         config: A frozen dataclass; its fields are settings of `hurtle.train`, flags and TOML keys.
-        learners: What makes its learner, by gear: a callable, or "module:name", which is imported when it is needed.
-            "general" is torch and always there; "native" and "device" are optional.
-        name: What the user calls it.
+        learners: Factories of its learner, by gear: a callable, or "module:name", which is imported when needed.
+            "general" is torch and required; "native" and "device" are optional.
+        name: The name users give.
     """
 
     config: type
@@ -91,7 +91,7 @@ class Algorithm:
         """
         make = self.learners.get(gear)
         if make is None:
-            raise UnsupportedError(f"{self.name} has no update of its own for the {gear} gear")
+            raise UnsupportedError(f"{self.name} has no update for the {gear} gear")
         if isinstance(make, str):
             module, _, name = make.partition(":")
             make = getattr(import_module(module), name)
@@ -99,18 +99,18 @@ class Algorithm:
 
 
 _KNOWN: dict[str, type] = {}
-"""Classes that the user passed in this process, by the name that their runs have."""
+"""Classes that the user passed in this process, by the name in their runs."""
 _ALLOWED: set[str] = set()
 """References to code that the user named, or has allowed a file to name."""
 
 
 def find_algorithm(name: str) -> Algorithm:
-    """The algorithm of a name, or of "my_algo.py:Reinforce" once `algorithm_name` was called with it.
+    """The algorithm with this name; "my_algo.py:Reinforce" only after `algorithm_name` was called with it.
 
     Raises:
-        UnknownNameError: There is none; the message suggests the nearest.
+        UnknownNameError: There is no such algorithm; suggests the closest name.
         TrustError: A file names this code, and the user has not allowed it.
-        HurtleError: The class is no learner, or has no `Config`.
+        HurtleError: The class is not a learner, or has no `Config`.
     """
     name = absolute_reference(name)
     if name in _KNOWN:
@@ -127,12 +127,12 @@ def find_algorithm(name: str) -> Algorithm:
 
 @cache
 def algorithm_names() -> tuple[str, ...]:
-    """Our algorithms: the files `algorithms/NAME_config.py`."""
+    """The built-in algorithms: the files `algorithms/NAME_config.py`."""
     return tuple(sorted(file.stem.removesuffix("_config") for file in Path(__file__).parent.glob("*_config.py")))
 
 
 def algorithm_name(algorithm: str | type) -> str:
-    """The name that settings have for an algorithm of the user's, which may run from here on.
+    """The name of a user's algorithm in settings; from here on it is allowed to run.
 
     Args:
         algorithm: A name, "my_algo.py:Reinforce", or a class. A class that no other process can find, such as one defined in a
@@ -162,12 +162,12 @@ def short_name(algorithm: str) -> str:
 
 
 def allow_algorithm(source: Any, settings: Mapping[str, Any], trust: bool) -> None:
-    """Let the algorithm run that a file names, if the user trusts the file or has signed it.
+    """Allow the algorithm that a file names, if the user trusts the file or has signed it.
 
     Args:
         source: The file.
         settings: Its settings, flat.
-        trust: The user said that it may name code.
+        trust: Whether the user allows it to name code.
 
     Raises:
         TrustError: Names the file and the code.

@@ -1,7 +1,7 @@
-"""`NativeUpdate`: minibatch updates of an MLP policy in compiled code, on all cores; PPO and A2C use it.
+"""`NativeUpdate`: minibatch updates of an MLP policy in compiled code, on all cores; used by PPO and A2C.
 
-rollout, order of steps → `kernels.cpu.update.learn` on every thread → weights, metrics. Torch's parameters stay the truth: they
-are views of one flat buffer, which is packed for the kernels before an update and unpacked after it.
+rollout, order of steps → `kernels.cpu.update.learn` on every thread → weights, metrics. Torch's parameters stay authoritative:
+they are views of one flat buffer, which is packed for the kernels before an update and unpacked after it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hurtle.policies.policy import Policy
 CALL_SECONDS = 0.1
 """Longest call without the GIL, so that Ctrl-C works."""
 MOST_SUMMED, MOST_COPIED = 4, 1 << 16
-"""With at most so many shards and weights, each thread sums and steps all of them instead of a part."""
+"""Up to this many shards and weights, each thread sums and steps all of them rather than a part."""
 ROLLOUT_FIELDS = ("inputs", "actions", "masks", "log_probs", "values", "advantages", "returns")
 OPTIMIZERS = {"adam": 0, "adamw": 1, "rmsprop": 2}
 
@@ -57,7 +57,7 @@ class Order(NamedTuple):
     """The steps of several minibatches."""
 
     steps: Tensor
-    """Flat indices into the rollout, minibatch after minibatch."""
+    """Flat indices into the rollout, one minibatch after another."""
     sizes: np.ndarray
     """Steps in each minibatch; none is 0."""
     importance: Tensor | None = None
@@ -81,32 +81,32 @@ class NativeUpdate:
             raise UnsupportedError(f"its optimizer is {config.optimizer}")
         self.plan = plan_for(policy)
         self.policy, self.config = policy, config
-        # The name, settings and file format of the optimizer; torch's own is never made.
+        # Holds the optimizer's name, settings and file format; torch's optimizer is never created.
         self.optimizer = Optimizers(config.optimizer, policy, config.learning_rate, config.adam_eps, config.weight_decay)
         self._threads = thread_count(num_threads, load_kernels().update.MAX_SHARDS)
         self._kernels: Any = load_kernels().update
         self._workers: ShardThreads | None = None
         self._barrier = load_kernels().sync.new_barrier()
-        self._pace = 0.0  # seconds a step of a minibatch takes
-        self.steps = 0  # of the optimizer
+        self._pace = 0.0  # seconds per step of a minibatch
+        self.steps = 0  # optimizer steps
         self._job = np.zeros(1, self._kernels.JOB)
-        self._kept: dict[str, np.ndarray] = {}  # what the job points to
+        self._kept: dict[str, np.ndarray] = {}  # arrays the job points to
         self._fields: dict[str, Tensor] = {}  # fields of the last rollout
         self._known: list[Any] = []  # their addresses and shapes
-        self._lists = False  # whether the observations may be sparse, so that their non-zeros are listed
+        self._lists = False  # whether observations may be sparse, so that non-zeros are listed
         self._listed_rows = 0
         self._listed_dtype: torch.dtype | None = None
-        self._seen: Tensor | None = None  # observations as the network's numbers, where they are not that already
+        self._seen: Tensor | None = None  # observations as network inputs, if they are not already
         self.parameters = FlatParameters(policy, has_gradients=False)
         self._packed = Packed(self.plan, self.parameters.values)
         self._buffers = tuple(policy.buffers())
-        self._written = np.full_like(self._packed.flat, np.nan)  # what was packed or unpacked last
+        self._written = np.full_like(self._packed.flat, np.nan)  # last packed or unpacked
         self._moments: dict[str, Packed] = {}
         self._use_moments(torch.zeros_like(self.parameters.values), torch.zeros_like(self.parameters.values))
         self._describe_network()
 
     def _use_moments(self, first: Tensor, second: Tensor) -> None:
-        """Moments are packed here; in checkpoints they are what torch's optimizers have there."""
+        """Moments are packed here; checkpoints store them as torch's optimizers do."""
         for field, flat in (("first_moments", first), ("second_moments", second)):
             self._moments[field] = Packed(self.plan, flat)
             self._moments[field].pack()
@@ -134,12 +134,12 @@ class NativeUpdate:
         self._use_moments(*(torch.cat([part.flatten() for part in moment]) for moment in moments))
 
     def learn(self, rollout: Rollout, order: Order, **settings: Any) -> np.ndarray:
-        """Learn from minibatches in turn.
+        """Learn from minibatches one after another.
 
         Args:
-            rollout: Advantages computed.
+            rollout: With advantages computed.
             order: Which steps make the minibatches.
-            settings: Fields of `kernels.cpu.update.JOB` that the config does not give: those of the clipped loss.
+            settings: Fields of `kernels.cpu.update.JOB` that are not in the config: those of the clipped loss.
 
         Returns:
             The results of each minibatch, `[minibatches, RESULTS]`.
@@ -169,7 +169,7 @@ class NativeUpdate:
         self._pack_weights()
         try:
             done = self._run(count, bounds)
-        finally:  # also after Ctrl-C: weights, moments and their count belong together
+        finally:  # also after Ctrl-C: keep weights, moments and step count consistent
             self.steps += int(job["done"])
             self._packed.unpack()
             self._written[:] = self._packed.flat
@@ -202,7 +202,7 @@ class NativeUpdate:
         return done
 
     def _make_room(self, shards: int, threads: int) -> None:
-        """Memory for the gradients of the shards, and for the copies of the threads, where they have some."""
+        """Allocate the shards' gradients, and the threads' copies if there are any."""
         plan, kernels = self.plan, self._kernels
         self._job[0]["has_copies"] = has_copies = threads > 1 and shards <= MOST_SUMMED and plan.trained_size <= MOST_COPIED
         sizes = {"gradients": (1 + has_copies) * shards * (plan.trained_size + kernels.STATS)}
@@ -231,14 +231,14 @@ class NativeUpdate:
         self._barrier[load_kernels().sync.ABORTED] = 1
 
     def _pack_weights(self) -> None:
-        """Pack the weights again if torch's parameters were changed elsewhere."""
+        """Repack the weights if torch's parameters were changed elsewhere."""
         self.parameters.refresh()
         if not np.array_equal(self._packed.flat, self._written):
             self._packed.pack(transposed=True)
             self._written[:] = self._packed.flat
 
     def _keep(self, name: str, array: np.ndarray) -> None:
-        """Give the job the address of an array, and keep it alive."""
+        """Write an array's address into the job, and keep the array alive."""
         self._kept[name] = array
         self._job[0][name] = array.ctypes.data
 
@@ -269,7 +269,7 @@ class NativeUpdate:
         job["scratch_size"] = kernels.heads.scratch_size(plan.head_kind, plan.nvec)
 
     def _describe_rollout(self, rollout: Rollout) -> None:
-        """Give the job the addresses of the rollout's fields, after checking their shapes and dtypes."""
+        """Write the addresses of the rollout's fields into the job, after checking their shapes and dtypes."""
         job, fields = self._job[0], {name: getattr(rollout, name) for name in ROLLOUT_FIELDS}
         known = [(field.data_ptr(), field.shape, field.dtype) for field in fields.values() if field is not None]
         if known != self._known:

@@ -1,7 +1,7 @@
-"""Proximal policy optimization, top to bottom: annealing, loss, minibatches, update (the settings: ppo_config.py).
+"""Proximal policy optimization, top to bottom: annealing, loss, minibatches, update (settings: ppo_config.py).
 
 rollout → postprocessing → epochs of minibatches → clipped loss → clipped gradients → optimizer. Knows no env or process.
-The compiled and the GPU version (ppo_native.py, ppo_device.py) are composed of what stands here.
+The compiled and GPU versions (ppo_native.py, ppo_device.py) are built from the functions here.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def annealed(value: float, anneals: bool, progress: float) -> float:
 
 
 def anneal(config: PPOConfig, progress: float) -> Annealed:
-    """The settings of an update at some point of the run, from 0 to 1."""
+    """The settings of an update at a point of the run, from 0 to 1."""
     return Annealed(
         annealed(config.learning_rate, config.anneal_learning_rate, progress),
         annealed(config.clip_range, config.anneal_clip_range, progress),
@@ -66,7 +66,7 @@ class Losses(NamedTuple):
 
 
 def evaluate_actions(policy: Policy, batch: Minibatch) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs and entropies of the batch's actions and the values, under the policy as it is now; each `[batch]`."""
+    """Log-probs and entropies of the batch's actions and the values, under the current policy; each `[batch]`."""
     if batch.starts is None:
         distribution, values, _ = policy(batch.inputs, mask=batch.masks)
         return distribution.log_prob(batch.actions), distribution.entropy(), values
@@ -74,7 +74,7 @@ def evaluate_actions(policy: Policy, batch: Minibatch) -> tuple[Tensor, Tensor, 
     if batch.kept is None:
         return distribution.log_prob(batch.actions), distribution.entropy(), values
     # Invalid steps have run through the memory and are dropped here. Their actions, which are never used, are replaced by the
-    # first valid one, which is legal: even an unused log-prob of an impossible action would make gradients NaN.
+    # first valid one, which is legal: even an unused log-prob of an impossible action would turn gradients into NaN.
     filler = batch.actions[:1].expand(len(values), *batch.actions.shape[1:])
     actions = filler.index_copy(0, batch.kept, batch.actions)
     log_probs, entropies = distribution.log_prob(actions), distribution.entropy()
@@ -111,7 +111,7 @@ def ppo_loss(
 
 
 class MinibatchOrder:
-    """Which steps make the minibatches, drawn from a random stream of their own.
+    """Which steps form each minibatch, drawn from a separate random stream.
 
     Args:
         config: The settings.
@@ -134,7 +134,7 @@ class MinibatchOrder:
             if config.shuffle:
                 steps = steps[torch.randperm(len(steps), generator=self.generator).to(rollout.device)]
             count = max(1, -(-len(steps) // config.minibatch_size))
-            for chosen in steps.tensor_split(count):  # absent agents leave odd counts: as equal as possible
+            for chosen in steps.tensor_split(count):  # absent agents make counts uneven: split as equally as possible
                 yield chosen, None
             return
         size = segments_per_minibatch(config.minibatch_size, rollout.num_steps)
@@ -151,7 +151,7 @@ class MinibatchOrder:
             yield chosen, importance_weights(probability, chosen, beta)
 
     def minibatches(self, rollout: Rollout, beta: float) -> Iterator[Minibatch]:
-        """One epoch, gathered."""
+        """The minibatches of one epoch, gathered."""
         for chosen, weights in self.epoch(rollout, beta):
             if self.by_segments:
                 yield rollout.segments(chosen.to(rollout.device), None if weights is None else weights.to(rollout.device))
@@ -160,7 +160,7 @@ class MinibatchOrder:
 
 
 def segment_probabilities(magnitude: Tensor, alpha: float) -> Tensor:
-    """Probabilities ∝ magnitude^alpha of drawing each segment; none is 0. [N] -> [N]."""
+    """Probability of drawing each segment, ∝ magnitude^alpha and never 0. [N] -> [N]."""
     weight = magnitude**alpha + 1e-6
     return weight / weight.sum()
 
@@ -186,7 +186,7 @@ class Epochs(Protocol):
         """Continue with saved moments."""
 
     def close(self) -> None:
-        """Stop threads."""
+        """Stop any threads."""
 
 
 class TorchEpochs(Epochs):
@@ -200,7 +200,7 @@ class TorchEpochs(Epochs):
 
     def run(self, rollout: Rollout, order: MinibatchOrder, now: Annealed, count: int) -> Tensor:
         """See `Epochs.run`."""
-        # A number would be compiled in, and so compiled again for every new one; a tensor is not.
+        # A float would be baked in and cause a recompilation for every new value; a tensor does not.
         clip_range: Any = torch.tensor(now.clip_range, device=rollout.device) if self._compiled else now.clip_range
         self.optimizer.set_learning_rate(now.learning_rate)
         seen: list[Tensor] = []
@@ -244,7 +244,7 @@ class PPO(Learner):
         policy: Trained in place.
         config: The settings.
         setup: Seed, reward preprocessing, precision.
-        epochs: What runs the minibatches; None takes torch.
+        epochs: Runs the minibatches; None: torch.
     """
 
     def __init__(self, policy: Policy, config: PPOConfig, setup: LearnerSetup | None = None, *, epochs: Epochs | None = None):
@@ -279,7 +279,7 @@ class PPO(Learner):
         return self.epochs.weights(self.updates)
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer, the stream of minibatches and the statistics of the rewards."""
+        """The optimizer, the minibatch stream and the reward statistics."""
         return {
             "optimizer": self.epochs.state_dict(),
             "generator": self.order.generator.get_state(),
@@ -295,12 +295,12 @@ class PPO(Learner):
         self.updates = saved["updates"]
 
     def close(self) -> None:
-        """Stop threads."""
+        """Stop any threads."""
         self.epochs.close()
 
 
 def beyond_target_kl(seen: Tensor, config: PPOConfig) -> bool:
-    """Whether the mean KL of an epoch's minibatches, `[minibatches, 6]`, is beyond the target."""
+    """Whether the mean KL of an epoch's minibatches, `[minibatches, 6]`, exceeds the target."""
     if config.target_kl is None or not len(seen):
         return False
     return bool(seen[:, METRICS.index("approx_kl")].mean() > config.target_kl)
@@ -315,7 +315,7 @@ def not_finite(metrics: Metrics) -> NonFiniteError:
 
 @torch.no_grad()
 def correct_advantages(policy: Policy, rollout: Rollout, config: PPOConfig, dtype: torch.dtype | None) -> None:
-    """V-trace with the ratios of the policy as it is now."""
+    """V-trace with the current policy's ratios."""
     batch = rollout.segments(torch.arange(rollout.num_rows, device=rollout.device), keep_all=True)
     with autocast(rollout.device, dtype):
         log_probs, _, _ = evaluate_actions(policy, batch)
@@ -323,7 +323,7 @@ def correct_advantages(policy: Policy, rollout: Rollout, config: PPOConfig, dtyp
 
 
 def use_vtrace(rollout: Rollout, log_ratios: Tensor, config: PPOConfig) -> None:
-    """Replace advantages and returns by V-trace's. log_ratios: [T, N]."""
+    """Replace advantages and returns with V-trace's. log_ratios: [T, N]."""
     settings = (config.gamma, config.gae_lambda, config.rho_clip, config.c_clip)
     compute, arrays = rollout.kernel(vtrace, vtrace_cuda)
     targets, advantages = compute(rollout.kernel_array(log_ratios), *arrays, *settings, rollout.kernel_valid())

@@ -1,4 +1,4 @@
-"""The settings of PPO and what makes its learners; apart from ppo.py, since `hurtle train --help` must not import torch."""
+"""The settings of PPO and where its learners are; separate from ppo.py, since `hurtle train --help` must not import torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PPOConfig(AlgorithmConfig):
     anneal_clip_range: bool = False
     """Anneal it linearly to 0 over the run."""
     clip_values: bool = True
-    """Clip the change of values by clip_range too."""
+    """Also clip changes of the values by clip_range."""
     entropy_coef: Annotated[float, at_least(0)] = 0.01
     """Weight of the entropy bonus (exploration)."""
     value_coef: Annotated[float, at_least(0)] = 0.5
@@ -71,7 +71,7 @@ class PPOConfig(AlgorithmConfig):
 
 
 def check_divides(batch: int, minibatch: int) -> None:
-    """Refuse a minibatch size that does not divide the batch, naming the nearest ones that do."""
+    """Reject a minibatch size that does not divide the batch, naming the nearest ones that do."""
     if batch % minibatch == 0:
         return
     divisors = sorted(d for low in range(1, int(batch**0.5) + 1) if batch % low == 0 for d in {low, batch // low})
@@ -84,10 +84,10 @@ def check_divides(batch: int, minibatch: int) -> None:
 
 
 def segments_per_minibatch(minibatch_size: int, num_steps: int) -> int:
-    """How many whole segments make a minibatch.
+    """Number of segments per minibatch.
 
     Raises:
-        HurtleError: They do not fit.
+        HurtleError: Segments do not fit evenly.
     """
     if minibatch_size % num_steps:
         raise HurtleError(

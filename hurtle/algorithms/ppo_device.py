@@ -1,7 +1,7 @@
-"""PPO whose whole update stays on the device: on a GPU, replays of two CUDA graphs. Loss and annealing are those of ppo.py.
+"""PPO with its entire update on the device: on a GPU, replays of two CUDA graphs. Loss and annealing are those of ppo.py.
 
 rollout → postprocessing → epochs of random minibatches → gradients, flat → clipped → optimizer. Everything that changes from
-update to update lies in device tensors, and metrics are read when they have arrived. Knows no env.
+update to update is in device tensors, and metrics are read once they have arrived. Knows no env.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class DevicePPO(Learner):
     Args:
         policy: Trained in place; its parameters become views of one flat tensor.
         config: The settings of PPO.
-        setup: Seed, graphs, precision. With CUDA graphs, fused kernels learn instead of the policy where they support it.
+        setup: Seed, graphs, precision. With CUDA graphs, fused kernels replace the policy in the update if they support it.
 
     Attributes:
         parameters: All of the policy's, flat.
-        acting_kernels: The fused kernels, which act for the policy, too; None where they do not support it.
-        note: Whether fused kernels are used and why not, for the user.
+        acting_kernels: The fused kernels, which also replace the policy in acting; None if they do not support it.
+        note: Whether fused kernels are used, and if not, why; for the user.
 
     Raises:
         UnsupportedError: The optimizer has no flat version.
@@ -83,7 +83,7 @@ class DevicePPO(Learner):
         self._buffers = tuple(policy.buffers())
         self._rollout: Rollout | None = None
         self._bound_to: Any = None  # the rollout, and what the graphs assume about it
-        self._rates: deque[dict[str, float]] = deque()  # of the updates that the device has not reported yet
+        self._rates: deque[dict[str, float]] = deque()  # of updates that the device has not yet reported
         # Set by the host before an update: clip range and exponent of the importance weights; and the key of the minibatches.
         self._knobs = torch.zeros(2, device=self.device)
         self._key = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -93,7 +93,7 @@ class DevicePPO(Learner):
         self._one = torch.ones(1, device=self.device)
         self._explained = torch.zeros(1, device=self.device)
         self._no_steps = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self._unchanged = torch.tensor([0.0, 1.0], device=self.device)  # advantages that are not normalized
+        self._unchanged = torch.tensor([0.0, 1.0], device=self.device)  # for advantages that are not normalized
         self._has_loss_kernel = self.device.type == "cuda" and has_triton()
         if self.graphs.enabled:
             try:
@@ -103,21 +103,21 @@ class DevicePPO(Learner):
                 self.note = f" (no fused kernels: {error})"
 
     def fuse(self, kernels: Any) -> None:
-        """Learn with fused kernels (`kernels.triton.mlp.FusedMLP`, made from the flat parameters) instead of the policy."""
+        """Train with fused kernels (`kernels.triton.mlp.FusedMLP`, made from the flat parameters) instead of the policy."""
         self.acting_kernels = kernels
 
     def _fused_kernels(self, setup: LearnerSetup) -> Any:
-        """Kernels that act and learn for this policy.
+        """Kernels that act for and train this policy.
 
         Raises:
-            UnsupportedError: They cannot; says why.
+            UnsupportedError: The kernels do not support it; says why.
         """
         if not has_triton():
             raise UnsupportedError("triton is not installed")
         from hurtle.kernels.triton.mlp import FusedMLP
 
         if setup.compiled:
-            raise UnsupportedError("compile=True asks for torch's own")
+            raise UnsupportedError("compile=True asks for torch's code")
         if setup.masked:
             raise UnsupportedError("actions are masked, or agents come and go")
         if self.order.by_segments or self.config.vtrace:
@@ -165,7 +165,7 @@ class DevicePPO(Learner):
         return self.pending()
 
     def _epoch_is_too_far(self, target: float) -> bool:
-        """Whether the mean KL of the epoch's minibatches is beyond the target; this synchronizes with the device."""
+        """Whether the mean KL of the epoch's minibatches exceeds the target; this synchronizes with the device."""
         total, count = self._epoch_kl.tolist()
         return count > 0 and total / count > target
 
@@ -185,7 +185,7 @@ class DevicePPO(Learner):
         return metrics
 
     def weights(self) -> Weights:
-        """See `Learner.weights`; the learner's own memory, unless it leaves out frozen parameters."""
+        """See `Learner.weights`; shares the learner's memory, unless some parameters are frozen."""
         if not self.parameters.is_whole:
             return Weights.of(self.policy, self.updates)
         return Weights(self.parameters.values, self.updates, self._buffers, self.policy)
@@ -195,7 +195,7 @@ class DevicePPO(Learner):
         return self.graphs.seconds("learn")
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer, the stream of minibatches and the statistics of the rewards, as `PPO` saves them."""
+        """The optimizer, the minibatch stream and the reward statistics, as `PPO` saves them."""
         return {
             "optimizer": self._optimizer.state_dict(),
             "generator": self.order.generator.get_state(),
@@ -218,7 +218,7 @@ class DevicePPO(Learner):
         self.__dict__.pop("_epoch", None)
 
     def _bind(self, rollout: Rollout) -> None:
-        """Prepare to learn from this rollout, again and again."""
+        """Prepare to learn from this rollout repeatedly."""
         config = self.config
         if self.order.by_segments:
             self._size = segments_per_minibatch(config.minibatch_size, rollout.num_steps)
@@ -241,12 +241,12 @@ class DevicePPO(Learner):
         self._prepare = self.graphs.wrap(self._prepare_update, "learn")
         self._epoch = self.graphs.wrap(self._learn_epoch, "learn")
 
-    # What follows is captured: the same launches on the same memory, whatever the numbers are.
+    # Everything below is captured: the same launches on the same memory, regardless of the data.
 
     @torch.no_grad()
     def _prepare_update(self) -> None:
         rollout = self._bound
-        rollout.done = self._done  # a plain run after a capture finds it cleared
+        rollout.done = self._done  # a plain run after a capture would find it cleared
         self.postprocess(rollout)
         self._explained.copy_(explained_variance_on_device(rollout))
         self._sums.zero_()
@@ -271,7 +271,7 @@ class DevicePPO(Learner):
 
     @torch.no_grad()
     def _count(self, means: Tensor, norm: Tensor) -> None:
-        """Add a minibatch to the metrics, unless no step of it is valid."""
+        """Add a minibatch to the metrics, unless none of its steps is valid."""
         seen = torch.cat([means, norm.view(1), self._one])
         if not self._bound.all_valid:
             seen = torch.where(self._any_valid, seen, 0.0)
@@ -324,14 +324,14 @@ class DevicePPO(Learner):
         return gradients.metrics
 
     def _skip_if_empty(self, valid: Tensor | None) -> None:
-        """A minibatch without a step that counts changes nothing: the optimizer leaves out gradients that are not finite."""
+        """Make a minibatch without valid steps a no-op: the optimizer skips gradients that are not finite."""
         if valid is not None:
             flat = self.parameters.gradients
             flat.copy_(torch.where(self._any_valid, flat, torch.nan))
 
     @torch.no_grad()
     def _learn_fused(self, chosen: Tensor) -> Tensor:
-        """The same by kernels that know the policy; the gradients are in their partial sums."""
+        """The same with fused kernels; the gradients are in their partial sums."""
         config, rollout = self.config, self._bound
         fields = (rollout.actions, rollout.log_probs, rollout.values, rollout.advantages, rollout.returns)
         if config.normalize_advantages and len(chosen) > 1:
@@ -346,7 +346,7 @@ class DevicePPO(Learner):
 
     @torch.no_grad()
     def _correct_advantages(self, rollout: Rollout) -> None:
-        """V-trace with the ratios of the policy as it is now."""
+        """V-trace with the current policy's ratios."""
         with autocast(self.device, self._half):
             log_probs, _, _ = self._evaluate(self.policy, rollout.segments(self._all_rows, keep_all=True))
         use_vtrace(rollout, log_probs.float().view_as(rollout.log_probs) - rollout.log_probs, self.config)
@@ -360,7 +360,7 @@ class DevicePPO(Learner):
 def _valid_part(
     log_probs: Tensor, entropies: Tensor, values: Tensor, batch: Minibatch, valid: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Minibatch]:
-    """What `ppo_loss` takes, without the steps that do not count."""
+    """The arguments of `ppo_loss`, without invalid steps."""
     kept = batch._replace(
         log_probs=batch.log_probs[valid],
         values=batch.values[valid],

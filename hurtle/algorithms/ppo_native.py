@@ -1,6 +1,6 @@
-"""PPO with compiled epochs: the same minibatches, loss and optimizers as in torch, in one call for many minibatches.
+"""PPO with compiled epochs: the same minibatches, loss and optimizers as in torch, many minibatches per call.
 
-rollout → order of steps → `NativeUpdate.learn` → METRICS. What PPO is stands in ppo.py.
+rollout → order of steps → `NativeUpdate.learn` → METRICS. PPO itself is in ppo.py.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class NativeEpochs(Epochs):
         self.native = NativeUpdate(policy, config, num_threads)
 
     def run(self, rollout: Rollout, order: MinibatchOrder, now: Annealed, count: int) -> Tensor:
-        """See `Epochs.run`; several epochs are one call unless something is drawn for each."""
+        """See `Epochs.run`; several epochs run in one call unless each needs its own random draws."""
         config = self.config
         self.native.set_learning_rate(now.learning_rate)
         together = 1 if config.vtrace or order.by_segments else count
@@ -52,7 +52,7 @@ class NativeEpochs(Epochs):
                 steps = _steps_of_segments(rollout, order.epoch(rollout, now.priority_beta))
             else:
                 steps = _order_of_steps(rollout, order, together)
-            if len(steps.steps):  # else only steps of absent agents
+            if len(steps.steps):  # otherwise only steps of absent agents
                 found = self.native.learn(
                     rollout, steps, clips=True, clips_values=config.clip_values, clip_range=now.clip_range
                 )
@@ -91,7 +91,7 @@ def _order_of_steps(rollout: Rollout, order: MinibatchOrder, epochs: int) -> Ord
 
 @lru_cache(maxsize=8)
 def _minibatch_sizes(size: int, minibatch_size: int, epochs: int) -> np.ndarray:
-    """How many steps each minibatch has, as `tensor_split` divides them."""
+    """The number of steps in each minibatch, as `tensor_split` divides them."""
     count = max(1, -(-size // minibatch_size))
     each, larger = divmod(size, count)
     sizes = np.tile(np.repeat([each + 1, each], [larger, count - larger]), epochs)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 OUTCOMES = ("rewards", "terminated", "truncated", "starts", "valid")
-"""Fields `[T, N]` that a step of the envs fills; `obs` and `masks` come before it."""
+"""Fields `[T, N]` that a step of the envs fills; `obs` and `masks` are written before it."""
 POLICY_FIELDS = ("inputs", "actions", "log_probs", "values")
 """Fields `[T, N, …]` that acting fills."""
 LEARNER_FIELDS = ("final_values", "last_values", "advantages", "returns")
@@ -32,7 +32,7 @@ FIELDS = ("obs", "masks", *OUTCOMES, *POLICY_FIELDS, *LEARNER_FIELDS)
 
 
 class Done(Flag):
-    """What a collector has already done of the stage between collecting and learning, `collect.postprocess`."""
+    """Which parts of `collect.postprocess` a collector has already done."""
 
     NOTHING = 0
     BOOTSTRAP = auto()
@@ -40,22 +40,22 @@ class Done(Flag):
     REWARDS = auto()
     """`scaled_rewards` are filled, and their statistics updated."""
     STATISTICS = auto()
-    """The policy's observation normalizer has learned from `obs`."""
+    """The policy's observation normalizer was updated with `obs`."""
     ADVANTAGES = auto()
     """`advantages` and `returns` are filled."""
 
 
 class Finals(NamedTuple):
-    """The last observations of truncated episodes, which `obs` does not hold: `[K, …]`, one per truncation."""
+    """The last observations of truncated episodes, which are not in `obs`: `[K, …]`, one per truncation."""
 
     steps: Tensor
-    """The step that was truncated, an integer; -1 where a preallocated place is unused."""
+    """The truncated step, an integer; -1 for an unused preallocated slot."""
     rows: Tensor
     """Its row, an integer."""
     obs: Tensor
-    """As the env gave it."""
+    """As the env returned it."""
     state: tuple[Tensor, ...] = ()
-    """What the policy remembered then."""
+    """The policy's memory at that step."""
 
 
 class Minibatch(NamedTuple):
@@ -74,7 +74,7 @@ class Minibatch(NamedTuple):
     weights: Tensor | None = None  # importance weights of prioritized segments
     starts: Tensor | None = None
     state: tuple[Tensor, ...] = ()  # at the first step of each segment
-    kept: Tensor | None = None  # which of the flat steps are valid; the fields from `actions` on hold only these
+    kept: Tensor | None = None  # which of the flat steps are valid; the fields from `actions` on contain only these
 
 
 class Rollout:
@@ -88,28 +88,28 @@ class Rollout:
         device: Where the tensors live.
 
     Attributes:
-        obs: Observations as the env gave them.
-        rewards: As the env gave them.
+        obs: Observations as the env returned them.
+        rewards: As the env returned them.
         finals: The last observations of truncated episodes.
         last_obs: The observation after the last step; `last_starts` and `last_state` belong to it.
         starts: True where an episode starts with this step.
-        valid: False for steps without a decision: those of absent agents, and resets that take a step (NEXT_STEP).
+        valid: False for steps without a decision: absent agents, and resets that take a step (NEXT_STEP).
         inputs: What the policy saw: `obs`, or its normalized copy.
         actions: What the policy chose, before clipping or rescaling for the env.
-        log_probs: Log-probabilities of these actions when they were chosen.
-        values: V(obs), when the action was chosen.
-        initial_state: What the policy remembered before the first step.
-        version: `Weights.version` that acted.
+        log_probs: Log-probabilities of these actions at the time they were chosen.
+        values: V(obs) at the time the action was chosen.
+        initial_state: The policy's memory before the first step.
+        version: `Weights.version` of the acting policy.
         columns: The row that each column belongs to, int [N], in a pool; None: column n is row n.
-        done: Which parts of the postprocessing the collector has done already.
-        scaled_rewards: What is learned from: `rewards`, or a changed copy.
+        done: Which parts of the postprocessing the collector has already done.
+        scaled_rewards: The rewards used in training: `rewards`, or a scaled copy.
         last_values: V(last_obs).
         final_values: V(final observation) where an episode was truncated.
         advantages: By GAE.
         returns: advantages + values.
 
     Raises:
-        HurtleError: It would have no step or no row.
+        HurtleError: There would be no steps or no rows.
     """
 
     def __init__(self, policy: Policy, num_steps: int, num_rows: int, has_masks: bool = False, device: str = "cpu"):
@@ -125,8 +125,8 @@ class Rollout:
         assert space.shape is not None
         dtype = torch_dtype(space.dtype)
         normalizes = policy.normalizer is not None
-        raw_dtype = torch.float64 if normalizes and space.dtype == np.float64 else dtype  # statistics use every digit
-        # What the env gave.
+        raw_dtype = torch.float64 if normalizes and space.dtype == np.float64 else dtype  # statistics use full precision
+        # From the env.
         self.obs = zeros((*lead, *space.shape), raw_dtype)
         self.masks = zeros((*lead, head.mask_size), torch.bool) if has_masks and head.mask_size else None
         self.rewards = zeros(lead)
@@ -134,7 +134,7 @@ class Rollout:
         self.starts, self.valid = zeros(lead, torch.bool), ~zeros(lead, torch.bool)
         self.finals = self.new_finals(0, policy)
         self.last_obs, self.last_starts = zeros((num_rows, *space.shape), raw_dtype), zeros((num_rows,), torch.bool)
-        # What the policy did.
+        # From the policy.
         self.inputs = zeros((*lead, *space.shape)) if normalizes else self.obs
         self.actions = zeros((*lead, *head.action_shape), head.action_dtype)
         self.log_probs, self.values = zeros(lead), zeros(lead)
@@ -142,15 +142,15 @@ class Rollout:
         self.last_state = tuple(part.clone() for part in self.initial_state)
         self.version = 0
         self.columns: np.ndarray | None = None
-        self.all_valid = True  # spares learners the search for steps to leave out
-        # What the learner makes of it.
+        self.all_valid = True  # spares learners the search for invalid steps
+        # From postprocessing.
         self.done = Done.NOTHING
         self.scaled_rewards = self.rewards
         self.final_values, self.last_values = zeros(lead), zeros((num_rows,))
         self.advantages, self.returns = zeros(lead), zeros(lead)
 
     def new_finals(self, count: int, policy: Policy) -> Finals:
-        """Room for the final observations of `count` truncations, all unused."""
+        """Slots for the final observations of `count` truncations, all unused."""
         places = torch.full((count,), -1, dtype=torch.int64, device=self.device)
         state = tuple(part.clone() for part in policy.initial_state(count, self.device)) if count else ()
         obs = torch.zeros((count, *self.obs.shape[2:]), dtype=self.obs.dtype, device=self.device)
@@ -171,23 +171,23 @@ class Rollout:
         torch.add(self.advantages, self.values, out=self.returns)
 
     def kernel(self, on_cpu: Callable[..., Any], on_gpu: Callable[..., Any]) -> tuple[Callable[..., Any], list[Any]]:
-        """The version of an advantage kernel for this device, and the fields that all of them take."""
+        """The version of an advantage kernel for this device, and the fields that all versions take."""
         fields = (self.scaled_rewards, self.values, self.terminated, self.truncated, self.final_values, self.last_values)
         return on_gpu if self.device.type == "cuda" else on_cpu, [self.kernel_array(field) for field in fields]
 
     def kernel_array(self, field: Tensor) -> Any:
-        """A field as kernels take it: NumPy's view of it on the CPU."""
+        """A field as kernels expect it: a NumPy view on the CPU."""
         return field if self.device.type == "cuda" else field.numpy()
 
     def kernel_valid(self) -> Any:
-        """`valid` as kernels take it; None if all steps are valid."""
+        """`valid` as kernels expect it; None if all steps are valid."""
         return None if self.all_valid else self.kernel_array(self.valid)
 
     def check_fields(self, policy: Policy, names: Iterable[str]) -> None:
         """Check the shapes and dtypes of fields for compiled code, which sees only addresses.
 
         Raises:
-            HurtleError: One of them has another shape or dtype, or is not contiguous memory of the CPU.
+            HurtleError: One has the wrong shape or dtype, or is not contiguous CPU memory.
         """
         model = Rollout(policy, 1, self.num_rows, self.masks is not None)
         for name in names:
@@ -221,7 +221,7 @@ class Rollout:
         """All steps of some rows, for recurrent policies and priorities.
 
         Args:
-            rows: Which.
+            rows: The rows.
             weights: One per row, or None.
             keep_all: Keep invalid steps too, so that shapes do not depend on the data.
         """
@@ -253,7 +253,7 @@ class Rollout:
 
 
 def gathered(field: Tensor, where: Tensor, dim: int = 0) -> Tensor:
-    """`field` at some indices of one dimension. Bytes are gathered in groups of eight: a gather pays per element.
+    """`field` at some indices of one dimension. Bytes are gathered in groups of eight, since the cost is per element.
 
     Example:
         >>> gathered(torch.arange(12, dtype=torch.uint8).view(3, 4), torch.tensor([2, 0])).tolist()
@@ -269,13 +269,13 @@ def gathered(field: Tensor, where: Tensor, dim: int = 0) -> Tensor:
 
 
 def flat_weights(weights: Tensor, num_steps: int, kept: Tensor | None) -> Tensor:
-    """Weights of segments as weights of their steps, time-major. [b] -> [steps * b]."""
+    """Segment weights expanded to their steps, time-major. [b] -> [steps * b]."""
     steps = weights.repeat(num_steps)
     return steps if kept is None else steps[kept]
 
 
 def torch_dtype(dtype: Any) -> torch.dtype:
-    """The dtype in which observations of a NumPy dtype are stored: floats as float32, integers as they are."""
+    """The dtype in which observations of a NumPy dtype are stored: floats as float32, integers unchanged."""
     numpy_dtype = np.dtype(dtype)
     if numpy_dtype.kind == "f":
         return torch.float32

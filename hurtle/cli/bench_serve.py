@@ -1,4 +1,4 @@
-"""`hurtle bench serve`: load an inference server, and print its throughput and latencies.
+"""`hurtle bench serve`: load-test an inference server, and print its throughput and latencies.
 
 options → settings (connections, rate) → one measurement each → table, JSON, plot.
 """
@@ -37,7 +37,7 @@ def bench_serve(
     encoding: Annotated[Literal["binary", "json"], option("Tensors over http: binary, or JSON numbers.")] = "binary",
     input_file: Annotated[
         str | None,
-        option('JSON file with the "inputs" to send, as the protocol has them; else random numbers.', "FILE", "", name="input"),
+        option('JSON file with the "inputs" to send, in protocol format; else random numbers.', "FILE", "", name="input"),
     ] = None,
     plot: Annotated[
         str | None, option("Draw the throughput/latency curve to this file (.png); needs hurtle[tracking].", "FILE", "")
@@ -45,9 +45,9 @@ def bench_serve(
     json_file: Annotated[str | None, option("Write the figures to this file.", "FILE", "", name="json")] = None,
     token: Annotated[str | None, option("Bearer token, if the server requires one.", "TEXT", "")] = None,
 ) -> None:
-    """Load an inference server: requests per second and latencies.
+    """Load-test an inference server: requests per second and latencies.
 
-    Works with every server of the Open Inference Protocol. Closed loop: a connection sends its next request when the answer
+    Works with any Open Inference Protocol server. Closed loop: a connection sends its next request when the answer
     to the last one arrives. Open loop (--rate): requests are due at random times, and latency counts from then, even while all
     connections wait for answers. Ctrl-C stops early and shows what was measured.
     """
@@ -110,7 +110,7 @@ async def _planned(target: Any, rows: int, encoding: Any, inputs: Any) -> Any:
 
 
 def _check_plot(path: str) -> None:
-    """Refuse a plot that could not be drawn, before minutes of measuring."""
+    """Reject a plot that cannot be drawn, before minutes of measuring."""
     if not path.endswith((".png", ".svg", ".pdf")):
         raise HurtleError(f"--plot: expected a file that ends with .png, .svg or .pdf, got {path!r}.")
     try:
@@ -127,10 +127,10 @@ def _write(path: str, text: str) -> None:
 
 
 def _finish(results: list[Any], asked: int, say: Any) -> None:
-    """Print what the table has no room for: early stops, errors, requests without an answer."""
+    """Print what does not fit in the table: early stops, errors, requests without an answer."""
     whole = [result for result in results if not result.stopped]
     if len(whole) < asked:
-        part = " and a part of the next" if len(results) > len(whole) else ""
+        part = " and part of the next" if len(results) > len(whole) else ""
         say(f"\nStopped after {len(whole)} of {asked} settings{part}.")
     for result in results:
         for error, count in result.errors.items():

@@ -1,4 +1,4 @@
-"""`hurtle bench vector`: step an env with random actions in many ways, and print the fastest `make_vec` call.
+"""`hurtle bench vector`: step an env with random actions under many settings, and print the fastest `make_vec` call.
 
 env → settings (back end, workers, batch) → steps per second of each → the best. Ctrl-C shows what was measured.
 """
@@ -27,7 +27,7 @@ def bench_vector(
     ] = 0.0,
     emulate: Annotated[bool, SWITCH, option("Flatten observations and actions.", default="")] = False,
 ) -> None:
-    """Find the fastest way to run many copies of an env on this machine.
+    """Find the fastest way to run many envs on this machine.
 
     Steps the env with random actions over back ends, workers and batch sizes, and prints the best make_vec call.
     Ctrl-C stops early and shows what was measured.

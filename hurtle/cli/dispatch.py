@@ -41,8 +41,8 @@ VERBS: dict[str, Callable[..., int | None]] = {
     "envs": envs,
     "bench": bench,
 }
-"""`train` and `serve` are listed here for the help; their flags and defaults depend on other arguments and files, so that
-they parse their arguments themselves."""
+"""`train` and `serve` are here only for the help: their flags and defaults depend on other arguments and files, so they parse
+their arguments themselves."""
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -51,7 +51,7 @@ def _list_envs(console: Any) -> None:
         line = f"{obs:<20} {_describe(spec.action_space):<13} {agents}"
         console.print(f"[bold]{name:<25}[/bold]{escape(line)}", highlight=False)
         console.print(f"  [dim]{spec.description}[/dim]", highlight=False)
-    console.print("\nMore of one: [bold]hurtle envs NAME[/bold]. Your own: [bold]hurtle envs my_env.py:MyEnv --check[/bold].")
+    console.print("\nDetails: [bold]hurtle envs NAME[/bold]. Your own: [bold]hurtle envs my_env.py:MyEnv --check[/bold].")
 
 
 def _show_env(console: Any, env: Any, seed: int) -> None:
@@ -70,9 +70,9 @@ def _show_env(console: Any, env: Any, seed: int) -> None:
     console.print(f"truncation   {f'after {spec.max_steps} steps' if spec.max_steps else 'none'}", highlight=False)
     console.print(f"parameters   {', '.join(f'{k}={v}' for k, v in env.parameters().items())}", highlight=False)
     console.print(f"State        {', '.join(f'{k}: {v}' for k, v in spec.fields.items())}", highlight=False, markup=False)
-    console.print(f"memory       {spec.record.itemsize} bytes an env\n")
+    console.print(f"memory       {spec.record.itemsize} bytes per env\n")
     if spec.method("render") is not None and console.is_terminal:
-        shown = NativeEnv(env, render_mode="ansi", debug=True)  # one picture is not worth compiling for
+        shown = NativeEnv(env, render_mode="ansi", debug=True)  # compiling is not worth it for one picture
         shown.reset(seed=seed)
         console.print(Text.from_ansi(str(shown.render())))
 

@@ -1,4 +1,4 @@
-"""`hurtle export`: write a run's policy to one file, and say what it does meanwhile."""
+"""`hurtle export`: write a run's policy to one file, showing each step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line says while the user waits: one line on standard error before each step that takes seconds."""
+"""Status messages while the user waits: one line on standard error before each step that takes seconds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StatusLine:
     _is_shown = False
 
     def __call__(self, step: str) -> None:
-        """Show a step; on a terminal it replaces the one before."""
+        """Show a step; on a terminal it replaces the previous one."""
         self.erase()
         print(f"hurtle: {step} …", end="" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
         self._is_shown = True

@@ -1,4 +1,4 @@
-"""Options that several verbs share, each defined once: its type, its help, and how its value is read.
+"""Options shared by several verbs, each defined once: its type, its help, and how its value is read.
 
 arguments → tyro → typed values; RUN → the run's folder; NAME=VALUE → env parameters. Imports no torch.
 """
@@ -23,9 +23,9 @@ def option(text: str, metavar: str | None = None, default: str | None = None, na
 
     Args:
         text: What the option does.
-        metavar: The placeholder of its value; None takes the type's name.
+        metavar: The placeholder of its value; None: the type's name.
         default: Shown instead of the default value; "" shows none.
-        name: The flag, where it differs from the parameter's name.
+        name: The flag, if it differs from the parameter's name.
     """
     hint = default if not default else f"(default: {default})"
     return tyro.conf.arg(help=text, metavar=metavar, help_behavior_hint=hint, name=name)
@@ -52,7 +52,7 @@ EnvParameters = Annotated[
 
 
 def find_run(run: str, runs: str) -> str:
-    """The folder or checkpoint file that RUN names; says on standard error which run `latest` is.
+    """The folder or checkpoint file that RUN names; prints which run `latest` is to standard error.
 
     Raises:
         HurtleError: There is no such run, or it is an exported policy.
@@ -79,7 +79,7 @@ def read_pairs(texts: tuple[str, ...]) -> dict[str, Any]:
 
 
 def number_parser(arguments: list[str]) -> ConstructorRegistry:
-    """Makes tyro read numbers as settings files do (1e6 is a whole number), and report mistakes as a `HurtleError`."""
+    """Makes tyro read numbers as settings files do (1e6 is an integer), and report errors as a `HurtleError`."""
     registry = ConstructorRegistry()
 
     @registry.primitive_rule

@@ -1,4 +1,4 @@
-"""`hurtle sanity`: train on five tiny envs, and say what a failure means."""
+"""`hurtle sanity`: train on five tiny envs, and explain failures."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def sanity(
     seed: Seed = 0,
     device: Device = "cpu",
 ) -> int:
-    """Check that training works here: learn five tiny envs."""
+    """Check that training works here, on five tiny envs."""
     from hurtle.runners.sanity import check_names, run_sanity
 
     check_names(envs)
     with loading("torch"):
-        import torch  # noqa: F401 (training imports it, after seconds without a word)
+        import torch  # noqa: F401 (training imports it, silently, for seconds)
 
     return 0 if run_sanity(envs, seed=seed, device=device) else 1

@@ -56,7 +56,7 @@ def run_serve(arguments: list[str]) -> int:
         clean = Parent(config, lambda http, grpc: _announce(config, http, grpc)).run()
     else:
         clean = run_server(Server(config), lambda server: _announce(config, server.http_port, server.grpc_port))
-    _say("stopped" if clean else "stopped; some requests got no answer")
+    _say("stopped" if clean else "stopped; some requests were not answered")
     return 0 if clean else 1
 
 
@@ -105,7 +105,7 @@ def _announce(config: ServeConfig, http_port: int | None, grpc_port: int | None)
 
 
 def _say(text: str) -> None:
-    """Print to standard error; a server may outlive the terminal that started it, so that a closed one is no error."""
+    """Print to standard error; a server may outlive the terminal that started it, so a closed one is not an error."""
     with suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
 

@@ -42,7 +42,7 @@ _EXAMPLES = """\
   hurtle train cartpole --algorithm my_algo.py:Reinforce
   hurtle train --resume runs/cartpole-ppo-0-20260101-120000"""
 
-# The help shows the settings of TrainConfig in these groups; the policy and the algorithm have groups of their own.
+# The help shows the settings of TrainConfig in these groups; the policy and the algorithm have their own groups.
 _GROUPS = {
     "Run": "algorithm total_steps seed device stop_at_return fine_tune preset gear compile precision threads",
     "Envs": "num_envs backend num_workers pool_batch_size step_timeout restart_workers env_parameters "
@@ -51,7 +51,7 @@ _GROUPS = {
     "Results": "eval_every eval_episodes eval_sampled checkpoint_every keep_checkpoints runs name progress trackers",
 }
 _METAVARS = {"env_parameters": "NAME=VALUE", "fine_tune": "RUN", "name": "NAME"}  # where the default is empty
-_WIDTH = 32  # of the column with the flags
+_WIDTH = 32  # of the flag column
 
 
 def run_train(arguments: list[str]) -> int:
@@ -68,7 +68,7 @@ def run_train(arguments: list[str]) -> int:
     in_file: dict[str, Any] = read_settings_file(config, algorithm) if config else {}
     algorithm = algorithm or in_file.get("algorithm", "ppo")
     base = settings_from_dict(in_file | {"algorithm": algorithm, "env": ""})
-    first = _parse(given, base)  # finds ENV; the second pass has its preset
+    first = _parse(given, base)  # finds ENV; the second pass uses its preset
     env = first.train.env or in_file.get("env", "")
     if not env and not wants_help:
         raise HurtleError(
@@ -90,7 +90,7 @@ def run_train(arguments: list[str]) -> int:
 
 
 def _check_name(env: str) -> None:
-    """Raise for an env that does not exist, before torch is imported; names that import a user's code are left to training."""
+    """Raise if the env does not exist, before torch is imported; names that import user code are left to training."""
     if ":" not in env:
         from hurtle.envs.registry import resolve
 
@@ -120,7 +120,7 @@ def _resume(arguments: list[str], resume: str, config: str, wants_help: bool) ->
         )
     from hurtle.runners.training import train
 
-    # All flags, not only those that differ from config.toml: a resume that crashed before it saved has written them there.
+    # All flags, not only those that differ from config.toml: a resume that crashed before saving has written them there.
     values = settings_to_dict(settings)
     overrides = {name: values[name] for name in _flags(arguments) if name in values}
     if "--trust" in arguments:
@@ -129,7 +129,7 @@ def _resume(arguments: list[str], resume: str, config: str, wants_help: bool) ->
 
 
 def _given(arguments: list[str], flag: str) -> str:
-    """The value of one flag, before all flags are known; "" if it is not given."""
+    """The value of one flag, before the rest are parsed; "" if it is not given."""
     value = ""
     for argument, following in zip_longest(arguments, arguments[1:], fillvalue=""):
         name, equals, attached = argument.partition("=")
@@ -166,14 +166,14 @@ def _settings(arguments: list[str], base: Settings) -> Settings:
 
 
 def _preset_value(name: str, base: Settings) -> str:
-    """A sentence with the value that the env's preset has for a setting, or "" if it has none."""
+    """A sentence with the value of a setting in the env's preset, or "" if it has none."""
     train = base.train
     preset = preset_for(train.env, train.algorithm) if train.preset else {}
     return f" The preset of {train.env} has {shown(check_settings(preset, train.algorithm)[name])}." if name in preset else ""
 
 
 def _check_form(arguments: list[str], types: dict[str, Any]) -> None:
-    """Refuse a switch with a value, and any other flag without one."""
+    """Reject a switch with a value, and any other flag without one."""
     for name, (attached, following) in _flags(arguments).items():
         kind, flag = types.get(name), _spelled(name)
         if kind is bool and (
@@ -211,7 +211,7 @@ def _parse(arguments: list[str], base: Settings) -> Settings:
 
 
 def _registry() -> ConstructorRegistry:
-    """Keeps values as text: they are parsed later, as in TOML and Python, so that 1e6 is an integer and errors read alike."""
+    """Keeps values as text: they are parsed later, as in TOML and Python, so that 1e6 is an integer and errors match."""
     registry = ConstructorRegistry()
 
     @registry.primitive_rule

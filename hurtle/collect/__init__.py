@@ -1,4 +1,4 @@
-"""Collectors: a vector env and a policy in, filled rollouts out. They are loaded when first used, since they import torch."""
+"""Collectors: a vector env and a policy in, filled rollouts out. Loaded lazily, as they import torch."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

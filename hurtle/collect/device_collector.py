@@ -1,7 +1,7 @@
 """`DeviceCollector`: native envs, policy, sampling and buffer on one device; on a GPU a rollout is one replay of a CUDA graph.
 
-envs' tensors → policy → sampling kernel → env kernel → outcome kernel, T times; then V of what came after. Fills the same
-fields as `GeneralCollector`, which defines them. Only a handful of numbers leaves the device. Knows nothing of losses.
+envs' tensors → policy → sampling kernel → env kernel → outcome kernel, T times; then V of the next observations. Fills the
+same fields as `GeneralCollector`, which defines them. Only a handful of numbers leave the device. Knows nothing of losses.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ from hurtle.vector.native_vec import NativeVecEnv
 
 NUMBERS = (
     *("episodes", "returns", "best_return", "lengths", "best_length", "overflow", "error", "row"),
-    *("fault", "index"),  # the two halves of `CudaBatch.fault`, since a float64 does not hold all of it
+    *("fault", "index"),  # the two halves of `CudaBatch.fault`, since a float64 cannot hold it exactly
 )
-"""What is read back of a rollout; then the sums of the env's metrics, and how many they are of."""
+"""What is read back after a rollout; then the sums of the env's metrics, and their counts."""
 
 
 class DeviceCollector(Collector):
     """Fills rollouts from native envs, all on one device.
 
-    Same weights and same seed give the actions of `GeneralCollector`, but where rounding tips one.
+    The same weights and seed give the actions of `GeneralCollector`, except where rounding tips one.
 
     Args:
         vec: A vector of native envs with SAME_STEP autoreset: a `CudaVecEnv`, or a `NativeVecEnv` for the same loop on the CPU.
         policy: On the device of the envs.
-        postprocess: The learner's stage; its rewards and statistics are done here, inside the graph. None leaves them to it.
+        postprocess: The learner's stage; rewards and statistics are handled here, inside the graph. None leaves them to it.
         seed: Env i gets seed + i, and row n's actions are drawn from the stream of seed + n.
-        timer: Where the time goes.
+        timer: Records where the time goes.
         graphs: Captures rollouts; None makes one for the policy's device.
         fused: Kernels that run inference instead of the policy (`kernels.triton.mlp.FusedMLP`), or None.
-        precision: "float32", "tf32" or "bf16", of the policy's matrix products.
+        precision: "float32", "tf32" or "bf16", for the policy's matrix products.
         compiled: Run the policy through `torch.compile`.
-        final_slots: How many truncated episodes of a row one rollout can keep the final observation of; None: as many as the
-            env's time limit allows. Truncations beyond bootstrap from V of the observation before, and are counted.
+        final_slots: How many final observations of truncated episodes are kept per row and rollout; None: as many as the env's
+            time limit allows. Truncations beyond that bootstrap from V of the previous observation, and are counted.
 
     Attributes:
-        overflow: Truncations for which there was no slot, so far.
+        overflow: Truncations without a slot so far.
 
     Raises:
-        HurtleError: The vector is not one of native envs, or is on another device than the policy.
+        HurtleError: The envs are not native, or are not on the policy's device.
 
     Example:
         >>> import hurtle
@@ -97,7 +97,7 @@ class DeviceCollector(Collector):
             postprocess.rewards.to(self.device)
         self.timer = timer or Timer()
         self.graphs = graphs or Graphs(self.device)
-        self.steps = 0  # of each env
+        self.steps = 0  # per env
         self.overflow = 0
         self._version, self._stopping = 0, False
         self._seed, self._begun, self._final_slots = seed, False, final_slots
@@ -134,7 +134,7 @@ class DeviceCollector(Collector):
         self._version = weights.version
 
     def request_stop(self) -> None:
-        """Make `collect` return before the next rollout."""
+        """Make `collect` stop before the next rollout."""
         self._stopping = True
 
     def prepare(self, rollout: Rollout) -> None:
@@ -152,7 +152,7 @@ class DeviceCollector(Collector):
         """Fill the rollout with the next `num_steps` steps of every env; see `Collector.collect`.
 
         Raises:
-            NonFiniteError: An observation, a reward or the policy was not finite, in one of the rollouts reported now.
+            NonFiniteError: An observation, a reward or a policy output was not finite in a rollout reported now.
             EnvIndexError: The env's code indexed an array out of bounds; names the author's line.
         """
         if self._stopping:
@@ -181,13 +181,13 @@ class DeviceCollector(Collector):
         return self.graphs.seconds("collect")
 
     def metrics(self) -> dict[str, float]:
-        """Truncations without a slot for their final observation, if any."""
+        """The number of truncations without a slot for their final observation, if any."""
         return {"final_overflow": float(self.overflow)} if self.overflow else {}
 
     @property
     def warning(self) -> str:
         """See `Collector.warning`."""
-        return f"no CUDA graphs, so it is slower: {self.graphs.failure}" if self.graphs.failure else ""
+        return f"collecting without CUDA graphs, which is slower: {self.graphs.failure}" if self.graphs.failure else ""
 
     def _read(self, numbers: np.ndarray) -> Episodes:
         found = dict(zip(NUMBERS, numbers.tolist(), strict=False))
@@ -222,7 +222,7 @@ class DeviceCollector(Collector):
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def _bind(self, rollout: Rollout) -> None:
-        """Prepare to fill this rollout, again and again."""
+        """Prepare to fill this rollout repeatedly."""
         if rollout.num_rows != self.rows.num_rows or rollout.device.type != self.device.type:
             raise HurtleError(
                 f"The rollout has {rollout.num_rows} rows on {rollout.device}, the vector {self.rows.num_rows} on "
@@ -256,7 +256,7 @@ class DeviceCollector(Collector):
 
     @torch.no_grad()
     def _fill_rollout(self) -> None:
-        """What a graph captures: the same launches on the same memory, whatever the envs do."""
+        """What a graph captures: the same launches on the same memory every time."""
         rollout = self._rollout
         assert rollout is not None
         out, episodes = self._outcome, self._episodes
@@ -268,7 +268,7 @@ class DeviceCollector(Collector):
         for part, now in zip(rollout.initial_state, self._state, strict=True):
             part.copy_(now)
         rollout.starts[0].copy_(self._beginning)
-        self._normalization = self._normalizer()  # does not change during a rollout
+        self._normalization = self._normalizer()  # constant during a rollout
         for t in range(rollout.num_steps):
             if self.vec.native_spec.has_present:
                 rollout.valid[t].copy_(self._envs.present)
@@ -287,16 +287,16 @@ class DeviceCollector(Collector):
     def _step(self, rollout: Rollout, t: int) -> None:
         try:
             self._envs.step()
-        except ActionError:  # on the CPU, which looks at actions before it takes them
+        except ActionError:  # on the CPU, which checks actions before stepping
             bad = ~rollout.inputs[t].flatten(1).isfinite().all(1)
             if bad.any():
                 self._refuse(t - 1, error_codes.OBSERVATION, int(bad.byte().argmax()))
             raise
 
     def _act(self, rollout: Rollout, t: int) -> None:
-        """Choose the actions of step t, and give them to the envs."""
+        """Choose the actions of step t and pass them to the envs."""
         if self._fused is None or self.policy.normalizer is not None:
-            rollout.obs[t].copy_(self._envs.obs)  # else the fused kernel copies it
+            rollout.obs[t].copy_(self._envs.obs)  # otherwise the fused kernel copies it
         if rollout.masks is not None:
             if self._envs.mask is None:
                 rollout.masks[t].fill_(True)
@@ -366,7 +366,7 @@ class DeviceCollector(Collector):
             self._fused.values(rollout.inputs, rollout.values)
         rollout.last_values.copy_(self._value(see(self.policy, self._envs.obs, self.device), self._state, self._beginning))
         cut = rollout.truncated & ~rollout.terminated
-        rollout.final_values.copy_(torch.where(cut, rollout.values, 0.0))  # stays where there was no slot
+        rollout.final_values.copy_(torch.where(cut, rollout.values, 0.0))  # the value used where there was no slot
         for slot, step in enumerate(self._outcome.final_steps):
             seen = see(self.policy, self._final_obs[slot], self.device)
             values = self._value(seen, tuple(part[slot] for part in self._final_state), None)
@@ -393,7 +393,7 @@ class DeviceCollector(Collector):
         self._numbers[len(NUMBERS) :].copy_(episodes.metrics.sum(0, dtype=torch.float64))
 
     def state_dict(self, with_envs: bool = True) -> dict[str, Any]:
-        """See `Collector.state_dict`; every other collector can continue from it, too."""
+        """See `Collector.state_dict`; any other collector can continue from it."""
         steps = self._draw.clock.cpu().expand(self.num_rows).clone()
         saved = {"actor": {"steps": steps, "state": [part.clone() for part in self._state]}, "steps": self.steps}
         if with_envs:
@@ -427,9 +427,9 @@ class DeviceCollector(Collector):
 
 
 def device_obstacle(vec: Any, device: torch.device) -> str | None:
-    """The reason a vector cannot be collected from on the policy's device, or None."""
+    """The reason this collector cannot use the vector on the policy's device, or None."""
     if not isinstance(vec, NativeVecEnv):
-        return "the envs are not native ones (an env of Gymnasium or PettingZoo steps on the CPU)"
+        return "the envs are not native ones (Gymnasium and PettingZoo envs step on the CPU)"
     if not vec.same_step:
         return "the envs' autoreset_mode is NEXT_STEP, not SAME_STEP"
     own = _Envs(vec).device
@@ -439,7 +439,7 @@ def device_obstacle(vec: Any, device: torch.device) -> str | None:
 
 
 class _Envs:
-    """A batch of native envs as torch tensors, [rows, …], on whatever device it is."""
+    """A batch of native envs as torch tensors, [rows, …], on its device."""
 
     def __init__(self, vec: NativeVecEnv):
         batch: Any = vec.batch
@@ -463,7 +463,7 @@ class _Envs:
         return array if self._on_gpu else torch.from_numpy(array)
 
     def out_of_bounds(self, fault: int) -> EnvIndexError:
-        """The error for what kernels wrote to `fault`."""
+        """The error for a code that kernels wrote to `fault`."""
         return self._batch.out_of_bounds(fault)
 
     def step(self) -> None:
@@ -475,7 +475,7 @@ class _Envs:
 
 
 class _EnvActions:
-    """Where sampled actions go for the envs: flat `[rows, k]`, with the constants of the action rule on the device."""
+    """Sampled actions for the envs: flat `[rows, k]`, with the constants of the action transform on the device."""
 
     def __init__(self, policy: Policy, actions: Tensor):
         transform, device = policy.head.transform, actions.device
@@ -489,5 +489,5 @@ class _EnvActions:
 
 
 def _floats(observations: Tensor) -> Tensor:
-    """Observations that are floats, to be checked for NaN; empty for others."""
+    """Float observations, to be checked for NaN; empty otherwise."""
     return observations if observations.is_floating_point() else observations[:, :0].float()

@@ -1,4 +1,4 @@
-"""`GeneralCollector`: any vector env × any torch policy, all envs in step.
+"""`GeneralCollector`: any vector env × any torch policy, all envs in lockstep.
 
 observations → policy → actions → env step → rollout, T times. Knows nothing of losses. It defines what every field of a rollout
 means; the other collectors are compared with it. Asynchronous pools have a collector of their own, see pool_collector.py.
@@ -27,7 +27,7 @@ class GeneralCollector(Collector):
         vec: Any `gymnasium.vector.VectorEnv`, with SAME_STEP or NEXT_STEP autoreset.
         actor: The policy, acting for the vector's rows.
         seed: Env i gets seed + i.
-        timer: Where the time goes.
+        timer: Records where the time goes.
     """
 
     def __init__(self, vec: VectorEnv, actor: Actor, seed: int = 0, timer: Timer | None = None):
@@ -36,7 +36,7 @@ class GeneralCollector(Collector):
         self.num_rows = self.rows.num_rows
         self.resumes_exactly = hasattr(vec, "state_dict")
         self.timer = timer or Timer()
-        self.steps = 0  # of each env
+        self.steps = 0  # per env
         self._version, self._stopping = 0, False
         self._seed = seed
         self._obs: np.ndarray | None = None  # what to act on next; None before the first reset
@@ -61,7 +61,7 @@ class GeneralCollector(Collector):
         self._version = weights.version
 
     def request_stop(self) -> None:
-        """Make `collect` return at the next step."""
+        """Make `collect` stop at the next step."""
         self._stopping = True
 
     def collect(self, rollout: Rollout) -> Episodes | None:
@@ -93,7 +93,7 @@ class GeneralCollector(Collector):
                 self.steps += 1
                 rewards, terminated, truncated = rows.flat(rewards), rows.flat(terminated), rows.flat(truncated)
                 rows.check_finite("reward", rewards, self.steps)
-                if acting is not None:  # nothing happened to the others
+                if acting is not None:  # the others did nothing
                     rewards, terminated, truncated = rewards * acting, terminated & acting, truncated & acting
                 host["rewards"][t], host["terminated"][t], host["truncated"][t] = rewards, terminated, truncated
                 ended = terminated | truncated
@@ -133,7 +133,7 @@ class GeneralCollector(Collector):
         return rollout.masks[t]
 
     def _acting(self) -> np.ndarray | None:
-        """The rows for which the coming step counts; None: all."""
+        """The rows for which the next step counts; None: all."""
         if not self.rows.next_step:
             return self._present
         return ~self._resetting if self._present is None else self._present & ~self._resetting
@@ -141,14 +141,14 @@ class GeneralCollector(Collector):
     def _begin_episodes(
         self, host: dict[str, np.ndarray], t: int, over: np.ndarray, ended: np.ndarray, acting: np.ndarray | None
     ) -> None:
-        """Note which rows start an episode with the next step."""
+        """Record which rows start an episode with the next step."""
         found = episode_starts(self._starts, self._resetting, acting, ended, over, self.rows.next_step)
         for row in found.left.nonzero()[0]:
             host["terminated"][host["valid"][:t, row].nonzero()[0][-1:], row] = True
         self._starts, self._resetting = found.starts, found.resetting
 
     def _finish(self, rollout: Rollout, host: dict[str, np.ndarray], finals: list[Any]) -> None:
-        """Hand over what came after the last step, and whatever is still on the host."""
+        """Copy what followed the last step, and everything still on the host, to the rollout."""
         assert self._obs is not None
         staging = self.actor.staging
         rollout.last_obs.copy_(staging.to_device("obs", self._obs, rollout.obs.dtype))
@@ -186,7 +186,7 @@ class GeneralCollector(Collector):
             return
         obs, infos = self.vec.reset(seed=self._seed)
         self.vec.load_state_dict(saved["envs"])
-        self._receive(obs, infos)  # views of the arrays that were loaded just now
+        self._receive(obs, infos)  # views of the arrays just loaded
         self._starts, self._resetting = saved["starts"], saved["resetting"]
 
     def close(self, envs: bool = True) -> None:

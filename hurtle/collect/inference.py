@@ -1,4 +1,4 @@
-"""`Actor`: a policy acting for many rows: normalizing, sampling from each row's own random stream, carrying its memory.
+"""`Actor`: a policy acting for many rows: normalizes, samples from each row's random stream, and carries its memory.
 
 observations `[rows, …]` → (raw actions, log-probs, values). Knows nothing of envs or rollouts.
 """
@@ -20,16 +20,16 @@ from hurtle.policies.policy import Policy
 class Actor:
     """Acts for `num_rows` rows.
 
-    Row n draws its k-th action from the uniforms of (seed + n, k), whatever the other rows do and in whatever order they come.
-    On a GPU nothing here waits for the device but `env_actions`, and that for the actions alone.
+    Row n draws its k-th action from the uniforms of (seed + n, k), regardless of the other rows and of their order. On a GPU
+    only `env_actions` waits for the device, and only for the actions.
 
     Args:
-        policy: What acts; its device is where inference happens.
+        policy: The policy; inference runs on its device.
         num_rows: Envs times agents.
         seed: Seed of the action streams.
         compiled: Run the policy through `torch.compile`.
         autocast: A dtype for mixed precision, or None.
-        staging: How arrays get to the policy's device and back; None makes one.
+        staging: Copies arrays to the policy's device and back; None makes one.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class Actor:
         self.streams = stream_states(seed_range(seed, num_rows), ACTION_STREAM)
         self.steps = np.zeros(num_rows, np.int64)  # actions drawn so far
         self.state = policy.initial_state(num_rows, self.device)
-        self._chosen: Arrival | None = None  # the actions that `act` chose last
+        self._chosen: Arrival | None = None  # the last actions of `act`
 
     def store_obs(self, obs: Tensor, inputs: Tensor, new: np.ndarray) -> None:
-        """Write observations into a rollout: as the env gave them, and as the policy sees them where it normalizes."""
+        """Write observations into a rollout: as the env returned them, and as the policy sees them if it normalizes."""
         obs.copy_(self.staging.to_device("obs", new, obs.dtype))
         if self.policy.normalizer is not None:
             inputs.copy_(self.policy.normalizer.normalize(obs))
@@ -64,12 +64,12 @@ class Actor:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Choose actions for all rows, or for `rows` in a pool.
 
-        On a GPU all of it is launched and nothing waited for; the actions' copy to the host is launched before the log-probs.
+        On a GPU this only launches work; the copy of the actions to the host is launched before the log-probs.
 
         Args:
             seen: Observations as the policy sees them, `[batch, …]`.
             mask: Legal actions, bool `[batch, actions]`, or None.
-            starts: Rows that begin an episode and so remember nothing, bool `[batch]`.
+            starts: Rows that begin an episode and have their memory cleared, bool `[batch]`.
             rows: Which rows these are.
 
         Returns:
@@ -82,7 +82,7 @@ class Actor:
         state = self.state if at is None else tuple(part[at] for part in self.state)
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
             distribution, value, state = self._forward(seen, state, mask, starts)
-        if at is None:  # under autocast an LSTM's may come in half precision; rollouts store float32
+        if at is None:  # under autocast an LSTM's state may be half precision; rollouts store float32
             self.state = tuple(new.to(part.dtype) for part, new in zip(self.state, state, strict=True))
         else:
             for part, new in zip(self.state, state, strict=True):
@@ -92,7 +92,7 @@ class Actor:
         return actions, distribution.log_prob(actions).float(), value.float()
 
     def env_actions(self) -> np.ndarray:
-        """The actions that `act` chose last, as the env takes them. Waits for nothing launched after them."""
+        """The actions that `act` chose last, as the env expects them. Does not wait for work launched after them."""
         assert self._chosen is not None
         return self.policy.head.env_actions(self._chosen.wait())
 

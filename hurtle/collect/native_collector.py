@@ -38,7 +38,7 @@ from hurtle.vector.native_pool import NativePool
 from hurtle.vector.native_vec import NativeVecEnv
 
 ROWS_PER_THREAD = 8
-"""With fewer, sharing cache lines costs more than another thread gains."""
+"""With fewer, shared cache lines cost more than another thread gains."""
 LARGE_ARRAYS = ("envs", "obs", "final_obs")
 
 
@@ -48,11 +48,11 @@ class NativeCollector(Collector):
     The same weights and seed give the actions of `GeneralCollector` (except where rounding tips one), on any number of threads.
 
     Args:
-        vec: A `NativeVecEnv` on the CPU with SAME_STEP autoreset, as `hurtle.make_vec` makes it for native envs.
+        vec: A `NativeVecEnv` on the CPU with SAME_STEP autoreset, as `hurtle.make_vec` returns for native envs.
         policy: An MLP policy on the CPU, or a `PolicyConfig` to build one for the vector's spaces. Its weights are copied;
-            `load_weights` brings new ones.
+            `load_weights` replaces them.
         seed: Env i gets seed + i, and row n's actions are drawn from the stream of seed + n.
-        timer: Where the time goes.
+        timer: Records where the time goes.
         postprocess: The learner's stage. Unless it scales rewards, advantages are computed here, in the same call.
         num_threads: Each has a shard of the envs; None means all free cores, but at least 8 rows for each.
 
@@ -87,7 +87,7 @@ class NativeCollector(Collector):
         self.num_rows = self.rows.num_rows
         self.actor = Actor(policy, self.num_rows, seed)
         self.timer = timer or Timer()
-        self.steps = 0  # of each env
+        self.steps = 0  # per env
         self._version, self._stopping = 0, False
         self._seed, self._begun = seed, False
         stage = postprocess if postprocess is not None and postprocess.rewards.mode == "raw" else None
@@ -95,11 +95,11 @@ class NativeCollector(Collector):
         self._weights = aligned_zeros((self._plan.packed_size,), np.float32)
         self.load_weights(Weights.of(policy))
         self._starts = np.ones(self.num_rows, np.bool_)  # rows whose next step starts an episode
-        self._cuts = np.zeros(self.num_rows, np.int64)  # episodes of this rollout that were truncated
+        self._cuts = np.zeros(self.num_rows, np.int64)  # truncated episodes of this rollout
         self._episodes = _EpisodeLog(vec, 0)
         self._known: list[Any] = []  # addresses and shapes of the last rollout's fields
         self._job = np.zeros(max(JOB.values()) + 1, np.int64)  # the arguments of compiled code, see kernels/cpu/rollout_job.py
-        self._kept: dict[str, np.ndarray] = {}  # arrays that the job points to and nobody else keeps alive
+        self._kept: dict[str, np.ndarray] = {}  # arrays that only the job points to
         self._describe_envs()
         self._describe_policy()
         self._like = self._batch.arrays.obs.ravel()[:0]
@@ -109,7 +109,7 @@ class NativeCollector(Collector):
         few = max(1, self.num_rows // ROWS_PER_THREAD)
         self._threads = ShardThreads(self.rows.num_envs, thread_count(num_threads, self.rows.num_envs if num_threads else few))
         self._shards = [_Shard(self._batch, self._starts, lo, hi) for lo, hi in self._threads.shards]
-        self._slice = 1  # steps of one call; their time sets the next
+        self._slice = 1  # steps per call; adjusted by their time
 
     @property
     def has_masks(self) -> bool:
@@ -123,7 +123,7 @@ class NativeCollector(Collector):
 
     @property
     def num_threads(self) -> int:
-        """Threads that collect."""
+        """Number of collecting threads."""
         return len(self._threads.shards)
 
     def new_rollout(self, num_steps: int) -> Rollout:
@@ -134,7 +134,7 @@ class NativeCollector(Collector):
         """See `Collector.load_weights`; the weights are copied.
 
         Raises:
-            HurtleError: They have another size, dtype or layout.
+            HurtleError: They have the wrong size, dtype or layout.
         """
         flat, given = weights.flat, str(weights.flat.dtype).removeprefix("torch.")
         if (tuple(flat.shape), given, flat.device.type) != ((self.num_weights,), "float32", "cpu") or not flat.is_contiguous():
@@ -148,14 +148,14 @@ class NativeCollector(Collector):
         self._version = weights.version
 
     def request_stop(self) -> None:
-        """Make `collect` return within about 0.1 s."""
+        """Make `collect` stop within about 0.1 s."""
         self._stopping = True
 
     def collect(self, rollout: Rollout) -> Episodes | None:
         """Fill the rollout with the next `num_steps` steps of every env; see `Collector.collect`.
 
         Raises:
-            NonFiniteError: An env gave NaN or infinity; names it and its step.
+            NonFiniteError: An env returned NaN or infinity; names the env and its step.
             EnvIndexError: The env's code indexed an array out of bounds; names the author's line.
             HurtleError: The rollout does not fit the vector, or is not on the CPU.
         """
@@ -170,7 +170,7 @@ class NativeCollector(Collector):
             return self._episodes.episodes()
 
     def fill(self, rollout: Rollout) -> bool:
-        """Play `num_steps` steps into the rollout; False if asked to stop before the end."""
+        """Play `num_steps` steps into the rollout; False if stopped before the end."""
         self._begin()
         with self.timer("collect"):
             self._describe_rollout(rollout)
@@ -190,7 +190,7 @@ class NativeCollector(Collector):
             self.rows.check_finite("observation", self.rows.flat(obs), self.steps)
 
     def _collect_slice(self, rollout: Rollout, first: int) -> int:
-        """Take about 0.1 s worth of steps, at most to the end of the rollout. Returns the number of steps taken."""
+        """Take about 0.1 s worth of steps, at most up to the end of the rollout. Returns the number of steps taken."""
         size = min(self._slice, rollout.num_steps - first)
         began = perf_counter()
         jobs = {shard.lo: shard.job(self._job) for shard in self._shards}
@@ -327,7 +327,7 @@ class NativeCollector(Collector):
         self._tell(mean=self._kept["mean"], std=self._kept["std"])
 
     def state_dict(self, with_envs: bool = True) -> dict[str, Any]:
-        """See `Collector.state_dict`; every other collector can continue from it, too."""
+        """See `Collector.state_dict`; any other collector can continue from it."""
         saved = {"actor": self.actor.state_dict(), "steps": self.steps}
         if with_envs:
             self._begin()
@@ -362,14 +362,14 @@ class _Shard:
         batch: All envs.
         starts: Rows whose next step starts an episode, [rows].
         lo: The first env.
-        hi: The first env that is not its own.
+        hi: One past the last env.
     """
 
     def __init__(self, batch: CpuBatch, starts: np.ndarray, lo: int, hi: int):
         self.lo = lo
         self._own: dict[str, np.ndarray] = {}
         if lo % SHARD_GRAIN == 0 and (hi % SHARD_GRAIN == 0 or hi == batch.num_envs):
-            return  # it shares no cache line
+            return  # no cache lines to share
         small = {name: array for name, array in batch.arrays._asdict().items() if name not in LARGE_ARRAYS}
         own = {name: aligned_zeros(array.shape, array.dtype) for name, array in small.items()}
         self._handle = address_table(batch.arrays._replace(**own))
@@ -414,7 +414,7 @@ class _EpisodeLog:
         if not ended.any():
             return Episodes()
         metrics = {}
-        if self._names:  # an env that ends with no agent left counts with the others of its step
+        if self._names:  # an env that ends with no agents counts only if an episode ended in that step
             found = self.arrays["metrics"][self.arrays["over"] & ended.any(1, keepdims=True)]
             metrics = {name: found[:, m].copy() for m, name in enumerate(self._names)}
         return Episodes.of(self.arrays["episode_returns"][ended], self.arrays["episode_lengths"][ended], metrics)
@@ -423,9 +423,9 @@ class _EpisodeLog:
 def vector_obstacle(vec: Any) -> str | None:
     """The reason compiled code cannot step a vector, or None."""
     if isinstance(vec, NativePool):
-        return "the envs are a NativePool, which steps some of them at a time"
+        return "the envs are a NativePool, which steps only some of them at a time"
     if not isinstance(vec, NativeVecEnv):
-        return "the env is not a native one: those of Gymnasium and PettingZoo step in Python (`hurtle envs` lists native ones)"
+        return "the env is not a native one: Gymnasium and PettingZoo envs step in Python (`hurtle envs` lists native ones)"
     batch = vec.batch
     if not isinstance(batch, CpuBatch):
         return "the envs are on the GPU, not on the CPU"
@@ -453,17 +453,17 @@ def _plan_of(policy: Policy) -> NetworkPlan:
 
 
 def _check_spaces(vec: NativeVecEnv, policy: Policy) -> None:
-    """Compiled code trusts that observations and actions are as large as the policy says."""
+    """Check the spaces: compiled code trusts that observations and actions have the sizes the policy expects."""
     for what, own, given in (
         ("observations", vec.agent_observation_space, policy.observation_space),
         ("actions", vec.agent_action_space, policy.action_space),
     ):
         if own != given:
-            raise HurtleError(f"The policy's {what} are {given}, those of the vector {own}: build it for the vector's spaces.")
+            raise HurtleError(f"The policy's {what} are {given}, the vector's are {own}: build it for the vector's spaces.")
 
 
 def _action_arrays(transform: ActionTransform) -> dict[str, np.ndarray]:
-    """The constants of the action rule; compiled code names them as kernels/cpu/rollout_job.py does."""
+    """The constants of the action transform, under their names in kernels/cpu/rollout_job.py."""
     if not transform.low.size:
         return {"action_start": transform.start}
     bounds = {"bound_low": transform.least, "bound_high": transform.greatest}

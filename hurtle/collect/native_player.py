@@ -1,6 +1,6 @@
-"""`NativePlayer`: native envs × MLP policies for evaluation, whole stretches of steps inside compiled code.
+"""`NativePlayer`: native envs × MLP policies for evaluation, stretches of many steps inside compiled code.
 
-policy, seed → steps of all envs → which episodes ended, their returns and lengths. Nothing of the policy changes.
+policy, seed → steps of all envs → which episodes ended, their returns and lengths. The policy does not change.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from hurtle.policies.policy import Policy
 from hurtle.vector.native_vec import NativeVecEnv
 
 MOST_STEPS = 128
-"""Steps of one stretch: enough that Python between two of them costs nothing."""
+"""Steps per stretch: enough to make the cost of Python in between negligible."""
 STRETCH_BYTES = 1 << 24
-"""Memory for the observations of a stretch; large ones make it shorter."""
+"""Memory for the observations of a stretch; large observations shorten it."""
 
 
 class Played(NamedTuple):
-    """What happened in a stretch of T steps; `over` is `ended` where an env has one agent."""
+    """What happened in a stretch of T steps; `over` is `ended` if an env has one agent."""
 
     over: np.ndarray
     """bool [T, envs]: envs that ended as a whole."""
@@ -42,14 +42,14 @@ class NativePlayer(NativeCollector):
     """Plays a policy on native envs as `runners.playing.Player` does, many steps in one call.
 
     Args:
-        vec: Of native envs, see `NativeCollector`.
+        vec: A vector of native envs, see `NativeCollector`.
         policy: An MLP policy on the CPU; its normalizer is applied and not changed.
-        deterministic: Take the likeliest actions; else sample them.
+        deterministic: Take the most likely actions; else sample.
         seed: Seed of the envs and of the streams of sampled actions.
-        stream: Which streams these are; not those that training draws from.
+        stream: Which random streams to use; not those of training.
 
     Raises:
-        HurtleError: `player_obstacle` has something to say.
+        HurtleError: See `player_obstacle`.
     """
 
     def __init__(self, vec: NativeVecEnv, policy: Policy, *, deterministic: bool, seed: int, stream: int):
@@ -59,7 +59,7 @@ class NativePlayer(NativeCollector):
             with COMPILING:
                 self._tell_numbers(sample=load_kernels().modes.mode_address(self._plan.head_kind))
         size = vec.num_envs * vec.native_spec.obs_size * vec.agent_observation_space.dtype.itemsize  # type: ignore[union-attr]
-        # Of several agents compiled code does not note when the env as a whole is over; after one step the batch says it.
+        # With several agents, compiled code does not record when the env itself is over; after one step the batch knows.
         steps = 1 if vec.num_agents > 1 else max(1, min(MOST_STEPS, STRETCH_BYTES // size))
         self._rollout = self.new_rollout(steps)
 
@@ -67,7 +67,7 @@ class NativePlayer(NativeCollector):
         """Play the next stretch; None if `request_stop` ended it.
 
         Raises:
-            NonFiniteError: An env gave NaN or infinity; names it and its step.
+            NonFiniteError: An env returned NaN or infinity; names the env and its step.
         """
         if not self.fill(self._rollout):
             return None
@@ -78,7 +78,7 @@ class NativePlayer(NativeCollector):
 
 
 def player_obstacle(vec: object, policy: Policy, deterministic: bool) -> str | None:
-    """The reason why a `NativePlayer` cannot play this policy there, or None."""
+    """The reason a `NativePlayer` cannot play this policy on this vector, or None."""
     if (obstacle := vector_obstacle(vec)) is not None:
         return obstacle
     assert isinstance(vec, NativeVecEnv)
@@ -87,5 +87,5 @@ def player_obstacle(vec: object, policy: Policy, deterministic: bool) -> str | N
     except UnsupportedError as error:
         return str(error)
     if (policy.observation_space, policy.action_space) != (vec.agent_observation_space, vec.agent_action_space):
-        return "the bounds of the spaces are not those that the policy was trained on"
-    return "kernels that check themselves only sample" if deterministic and host.CHECKED else None
+        return "the spaces' bounds differ from those the policy was trained on"
+    return "checked kernels only sample" if deterministic and host.CHECKED else None

@@ -1,4 +1,4 @@
-"""`PoolCollector`: asynchronous pools, whose envs come back in any order and at their own pace.
+"""`PoolCollector`: asynchronous pools, whose envs return in any order and at their own pace.
 
 recv → complete the envs' last steps → policy → send → store what it chose. Every env fills a segment of T steps; a rollout is
 the first N full segments. Fast envs fill several, slow ones carry theirs over: no step is lost.
@@ -22,7 +22,7 @@ from hurtle.tracking.timing import Timer
 from hurtle.vector.vec_env import VecEnv
 
 DEVICE_FIELDS = ("obs", "masks", *POLICY_FIELDS)
-"""Fields that are written where the policy is; `OUTCOMES` are written by the host, and copied when a rollout is handed over."""
+"""Fields written on the policy's device; `OUTCOMES` are written on the host and copied when a rollout is handed over."""
 LAST_FIELDS = ("last_obs", "last_starts")
 """Fields of the observation after a segment."""
 
@@ -30,27 +30,27 @@ LAST_FIELDS = ("last_obs", "last_starts")
 class _Steps(NamedTuple):
     """The steps that a batch of rows starts."""
 
-    places: Tensor  # in the segments, flat
+    places: Tensor  # flat indices into the segments
     seen: Tensor
     mask: Tensor | None
     starts: Tensor
-    filled: np.ndarray  # segments that these rows had filled
+    filled: np.ndarray  # segments that these rows have filled
 
 
 class PoolCollector(Collector):
-    """Fills rollouts with segments of whichever envs are ready.
+    """Fills rollouts with segments from whichever envs are ready.
 
-    The steps of a segment may stem from two versions of the policy, when an update fell into it; each has the log-prob of the
+    The steps of a segment may come from two versions of the policy, if an update fell in between; each has the log-prob of the
     policy that took it.
 
-    With worker processes this is double buffering: while the policy acts for one batch, the envs of the other step. A batch is
+    With worker processes this is double buffering: while the policy acts for one batch, those of the other step. A batch is
     sent as soon as its actions are known, without waiting for log-probs, values and memory.
 
     Args:
         vec: A pool: a `VecEnv` with `batch_size < num_envs`.
         actor: The policy, acting for the pool's rows.
         seed: Env i gets seed + i.
-        timer: Where the time goes.
+        timer: Records where the time goes.
     """
 
     resumes_exactly = False
@@ -67,21 +67,21 @@ class PoolCollector(Collector):
         self._host: dict[str, np.ndarray] = {}  # the fields of the segments that the host writes
         self._versions = np.zeros(self._num_segments, np.int64)  # of the weights that began each segment
         self._finals: dict[int, list[tuple[int, np.ndarray, tuple[Tensor, ...]]]] = {}  # by segment: step, observation, memory
-        self._segment = np.arange(count)  # which one each row fills
-        self._time = np.zeros(count, np.int64)  # how far it is
+        self._segment = np.arange(count)  # which segment each row fills
+        self._time = np.zeros(count, np.int64)  # next step in that segment
         self._free = deque(range(count, self._num_segments))
         self._full: deque[int] = deque()
         self._row_of = np.arange(self._num_segments)
         self._acted = np.zeros(count, np.bool_)  # rows whose action was sent
-        self._counts = np.ones(count, np.bool_)  # whose action counts: not absent, not a reset
+        self._counts = np.ones(count, np.bool_)  # rows whose action counts: not absent, not resetting
         self._starts = np.ones(count, np.bool_)
         self._resetting = np.zeros(count, np.bool_)
-        self._held: tuple[Any, ...] | None = None  # the first batch, received to learn whether there are masks
-        self._steps = np.zeros(self.rows.num_envs, np.int64)  # of each env, in this run
+        self._held: tuple[Any, ...] | None = None  # the first batch, received to find out whether there are masks
+        self._steps = np.zeros(self.rows.num_envs, np.int64)  # per env, in this run
 
     @property
     def steps(self) -> int:
-        """Steps of an env, on average."""
+        """Average steps per env."""
         return int(self._steps.mean())
 
     @property
@@ -105,11 +105,11 @@ class PoolCollector(Collector):
         self._version = weights.version
 
     def request_stop(self) -> None:
-        """Make `collect` return at the next batch."""
+        """Make `collect` stop at the next batch."""
         self._stopping = True
 
     def collect(self, rollout: Rollout) -> Episodes | None:
-        """Fill the rollout with the next segments to be complete; see `Collector.collect`."""
+        """Fill the rollout with the next segments to be completed; see `Collector.collect`."""
         if self._segments is None:
             self._begin(rollout)
         episodes: list[Episodes] = []
@@ -127,7 +127,7 @@ class PoolCollector(Collector):
                 steps = self._begin_steps(rows, batch)
             with self.timer("inference"):
                 actions, log_probs, values = self.actor.act(steps.seen, steps.mask, steps.starts, rows)
-                values = values.clone()  # a network's may be a view of its input, which is the env's memory
+                values = values.clone()  # these may be a view of the network's input, which is the env's memory
                 for_env = self.rows.actions(self.actor.env_actions())
             with self.timer("env"):
                 self.vec.send(for_env, env_ids)
@@ -139,12 +139,12 @@ class PoolCollector(Collector):
 
     def _begin(self, rollout: Rollout) -> None:
         policy = self.actor.policy
-        has_masks = self.has_masks  # receives the first batch, unless that has happened
+        has_masks = self.has_masks  # receives the first batch, unless already done
         self._segments = Rollout(policy, rollout.num_steps, self._num_segments, has_masks, str(rollout.device))
         self._host = {name: self.actor.staging.host_array(getattr(self._segments, name)) for name in OUTCOMES}
 
     def _complete(self, rows: np.ndarray, env_ids: np.ndarray, batch: tuple[Any, ...]) -> list[Episodes]:
-        """Store the outcomes of the actions of these rows, if they took one."""
+        """Store the outcomes of the actions of these rows, if they took any."""
         segments = self._segments
         assert segments is not None
         obs, rewards, terminated, truncated, infos = batch
@@ -174,7 +174,7 @@ class PoolCollector(Collector):
         return [] if just_ended is None else [just_ended]
 
     def _begin_episodes(self, rows: np.ndarray, over: np.ndarray, ended: np.ndarray) -> None:
-        """Note which of these rows start an episode with their next step."""
+        """Record which of these rows start an episode with their next step."""
         acted, acting, starts, resetting = (part[rows] for part in (self._acted, self._counts, self._starts, self._resetting))
         found = episode_starts(starts, resetting, acting, ended, over, self.rows.next_step)
         for row in rows[found.left]:
@@ -186,7 +186,7 @@ class PoolCollector(Collector):
     def _begin_steps(self, rows: np.ndarray, batch: tuple[Any, ...]) -> _Steps:
         """Start the next step of these rows, in a new segment where the old one is full.
 
-        What the env reported is stored now: once actions are sent, its arrays may change.
+        What the env reported is stored now: once actions are sent, its arrays may be overwritten.
         """
         segments, actor = self._segments, self.actor
         assert segments is not None
@@ -219,7 +219,7 @@ class PoolCollector(Collector):
         return _Steps(places, seen, mask, actor.staging.to_device("starts", self._starts[rows]), filled)
 
     def _end_segments(self, rows: np.ndarray, filled: np.ndarray, obs: np.ndarray) -> None:
-        """Store what comes after segments that are full."""
+        """Store what follows full segments."""
         segments, staging = self._segments, self.actor.staging
         assert segments is not None
         at = staging.to_device("segments filled", filled)
@@ -229,7 +229,7 @@ class PoolCollector(Collector):
             part[at] = memory
 
     def _write(self, steps: _Steps, actions: Tensor, log_probs: Tensor, values: Tensor) -> None:
-        """Store what the policy chose; the envs are stepping already."""
+        """Store what the policy chose; the envs are already stepping."""
         segments = self._segments
         assert segments is not None
         for name, written in (("actions", actions), ("log_probs", log_probs), ("values", values)):
@@ -238,11 +238,11 @@ class PoolCollector(Collector):
         self._full.extend(steps.filled.tolist())
 
     def _places(self, rows: np.ndarray) -> Tensor:
-        """Where these rows' steps are in the segments: flat indices, on the device."""
+        """Flat indices of these rows' steps in the segments, on the device."""
         return self.actor.staging.to_device("places", self._time[rows] * self._num_segments + self._segment[rows])
 
     def _hand_over(self, rollout: Rollout) -> None:
-        """Copy the segments that were full first into the rollout."""
+        """Copy the segments that filled up first into the rollout."""
         segments = self._segments
         assert segments is not None
         chosen = [self._full.popleft() for _ in range(rollout.num_rows)]
@@ -293,16 +293,16 @@ class PoolCollector(Collector):
 
 
 def double_buffered_batch(num_envs: int, num_workers: int | None, backend: str, device: torch.device | str) -> int | None:
-    """The `batch_size` with which a pool keeps a GPU and worker processes busy at once; None where a pool would not help.
+    """The `batch_size` that keeps a GPU and worker processes busy at once; None if a pool would not help.
 
-    With half of the envs per batch, the workers step one half while the policy acts for the other. That takes workers with at
-    least two envs each: a worker whose only env waits for its action has nothing to do in the meantime. The pool must be in
-    the order "ready", the default: "fair" would take the envs of the same workers each time, and let the others wait.
+    With half of the envs per batch, the workers step one half while the policy acts for the other. This needs workers with at
+    least two envs each: a worker whose only env waits for its action is idle. The pool's order must be "ready", the default:
+    "fair" would take the envs of the same workers each time, and leave the others idle.
 
     Args:
         num_envs: Envs of the vector.
         num_workers: As `make_vec` takes it; None: as many as it would start.
-        backend: As `make_vec` takes it; only "process" has workers for certain.
+        backend: As `make_vec` takes it; only "process" is sure to have workers.
         device: Where the policy is.
 
     Example:

@@ -1,6 +1,6 @@
 """`Postprocess`: the one stage between collecting and learning, the same for every runner and gear.
 
-raw experience → V of what came after → scaled rewards → normalizer statistics → advantages. Every learner of rollouts calls it
+raw experience → V of what follows → scaled rewards → normalizer statistics → advantages. Every learner of rollouts calls it
 first. A collector may do parts of it sooner, in compiled code or a CUDA graph, and says so in `rollout.done`.
 """
 
@@ -20,7 +20,7 @@ from hurtle.policies.policy import Policy
 
 
 class Postprocess:
-    """Completes rollouts with what learners need.
+    """Adds to rollouts what learners need.
 
     Args:
         policy: Gives the values, and owns the observation normalizer, if any.

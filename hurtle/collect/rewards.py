@@ -16,7 +16,7 @@ MODES = ("raw", "sign", "normalize")
 
 
 class RewardRule:
-    """Applied to a whole rollout after it was collected; episode returns always show the env's own rewards.
+    """Applied to a complete rollout; episode returns always show the env's own rewards.
 
     Args:
         mode: "raw", "sign" (−1, 0 or 1) or "normalize" (divided by the standard deviation of discounted returns).
@@ -77,7 +77,7 @@ class RewardRule:
         return {} if self.normalizer is None else dict(self.normalizer.state_dict())
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Continue with saved statistics; with another number of rows, their running returns start at 0."""
+        """Continue with saved statistics; if the number of rows differs, running returns start at 0."""
         if self.normalizer is not None and saved:
             own = self.normalizer.returns
             returns = saved["returns"] if saved["returns"].shape == own.shape else torch.zeros_like(own)
@@ -85,7 +85,7 @@ class RewardRule:
 
 
 def _scaled(rollout: Rollout) -> Tensor:
-    """Memory for the rewards that are learned from, apart from the env's."""
+    """Memory for the rewards used in training, separate from the env's."""
     if rollout.scaled_rewards is rollout.rewards:
         rollout.scaled_rewards = torch.zeros_like(rollout.rewards)
     return rollout.scaled_rewards

@@ -13,7 +13,7 @@ from hurtle.errors import HurtleError, NonFiniteError
 
 
 class EpisodeStarts(NamedTuple):
-    """What a step means for the next one, bool `[rows]` each; see `episode_starts`."""
+    """The state of each row before the next step, bool `[rows]` each; see `episode_starts`."""
 
     starts: np.ndarray
     """The next step starts an episode of the row."""
@@ -26,17 +26,17 @@ class EpisodeStarts(NamedTuple):
 def episode_starts(
     starts: np.ndarray, resetting: np.ndarray, acting: np.ndarray | None, ended: np.ndarray, over: np.ndarray, next_step: bool
 ) -> EpisodeStarts:
-    """Which rows start an episode with the next step; the first step of an absent agent may be further off.
+    """Which rows start an episode with the next step; an absent agent's first step may come later.
 
     This is the reference. Compiled code repeats it: `write_outcomes` in kernels/cpu/rollout.py and `outcome_row` in
-    kernels/device_rows.py; tests/collect/test_native_collector.py and test_device_collector.py hold them equal.
+    kernels/device_rows.py; tests/collect/test_native_collector.py and test_device_collector.py compare them.
 
     Args:
         starts: Rows whose last step started an episode.
         resetting: Rows whose last step was a reset.
         acting: Rows for which the last step counted; None: all.
         ended: Rows whose episode ended with it.
-        over: Rows of envs that are over as a whole.
+        over: Rows of envs whose episode is over for all agents.
         next_step: Whether resets take a step of their own.
     """
     waiting = left = np.zeros_like(ended)
@@ -57,7 +57,7 @@ class VecRows:
         next_step: The env resets in the step after an end (NEXT_STEP) instead of in the same one.
 
     Raises:
-        HurtleError: The vector does not reset its envs.
+        HurtleError: The vector does not reset its envs automatically.
     """
 
     def __init__(self, vec: VectorEnv):
@@ -72,10 +72,10 @@ class VecRows:
                 f"metadata['autoreset_mode']; this one says {mode}."
             )
         self.next_step = mode is AutoresetMode.NEXT_STEP
-        self._agent_axis = self.num_agents > 1 or getattr(vec, "agents", None) is not None  # a lone agent may have one too
+        self._agent_axis = self.num_agents > 1 or getattr(vec, "agents", None) is not None  # even a lone agent may have one
         layout = getattr(vec, "layout", None)
         self._layout = layout if layout is not None and not layout.is_plain else None
-        self._own_statistics = not hasattr(vec, "num_agents")  # a foreign vector may count no episodes
+        self._own_statistics = not hasattr(vec, "num_agents")  # other libraries' vectors may not track episodes
         self._returns, self._lengths = np.zeros(self.num_rows), np.zeros(self.num_rows, np.int64)
 
     def flat(self, array: Any) -> np.ndarray:
@@ -84,11 +84,11 @@ class VecRows:
         return array.reshape(-1, *array.shape[2:]) if self._agent_axis else array
 
     def actions(self, rows: np.ndarray) -> np.ndarray:
-        """Actions `[rows, …]` as the env takes them."""
+        """Actions `[rows, …]` as the env expects them."""
         return rows.reshape(-1, self.num_agents, *rows.shape[1:]) if self._agent_axis else rows
 
     def mask(self, infos: dict[str, Any]) -> np.ndarray | None:
-        """Legal actions, bool `[rows, actions]`, or None if no env reports any; where an env reports none, all are legal."""
+        """Legal actions, bool `[rows, actions]`, or None if no env reports any; if an env reports none, all are legal."""
         if "action_mask" not in infos:
             return None
         mask, reported = np.asarray(infos["action_mask"]), infos.get("_action_mask")
@@ -101,26 +101,26 @@ class VecRows:
         return legal
 
     def present(self, infos: dict[str, Any]) -> np.ndarray | None:
-        """Which rows act in the step to come, bool `[rows]`; None: all."""
+        """Which rows act in the next step, bool `[rows]`; None: all."""
         return self.flat(infos["agent_mask"]).astype(np.bool_) if "agent_mask" in infos else None
 
     def over(self, infos: dict[str, Any], ended: np.ndarray, acting: np.ndarray | None) -> np.ndarray:
-        """All rows of the envs that are over as a whole, bool `[rows]`: their next step begins an episode, or is the reset."""
+        """All rows of envs that are over for all agents, bool `[rows]`: their next step starts an episode, or is the reset."""
         if acting is None or not self._agent_axis:
             return ended
         over = infos.get("_metrics" if self.next_step else "_final_obs")
         if over is None and not self.next_step:
             return np.zeros_like(ended)
-        if over is None:  # nobody continues, and in a Python env nobody joins; native ones show their last state
+        if over is None:  # no agent continues, and in a Python env none joins; native ones show their last state
             over = (ended | ~acting).reshape(-1, self.num_agents).all(1) & ended.reshape(-1, self.num_agents).any(1)
             if hasattr(self.vec, "agents"):
                 over &= ~np.asarray(infos["agent_mask"]).any(1)
         return np.asarray(over).repeat(self.num_agents)
 
     def final_obs(self, infos: dict[str, Any], rows: np.ndarray, obs: np.ndarray) -> np.ndarray:
-        """The last observations of the episodes of these rows, which were truncated; `obs`: what the step returned.
+        """The last observations of these rows' truncated episodes; `obs`: what the step returned.
 
-        An agent that is truncated while its env continues has its last observation in `obs`; so has everyone in an env that
+        An agent that is truncated while its env continues has its last observation in `obs`; so does every agent of an env that
         resets in the next step.
         """
         final = obs[rows].copy()
@@ -138,7 +138,7 @@ class VecRows:
     def episodes(
         self, infos: dict[str, Any], rewards: np.ndarray, ended: np.ndarray, stepped: np.ndarray | None
     ) -> Episodes | None:
-        """The episodes that ended with this step; a foreign vector's own statistics win where it has some."""
+        """The episodes that ended with this step; statistics that the vector itself reports take precedence."""
         if self._own_statistics:
             counted = 1 if stepped is None else stepped
             self._returns += rewards * counted
@@ -163,12 +163,12 @@ class VecRows:
         return ended_episodes
 
     def check_finite(self, what: str, array: np.ndarray, steps: Any, rows: np.ndarray | None = None) -> None:
-        """Refuse NaN and infinities before anything learns from them.
+        """Raise on NaN and infinities before anything learns from them.
 
         Args:
             what: "observation", "reward" …
-            array: `[batch, …]`; an observation may be the bytes of a structured one.
-            steps: How many steps the envs have taken in this run: an int for all, or an array with one for each env.
+            array: `[batch, …]`; may be the bytes of a structured observation.
+            steps: Steps taken in this run: an int for all envs, or an array with one per env.
             rows: Which rows these are; None: all in order.
 
         Raises:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 BUFFERS = 2
-"""Of each name: one is filled while the copy out of the other may still be running."""
+"""Buffers per name: one is filled while the other may still be being copied."""
 
 
 class CudaCopies:
-    """All that staging asks of a GPU; it works on whichever stream is the GPU's current one.
+    """The GPU operations that staging needs, on the GPU's current stream.
 
     Args:
         device: Which GPU.
@@ -28,48 +28,48 @@ class CudaCopies:
         self._device = device
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Host memory that the GPU copies from and to by itself."""
+        """Page-locked host memory, for asynchronous copies."""
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def upload(self, buffer: Tensor) -> Tensor:
-        """Begin to copy a pinned buffer into new memory of the GPU."""
+        """Start copying a pinned buffer into new GPU memory."""
         return buffer.to(self._device, non_blocking=True)
 
     def download(self, tensor: Tensor, buffer: Tensor) -> None:
-        """Begin to copy a tensor of the GPU into a pinned buffer."""
+        """Start copying a GPU tensor into a pinned buffer."""
         buffer.copy_(tensor, non_blocking=True)
 
     def event(self) -> Any:
-        """A mark in the GPU's queue of work; its `synchronize()` waits until the GPU has come there."""
+        """An event in the GPU's stream; its `synchronize()` waits until the GPU has reached it."""
         return torch.cuda.Event()
 
     def record(self, event: Any) -> None:
-        """Let the event mark all that was launched until now."""
+        """Record the event after everything launched so far."""
         event.record(torch.cuda.current_stream(self._device))
 
 
 @dataclass
 class _Buffer:
-    """Pinned memory, NumPy's view of it, and the copy that uses it."""
+    """Pinned memory, NumPy's view of it, and the event of the copy that uses it."""
 
     memory: Tensor
     array: np.ndarray
     event: Any
 
     def fits(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-        """Whether its first rows can hold such an array."""
+        """Whether such an array fits into its first rows."""
         own = self.memory.shape
         return self.memory.dtype == dtype and len(own) == len(shape) and own[0] >= shape[0] and own[1:] == shape[1:]
 
 
 class Arrival:
-    """An array that is on its way to the host."""
+    """An array being copied to the host."""
 
     def __init__(self, array: np.ndarray, event: Any = None):
         self._array, self._event = array, event
 
     def wait(self) -> np.ndarray:
-        """The array, once it is there; whatever was launched after its copy is not waited for."""
+        """The array, once it has arrived; does not wait for work launched after its copy."""
         if self._event is not None:
             self._event.synchronize()
         return self._array
@@ -78,12 +78,12 @@ class Arrival:
 class Staging:
     """Copies between NumPy arrays and a device's tensors.
 
-    A copy to a GPU has begun when `to_device` returns, and what is launched after it sees the result; the array may be changed
-    at once. Each name has two pinned buffers, used in turn, and none is filled again before the copy out of it is done.
+    A copy to a GPU has started when `to_device` returns, and work launched afterwards sees the result; the array may be changed
+    at once. Each name has two pinned buffers, used in turn; neither is refilled before its copy is done.
 
     Args:
         device: Where the tensors are.
-        copies: How they get there; None takes what the device has: on the CPU tensors and arrays share their memory.
+        copies: Does the copying; None: the device's default. On the CPU, tensors and arrays share memory.
 
     Example:
         >>> staging = Staging(torch.device("cpu"))
@@ -98,14 +98,14 @@ class Staging:
 
     @property
     def shares_memory(self) -> bool:
-        """Whether tensors of the device and arrays of the host are the same memory."""
+        """Whether device tensors and host arrays share memory."""
         return self._copies is None and self.device.type == "cpu"
 
     def to_device(self, name: str, array: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
-        """The array as a tensor of the device, without waiting for the copy.
+        """The array as a tensor on the device, without waiting for the copy.
 
         Args:
-            name: Whose buffers to use; arrays of one name differ in nothing but their number of rows.
+            name: Whose buffers to use; arrays of one name may differ only in their number of rows.
             array: `[rows, …]`.
             dtype: The tensor's dtype; None keeps the array's.
 
@@ -122,14 +122,14 @@ class Staging:
         return tensor
 
     def to_host(self, name: str, tensor: Tensor) -> np.ndarray:
-        """The tensor as an array; waits for this copy, and for nothing that was launched after it.
+        """The tensor as an array; waits for this copy, but not for work launched after it.
 
         Args:
             name: Whose buffers to use.
-            tensor: `[rows, …]`, of the device.
+            tensor: `[rows, …]`, on the device.
 
         Returns:
-            On the CPU a view; else memory that the second next copy of this name uses again.
+            On the CPU a view; else memory that is reused by the next copy but one of this name.
         """
         return self.start_to_host(name, tensor).wait()
 
@@ -143,11 +143,11 @@ class Staging:
         return Arrival(buffer.array[: len(tensor)], buffer.event)
 
     def host_array(self, tensor: Tensor) -> np.ndarray:
-        """Where the host writes what is to become this tensor: its own memory on the CPU, else zeros for `to_device`."""
+        """The array in which the host builds this tensor: its own memory on the CPU, else zeros for `to_device`."""
         return tensor.numpy() if self.shares_memory else np.zeros(tensor.shape, str(tensor.dtype).removeprefix("torch."))
 
     def _next_buffer(self, direction: str, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> _Buffer:
-        """A buffer that no copy uses any more, with memory for such an array."""
+        """A buffer that no copy is using, large enough for such an array."""
         assert self._copies is not None
         buffers = self._buffers.setdefault((direction, name), [])
         buffer = buffers.pop(0) if len(buffers) == BUFFERS else None

@@ -1,4 +1,4 @@
-"""The CUDA kernels of `gae` and `vtrace`: one thread per column, launched on torch's current stream without a copy.
+"""The CUDA kernels of `gae` and `vtrace`: one thread per column, launched on torch's current stream without copies.
 
 tensors [T, N] → kernel → tensors [T, N]. Imported lazily: without a GPU it raises a DeviceError.
 """
@@ -16,7 +16,7 @@ from hurtle.native.cuda_support import import_cuda
 
 cuda = import_cuda()
 f4 = np.float32
-u8 = np.uint64  # unsigned indices need no check for negative ones
+u8 = np.uint64  # unsigned indices need no check for negative values
 BLOCK_THREADS = 64
 AHEAD = 16
 """Steps that a thread loads ahead: the recurrence is sequential, the loads are not."""
@@ -26,7 +26,7 @@ TERMINATED, TRUNCATED, INVALID = 1, 2, 4
 
 @cuda.jit(device=True)
 def clipped(ratio, limit):
-    """The ratio, at most `limit`; NaN stays NaN, so that it is noticed."""
+    """The ratio, capped at `limit`; NaN stays NaN, so that it is noticed."""
     return limit if ratio > limit else ratio
 
 
@@ -76,7 +76,7 @@ def gae_kernel(masked: bool, has_returns: bool) -> Any:
                     t = steps + u8(k)
                     reward[k], value[k] = rewards[t, n], values[t, n]
                     end[k] = end_at(terminated, truncated, valid, t, n)
-                for k in range(AHEAD):  # load all of these at once, too
+                for k in range(AHEAD):  # issue all of these loads at once
                     final_value[k] = final_values[steps + u8(k), n] if end[k] == TRUNCATED else f4(0.0)
                 for k in range(AHEAD - 1, -1, -1):
                     next_value, advantage = gae_step(

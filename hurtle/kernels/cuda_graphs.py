@@ -19,7 +19,7 @@ from torch import Tensor
 WARM_UPS = 1
 """Plain runs before a capture, in which kernels are compiled and libraries allocate their workspaces."""
 MOST_SPANS = 256
-"""The most stage timings kept until somebody reads them."""
+"""Maximum stage timings kept until they are read."""
 MOST_IN_FLIGHT = 2
 """Updates that the host may run ahead of the GPU: with fewer the GPU would wait, with more Ctrl-C would take longer."""
 
@@ -44,7 +44,7 @@ class Graphs:
         self._spans: dict[str, deque[tuple[Any, Any]]] = defaultdict(lambda: deque(maxlen=MOST_SPANS))  # by stage: start, end
 
     def wrap(self, function: Callable[[], None], stage: str = "other") -> Callable[[], None]:
-        """The same function, which replays its launches from the second call on.
+        """The same function, replaying its launches from the second call on.
 
         It must always launch the same kernels on the same memory, and must not wait for the device. Its time is counted
         under `stage`.
@@ -52,7 +52,7 @@ class Graphs:
         return _Replayed(self, function, stage)
 
     def seconds(self, stage: str) -> dict[str, float]:
-        """GPU seconds of one stage measured since the last call, as `{stage: seconds}`; empty if there are none."""
+        """GPU seconds of one stage measured since the last call, as `{stage: seconds}`; empty if there were none."""
         spans, spent = self._spans[stage], 0.0
         known = bool(spans) and spans[0][1].query()
         while spans and spans[0][1].query():
@@ -87,7 +87,7 @@ class Graphs:
         self._spans[stage].append((begin, end))
 
     def capture(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
-        """Capture a function's launches as a graph; None if it does something that a graph cannot hold."""
+        """Capture a function's launches as a graph; None if it does something that cannot be captured."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()  # a graph has its own memory and cannot use what the plain runs cached
@@ -161,7 +161,7 @@ class Readback:
 
     Args:
         device: The device they come from.
-        most: The most copies in flight; `send` waits for the oldest if there would be more.
+        most: Maximum copies in flight; `send` waits for the oldest if there would be more.
     """
 
     def __init__(self, device: torch.device | str, most: int = MOST_IN_FLIGHT):
@@ -199,5 +199,5 @@ class Readback:
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> Any:
-    """A context of mixed precision in `dtype`, or of none."""
+    """A mixed-precision context with `dtype`, or a null context."""
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype)

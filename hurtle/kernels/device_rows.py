@@ -1,7 +1,7 @@
 """The device gear's work on one row: uniforms, sampling, the outcome of a step, shuffling, running returns.
 
-Each function is the work of one thread on a GPU (see cuda_rows.py) and of one loop iteration on the CPU, so both mean the same.
-They call no other compiled function, since that would be compiled for one of the two.
+Each function is the work of one thread on a GPU (see cuda_rows.py) and of one loop iteration on the CPU, so they agree.
+They call no other compiled function, since that would be compiled for only one of the two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ f4, f8, i8, u8 = np.float32, np.float64, np.int64, np.uint64
 GAMMA, MIX_1, MIX_2 = u8(0x9E3779B97F4A7C15), u8(0xBF58476D1CE4E5B9), u8(0x94D049BB133111EB)  # as in rng.py
 TO_UNIT, TWO_PI, HALF_LOG_2PI = f4(2.0**-24), f4(2.0 * math.pi), f4(0.5 * math.log(2.0 * math.pi))
 ROUNDS = 6
-"""Rounds of the Feistel network that shuffles; four already make a pseudo-random permutation of pseudo-random functions."""
+"""Rounds of the Feistel network that shuffles; four already turn pseudo-random functions into a pseudo-random permutation."""
 
 Array = Any
 
@@ -170,7 +170,7 @@ def outcome_row(n, t, agents, step, out, episodes):
     out.terminated[t, n] = terminated
     out.truncated[t, n] = truncated
     if over and not acting and not out.beginning[n]:
-        # It left without a flag, and the env ended before it came back: its last step ended its episode.
+        # It left without a flag and the env ended before it returned: its last step ended its episode.
         before = t - 1
         while before >= 0 and not out.valid[before, n]:
             before -= 1
@@ -222,11 +222,11 @@ def keep_row(n, t, final_steps, state, out):
 
 @njit(cache=True, nogil=True)
 def shuffle_row(n, size, key, out):
-    """The place of n < size in a random permutation: a Feistel network on the next power of two, iterated until below size.
+    """The index of n < size in a random permutation: a Feistel network on the next power of two, iterated until below size.
 
-    The permutation is a function of `key`, int64 [1], alone. out [size]: int64.
+    The permutation depends only on `key`, int64 [1]. out [size]: int64.
     """
-    bits = 6  # with fewer, the permutations of small sizes are not equally likely
+    bits = 6  # with fewer, the permutations of small sizes would not be equally likely
     while (1 << bits) < size:
         bits += 1
     low_bits = bits // 2

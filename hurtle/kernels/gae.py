@@ -1,6 +1,6 @@
 """Generalized advantage estimation: the compiled kernels for CPU and GPU beside the NumPy reference that defines them.
 
-rewards, values, flags, bootstrap values [T, N] → advantages [T, N], each column by itself. Knows no rollout and no policy.
+rewards, values, flags, bootstrap values [T, N] → advantages [T, N], each column independently. Knows no rollout and no policy.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ def gae(
     valid: Any = None,
     out: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Advantages of a rollout; the returns that a critic learns are `advantages + values`.
+    """Advantages of a rollout; the critic's targets are `advantages + values`.
 
     Arrays are time-major, float32 or bool and C-contiguous; others are converted, which costs a copy.
 
     Args:
         rewards: [T, N].
         values: V of the observation that each action was chosen from. [T, N]
-        terminated: The episode ended in this step: nothing is bootstrapped, even where `truncated` is True, too.
+        terminated: The episode ended in this step: nothing is bootstrapped, even if `truncated` is also True.
             [T, N]
         truncated: The episode was cut off in this step: bootstrap from `final_values`. [T, N]
         final_values: V of the observation before the reset; read only where a step truncates. [T, N]
         last_values: V of the observation after the last step. [N]
         gamma: Discount.
-        gae_lambda: 0 for one-step advantages, 1 for whole returns.
-        valid: False where there is nothing to learn: such a step has advantage 0, and the steps around it are joined as if
+        gae_lambda: 0 for one-step advantages, 1 for full returns.
+        valid: False for steps to ignore: such a step has advantage 0, and the steps around it are joined as if
             it did not exist. None means that all are valid. [T, N]
         out: Where to write, float32 and C-contiguous. [T, N]
 
@@ -134,7 +134,7 @@ def gae_cuda(
 
 @cache
 def _compiled(masked: bool) -> Any:
-    """The kernel for arrays that need no conversion; it checks that faster than Python could."""
+    """The kernel for arrays that need no conversion; it checks that faster than Python."""
     return load_kernels().advantages.compiled_gae(masked)
 
 
@@ -167,7 +167,7 @@ def checked_columns(
 
 
 def as_column(name: str, array: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """The array, contiguous and of this dtype. Raises if it has another shape."""
+    """The array, contiguous and of this dtype. Raises if the shape differs."""
     array = _plain(array, dtype)
     if array.shape != shape:
         raise HurtleError(f"{name} must have the shape {shape} to match rewards [steps, rows]; got {array.shape}.")
@@ -175,7 +175,7 @@ def as_column(name: str, array: Any, shape: tuple[int, ...], dtype: Any) -> np.n
 
 
 def _plain(array: Any, dtype: Any) -> np.ndarray:
-    """The array as compiled code takes it: contiguous, of this dtype, aligned and writable; copied if necessary."""
+    """The array as compiled code expects it: contiguous, of this dtype, aligned and writable; copied if necessary."""
     array = np.ascontiguousarray(array, dtype)
     return array if array.flags.behaved else array.copy()
 

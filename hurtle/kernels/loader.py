@@ -59,7 +59,7 @@ def _digest(files: list[Path]) -> str:
 
 
 def _copy(files: list[Path], folder: Path) -> None:
-    """Copy all files or none: other processes may look for the folder at any time."""
+    """Copy all files or none: other processes may look for the folder concurrently."""
     making = Path(tempfile.mkdtemp(dir=folder.parent, prefix="making-"))
     for file in files:
         shutil.copyfile(file, making / file.name)

@@ -1,6 +1,6 @@
-"""`MLPShape`: the numbers that the fused Triton kernels of a small MLP are compiled for, and the limits they have.
+"""`MLPShape`: the sizes that the fused Triton kernels of a small MLP are compiled for, and their limits.
 
-Plain data: `hurtle.policies.native_plan.mlp_shape` makes one of a policy, `hurtle.kernels.triton.mlp` compiles for it.
+Plain data: `hurtle.policies.native_plan.mlp_shape` makes one from a policy, `hurtle.kernels.triton.mlp` compiles for it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ MAX_INPUTS, MAX_OUTPUTS = 64, 16
 
 @dataclass(frozen=True)
 class MLPShape:
-    """Two hidden layers of one width, for the actor and once more for the critic.
+    """Two hidden layers of one width, for both the actor and the critic.
 
     Attributes:
         inputs: Numbers in an observation.

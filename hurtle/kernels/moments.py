@@ -1,7 +1,7 @@
 """Running mean and variance in float64, for the normalizers, beside the NumPy reference.
 
 running moments + a rollout's columns [T, N, D] → running moments. Columns are merged one by one, in order (Chan et al., 1983),
-so the same columns give the same bits, however the work is shared. Knows no policy.
+so the same columns give the same bits, however the work is divided. Knows no policy.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _block_moments(columns, first, width, sizes, own_mean, own_m2):
 
 @njit(cache=True, nogil=True)
 def _valid_block_moments(columns, valid, first, width, sizes, own_mean, own_m2):
-    """The same, of the valid samples alone."""
+    """The same, for valid samples only."""
     steps, _, size = columns.shape
     sizes[:] = 0
     own_mean[:] = 0.0

@@ -1,4 +1,4 @@
-"""Flat parameters and optimizer steps, for every gear: torch's own optimizers, and ours on one flat tensor.
+"""Flat parameters and optimizer steps, for every gear: torch's optimizers, and ours on one flat tensor.
 
 backward → gradients → norm, clipped → Adam, AdamW, RMSprop or Muon → parameters. All save their moments in one format, so that
 a run can change gears. The third implementation, for compiled updates on the CPU, is `cpu/update.py`. Knows no losses.
@@ -20,7 +20,7 @@ OPTIMIZERS = ("adam", "adamw", "rmsprop", "muon")
 ADAM_BETAS = (0.9, 0.999)
 RMSPROP_ALPHA = 0.99
 MOMENTS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq"), "rmsprop": (None, "square_avg")}
-"""What torch's optimizers call their first and second moments; optimizers that are not here have no flat version."""
+"""What torch's optimizers call their first and second moments; optimizers not listed here have no flat version."""
 BETAS = {"adam": ADAM_BETAS, "adamw": ADAM_BETAS, "rmsprop": (0.0, RMSPROP_ALPHA)}
 """Decay of the two moments."""
 
@@ -100,19 +100,19 @@ class Optimizers:
             part.load_state_dict(state)
 
     def check_name(self, saved: dict[str, Any]) -> None:
-        """Refuse moments that another optimizer has saved."""
+        """Reject moments saved by another optimizer."""
         if saved["name"] != self.name:
             raise HurtleError(
-                f"The checkpoint was written with optimizer={saved['name']!r}, and this is {self.name!r}: use that."
+                f"The checkpoint was written with optimizer={saved['name']!r}, but this run uses {self.name!r}: use the former."
             )
 
 
 def saved_moments(optimizer: Optimizers, steps: int, first: Sequence[Tensor], second: Sequence[Tensor]) -> dict[str, Any]:
-    """Moments that are kept elsewhere in the format of `Optimizers.state_dict`, so that a run can change gears.
+    """Moments kept elsewhere, in the format of `Optimizers.state_dict`, so that a run can change gears.
 
     Args:
         optimizer: The settings.
-        steps: How many steps made these moments.
+        steps: Number of steps behind these moments.
         first: One per parameter, in their order; ignored for RMSprop.
         second: As `first`.
 
@@ -136,7 +136,7 @@ def loaded_moments(optimizer: Optimizers, saved: dict[str, Any]) -> tuple[int, l
     """The steps and the first and second moments from what `Optimizers.state_dict` or `saved_moments` returned.
 
     Raises:
-        HurtleError: They are another optimizer's, or another network's.
+        HurtleError: They belong to another optimizer or network.
     """
     optimizer.check_name(saved)
     (part,), parameters = saved["parts"], optimizer.parameters
@@ -166,7 +166,7 @@ class FlatParameters:
         gradients: What backward adds to. [size], or [0] without gradients
         offsets: Where each parameter begins, by its name.
         size: Elements of all parameters.
-        is_whole: Whether the module has no other parameters, frozen ones.
+        is_whole: Whether these are all of the module's parameters: none is frozen.
 
     Raises:
         HurtleError: It has nothing to train, or parameters that do not fit into one float32 tensor.
@@ -212,7 +212,7 @@ class FlatParameters:
         return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     def refresh(self) -> None:
-        """Take over parameters that were replaced since the last call: their values, into the same memory.
+        """Copy the values of parameters replaced since the last call into the same memory.
 
         Raises:
             HurtleError: One was frozen.
@@ -220,13 +220,13 @@ class FlatParameters:
         if any(len(place) != size or place.get(name) is not part for place, size, name, part in self._places):
             self._parameters, self._places = list(self.module.parameters()), _places(self.module)
         if any(not parameter.requires_grad for parameter in self._parameters):
-            raise HurtleError("A parameter was frozen after the learner was made: make a new one, which then trains in torch.")
+            raise HurtleError("A parameter was frozen after the learner was made: make a new one, which trains in torch.")
         if any(p.data_ptr() != view.data_ptr() for p, view in zip(self._parameters, self._views, strict=True)):
             self.values.copy_(torch.cat([parameter.detach().flatten() for parameter in self._parameters]))
             self._bind(self._parameters)
 
     def check(self) -> None:
-        """Check that the module's parameters are still these; gradients that were taken away are put back.
+        """Check that the module's parameters are still these; restores gradients that were removed.
 
         Raises:
             HurtleError: They were replaced or frozen: updates would not reach them.
@@ -241,12 +241,12 @@ class FlatParameters:
                 parameter.grad = gradient
 
     def zero_gradients(self) -> None:
-        """In place, since backward adds to them."""
+        """Zero in place, since backward accumulates into them."""
         self.gradients.zero_()
 
 
 def _places(module: nn.Module) -> list[tuple[dict[str, Any], int, str, Any]]:
-    """Where a module keeps its submodules and parameters, and each of them: cheap to compare."""
+    """The dicts in which a module keeps submodules and parameters, with each entry: cheap to compare."""
     places = [place for part in module.modules() for place in (part._modules, part._parameters)]
     return [(place, len(place), name, part) for place in places for name, part in place.items()]
 
@@ -254,7 +254,7 @@ def _places(module: nn.Module) -> list[tuple[dict[str, Any], int, str, Any]]:
 class FlatOptimizer:
     """Torch's Adam, AdamW or RMSprop with clipped gradients, in a few launches that a CUDA graph can capture.
 
-    A step whose gradient is not finite changes nothing; finding that out does not synchronize.
+    A step whose gradient is not finite changes nothing; checking that does not synchronize.
 
     Args:
         parameters: What to train.
@@ -267,11 +267,11 @@ class FlatOptimizer:
         learning_rate: On the device, 0 at first; set it in place. float32 [1]
         first: The first moments; RMSprop has none and leaves them 0. [size]
         second: The second moments. [size]
-        count: Steps made, as a float on the device. []
+        count: Steps taken, as a float on the device. []
         fused: Whether Triton kernels run it, as on GPUs; else torch does, one operation at a time.
 
     Raises:
-        HurtleError: There is no such optimizer here.
+        HurtleError: The optimizer has no flat version.
     """
 
     def __init__(
@@ -305,7 +305,7 @@ class FlatOptimizer:
             partials: Gradients of parts of the minibatch, whose sum replaces `gradients`. [P, size]
 
         Returns:
-            The norm before clipping, on the device. Where it is not finite, nothing was changed.
+            The norm before clipping, on the device. If it is not finite, nothing was changed.
         """
         return self._step_fused(partials) if self.fused else self._step(partials)
 
@@ -363,7 +363,7 @@ class FlatOptimizer:
 
 
 def _hidden_matrices(policy: nn.Module) -> list[nn.Parameter]:
-    """Matrices of linear layers and recurrent cells; not embeddings, nor the last layers, which give logits and values."""
+    """Matrices of linear layers and recurrent cells; not embeddings, nor the output layers for logits and values."""
     head = getattr(policy, "head", None)
     outputs = {1} if head is None else {1, head.num_outputs}
     left_out = {

@@ -28,7 +28,7 @@ def running_returns(
     Args:
         rewards: Of any real dtype, time-major. [T, N]
         ended: The return starts again from 0 after such a step. [T, N]
-        valid: False where nothing happened: the return stays as it is and ends are ignored. None means that all are valid.
+        valid: False for steps to ignore: the return is unchanged and ends are ignored. None: all are valid.
             [T, N]
         rows: The row that each column belongs to; None: column n is row n's. A row may have several columns, in order, or
             none. [N]
@@ -86,7 +86,7 @@ def running_returns_reference(
 
 
 def scaled_rewards(rewards: Any, scale: float, clip: float) -> np.ndarray:
-    """Rewards over `scale`, clipped: float64 inside, rounded to float32 once.
+    """Rewards divided by `scale` and clipped: float64 inside, rounded to float32 once.
 
     Example:
         >>> scaled_rewards(np.array([[1.0, -8.0]], np.float32), 2.0, clip=3.0).tolist()
@@ -104,7 +104,7 @@ def scaled_rewards_reference(rewards: Any, scale: float, clip: float) -> np.ndar
 
 
 def _checked_rows(rows: np.ndarray | None, columns: int, returns: np.ndarray) -> np.ndarray:
-    """The row of each column, int64, checked: compiled code would write beyond `returns`."""
+    """The row of each column, int64, checked: compiled code would write out of bounds of `returns`."""
     if returns.ndim != 1 or returns.dtype != np.float64:
         raise HurtleError(f"returns must be float64, one for each row; got {returns.dtype} of shape {returns.shape}.")
     rows = np.arange(len(returns)) if rows is None else np.ascontiguousarray(rows, np.int64)

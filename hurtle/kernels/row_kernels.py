@@ -36,7 +36,7 @@ class RowKernels:
 
 
 def _array(argument: Any, view: Callable[[Tensor], Any]) -> Any:
-    """A tensor, or a tuple of tensors, as kernels take it; anything else unchanged."""
+    """A tensor, or a tuple of tensors, as kernels expect it; anything else unchanged."""
     if isinstance(argument, Tensor):
         return view(argument.detach())
     if isinstance(argument, tuple):

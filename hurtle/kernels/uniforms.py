@@ -1,4 +1,4 @@
-"""The uniform numbers that every gear samples actions from: a function of seed, step and draw alone.
+"""The uniform numbers that every gear samples actions from: a function of only seed, step and draw.
 
 streams, step counts [N] → uniforms [N, count]. Knows no distribution.
 """
@@ -18,7 +18,7 @@ def uniforms(streams: np.ndarray, steps: np.ndarray, count: int) -> np.ndarray:
     """`count` float32 numbers in [0, 1) for each row.
 
     The numbers of a row depend only on its stream and step. So rows can be drawn in any order, anywhere, and a run resumes
-    from its step counts alone.
+    from just its step counts.
 
     Args:
         streams: The stream of each row: `rng.stream_states(seeds, ACTION_STREAM)`. uint64[N]

@@ -1,6 +1,6 @@
 """V-trace (Espeholt et al., 2018): value targets and advantages for actions of an older policy, beside the reference.
 
-log-probability ratios + what `gae` takes [T, N] → targets, advantages [T, N], each column by itself. Knows no policy.
+log-probability ratios + what `gae` takes [T, N] → targets, advantages [T, N], each column independently. Knows no policy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def vtrace(
     c_clip: float = 1.0,
     valid: Any = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Value targets and policy-gradient advantages, corrected for changes of the policy since it chose the actions.
+    """Value targets and policy-gradient advantages, corrected for policy changes since the actions were chosen.
 
     With log-ratios of 0 and `gae_lambda=1`, the advantages are those of `gae`, and the targets are advantages plus values.
 
@@ -46,7 +46,7 @@ def vtrace(
         gae_lambda: Scales the traces: how far a temporal difference reaches back.
         rho_clip: Largest weight of a step's own temporal difference; it decides which policy's values are learned.
         c_clip: Largest weight of a trace before `gae_lambda`; it decides how fast they are learned.
-        valid: False where there is nothing to learn: such a step has advantage 0 and its value as the target. [T, N]
+        valid: False for steps to ignore: such a step has advantage 0 and its value as the target. [T, N]
 
     Returns:
         Targets and advantages. [T, N], [T, N]

@@ -1,1 +1,1 @@
-"""Policies: torch networks, distributions of actions, memory and normalizers."""
+"""Policies: torch networks, action distributions, memory and normalizers."""

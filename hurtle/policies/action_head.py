@@ -1,7 +1,7 @@
-"""`ActionHead`: the outputs that a network needs for an action space, and the distribution and actions made of them.
+"""`ActionHead`: the network outputs an action space needs, and the distribution and actions made from them.
 
-action space → num_outputs; outputs → Distribution → raw actions → `env_actions` → what the env takes. Raw actions are stored
-and trained on; clipping and scaling (`ActionTransform`) are for the env alone. Knows no network.
+action space → num_outputs; outputs → Distribution → raw actions → `env_actions` → what the env expects. Raw actions are stored
+and trained on; clipping and scaling (`ActionTransform`) happen only on the way to the env. Knows no network.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ DISTRIBUTIONS = ("auto", "gaussian", "squashed_gaussian", "beta")
 
 
 class ActionHead:
-    """The actions of one row.
+    """Maps network outputs to the actions of one row.
 
     Args:
         action_space: Discrete, MultiDiscrete, MultiBinary or Box.
         distribution: For Box: "gaussian" (the default, "auto"; raw actions are clipped for the env), "squashed_gaussian"
-            (through a tanh) or "beta"; the last two need finite bounds. Discrete spaces have one distribution only: "auto".
+            (through a tanh) or "beta"; the last two need finite bounds. Discrete spaces have only one distribution: "auto".
 
     Attributes:
         kind: "categorical", "multi_categorical", "gaussian", "squashed_gaussian" or "beta".
         transform: Turns raw actions into the env's.
-        num_outputs: Numbers per row that `distribution` takes.
+        num_outputs: Network outputs per row.
         action_shape: Shape of a raw action: (), (k,) or (D,).
         action_dtype: Dtype of a raw action: int64 or float32.
-        num_uniforms: Uniforms per row to sample from.
+        num_uniforms: Uniforms per row that sampling needs.
         nvec: Number of options of each choice of a MultiDiscrete or MultiBinary space, else ().
         mask_size: Entries of an action mask; None for Box.
         log_std_size: Entries of the network's log_std; 0 if the distribution has none.
 
     Raises:
-        HurtleError: A space of another type, or a distribution that does not fit it.
+        HurtleError: The space's type is not supported, or the distribution does not fit it.
 
     Example:
         >>> head = ActionHead(spaces.Box(-2.0, 2.0, (1,)))
@@ -62,7 +62,7 @@ class ActionHead:
         fitting = kinds_for(action_space)
         if distribution not in ("auto", *fitting):
             raise HurtleError(
-                f"distribution={distribution!r} is for Box actions, and those of this env are {action_space}; "
+                f"distribution={distribution!r} is for Box actions, but this env's are {action_space}; "
                 "leave it at 'auto', which is categorical here."
             )
         self.action_space = action_space
@@ -118,7 +118,7 @@ class ActionHead:
         return torch.minimum(torch.maximum(actions.to(least.dtype), least), greatest)
 
     def _constants(self, device: torch.device) -> tuple[Tensor, ...]:
-        """The arrays of the transform as tensors: start, or low, range, least and greatest."""
+        """The transform's arrays as tensors: start, or low, range, least and greatest."""
         if device not in self._on_device:
             used, dtype = self.transform, self.action_space.dtype
             arrays = [used.start]
@@ -130,5 +130,5 @@ class ActionHead:
         return self._on_device[device]
 
     def env_actions(self, raw: np.ndarray) -> np.ndarray:
-        """Raw actions [B, *action_shape] as the env takes them, [B, *action_space.shape] in the space's dtype."""
+        """Raw actions [B, *action_shape] as the env expects them, [B, *action_space.shape] in the space's dtype."""
         return self.transform.apply(raw)

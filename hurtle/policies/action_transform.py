@@ -21,8 +21,8 @@ HEAD_OUTPUTS = {
     "beta": ("alpha", "beta"),
     "squashed_gaussian": ("mean", "log_std"),
 }
-"""The kinds of heads, and the parameters of each distribution. Compiled code knows a kind by its place in this table: the
-constants of kernels/cpu/policy_table.py; tests/policies/test_action_head.py holds them equal."""
+"""The kinds of heads, and the parameters of each distribution. Compiled code identifies a kind by its index here: the
+constants of kernels/cpu/policy_table.py; tests/policies/test_action_head.py checks that they match."""
 HEAD_KINDS = {kind: number for number, kind in enumerate(HEAD_OUTPUTS)}
 
 
@@ -30,8 +30,8 @@ HEAD_KINDS = {kind: number for number, kind in enumerate(HEAD_OUTPUTS)}
 class ActionTransform:
     """Raw action → env action.
 
-    A raw action is what the distribution samples, and what rollouts store. `apply` is the reference; these repeat it, with the
-    constants below, and a test holds each equal to it:
+    A raw action is what the distribution samples and what rollouts store. `apply` is the reference; these copies repeat it with
+    the constants below, and a test checks each against it:
 
     | copy | used by | test |
     |---|---|---|
@@ -67,14 +67,14 @@ class ActionTransform:
 
     @classmethod
     def of(cls, space: spaces.Space, kind: str) -> ActionTransform:
-        """The transform of a space's actions.
+        """The transform for an action space.
 
         Raises:
-            HurtleError: The space has no such actions, or no finite bounds where the kind needs them.
+            HurtleError: The kind does not fit the space, or needs finite bounds that the space lacks.
         """
         fitting = kinds_for(space)
         if kind not in fitting:
-            raise HurtleError(f"The distribution of actions in {space}: expected {' or '.join(fitting)}, got {kind!r}.")
+            raise HurtleError(f"Distribution for actions in {space}: expected {' or '.join(fitting)}, got {kind!r}.")
         if isinstance(space, spaces.Box):
             low, high = space.low.astype(np.float64).ravel(), space.high.astype(np.float64).ravel()
             if kind != "gaussian" and not (np.isfinite(low).all() and np.isfinite(high).all()):
@@ -83,7 +83,7 @@ class ActionTransform:
                     "actions with gymnasium.wrappers.RescaleAction."
                 )
             no_choice = np.empty(0, np.int64)
-            with np.errstate(invalid="ignore"):  # a Gaussian does not need the range, which infinite bounds do not have
+            with np.errstate(invalid="ignore"):  # infinite bounds have no range; a Gaussian needs none
                 return cls(
                     space, kind, no_choice, no_choice, low, high - low, space.low.ravel().copy(), space.high.ravel().copy()
                 )
@@ -94,7 +94,7 @@ class ActionTransform:
 
     @property
     def size(self) -> int:
-        """Numbers in one action."""
+        """Elements of one action."""
         return math.prod(self.space.shape or ())
 
     @property
@@ -105,7 +105,7 @@ class ActionTransform:
         return 2 * self.size if self.kind == "beta" else self.size
 
     def apply(self, raw: np.ndarray) -> np.ndarray:
-        """Raw actions [B, …] as the env takes them: [B, *space.shape] in the space's dtype."""
+        """Raw actions [B, …] as the env expects them: [B, *space.shape] in the space's dtype."""
         space, flat = self.space, raw.reshape(len(raw), self.size)
         if not isinstance(space, spaces.Box):
             return (flat + self.start).astype(space.dtype, copy=False).reshape(len(raw), *(space.shape or ()))
@@ -125,7 +125,7 @@ def kinds_for(space: spaces.Space) -> tuple[str, ...]:
     """The kinds of heads that fit an action space, the default first.
 
     Raises:
-        HurtleError: A space of another type.
+        HurtleError: The space's type is not supported.
     """
     if isinstance(space, spaces.Box):
         return ("gaussian", "squashed_gaussian", "beta")
@@ -135,5 +135,5 @@ def kinds_for(space: spaces.Space) -> tuple[str, ...]:
         return ("multi_categorical",)
     raise HurtleError(
         f"Actions must be Discrete, MultiDiscrete, MultiBinary or Box, got {space}; "
-        "hurtle.emulate(env) makes one of these out of a structured space."
+        "hurtle.emulate(env) turns a structured space into one of these."
     )

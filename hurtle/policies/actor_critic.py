@@ -1,6 +1,6 @@
-"""`ActorCritic`: one or two bodies, a policy head and a value head; the `encode` and `decode` of all our networks.
+"""`ActorCritic`: one or two bodies, a policy head and a value head; `encode` and `decode` for all built-in networks.
 
-obs → body → features → actor → Distribution, critic → value. Knows nothing of what is in a body.
+obs → body → features → actor → Distribution, critic → value. Knows nothing about what is inside a body.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class ActorCritic(nn.Module):
     """A network with the two methods of `TorchPolicy`.
 
     Args:
-        head: What the actions are.
-        make_body: Makes a module from observations to features [B, F], with the attribute `num_features`.
-        separate_networks: The critic gets a body of its own, and shares no parameter with the actor.
-        orthogonal_init: Gain 0.01 for the policy head and 1 for the value head, zero biases; else torch's own.
-        log_std_init: Where a Gaussian's log_std, a parameter that does not depend on the observation, begins.
+        head: The action head.
+        make_body: Makes a module that maps observations to features [B, F] and has the attribute `num_features`.
+        separate_networks: Give the critic its own body, so that it shares no parameters with the actor.
+        orthogonal_init: Gain 0.01 for the policy head and 1 for the value head, zero biases; else torch's default.
+        log_std_init: Initial value of a Gaussian's log_std, a parameter that does not depend on the observation.
 
     Attributes:
-        num_features: Width of what `encode` returns: both bodies' features where they are separate.
+        num_features: Width of what `encode` returns: both bodies' features if they are separate.
     """
 
     def __init__(

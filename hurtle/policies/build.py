@@ -1,4 +1,4 @@
-"""`build_policy`: from a config and two spaces to a `Policy`, checked by one run on observations of zeros.
+"""`build_policy`: from a config and two spaces to a `Policy`, checked by one forward pass on zero observations.
 
 PolicyConfig, spaces → network (ours or the user's) → memory, normalizer → Policy. Knows nothing of envs.
 """
@@ -42,21 +42,21 @@ def build_policy(
     module: nn.Module | Callable[..., nn.Module] | None = None,
     seed: int = 0,
 ) -> Policy:
-    """Make the policy of one row.
+    """Build the policy for one row.
 
     Args:
         config: Which network.
-        observation_space: The space of one row, flat where emulated.
-        action_space: The space of one row, flat where emulated.
-        layout: How a flat observation holds the structured one; None where there is no structure.
+        observation_space: The space of one row, flat if emulated.
+        action_space: The space of one row, flat if emulated.
+        layout: How a flat observation encodes the structured one; None if there is no structure.
         normalize_observations: Give it an `ObservationNormalizer`.
-        observation_clip: What normalized observations are clipped to.
-        module: The user's own network, see `TorchPolicy`: a module, which is trained in place, or a class, which is called with
-            the two spaces.
+        observation_clip: Bound that normalized observations are clipped to.
+        module: The user's own network, see `TorchPolicy`: a module, which is trained in place, or a class, which is called
+            with the two spaces.
         seed: Seed of the initial weights; torch's global generator is left as it was.
 
     Raises:
-        HurtleError: Spaces, config and network do not fit together; says what was expected and what came.
+        HurtleError: Spaces, config and network do not fit together; says what was expected and what was given.
 
     Example:
         >>> policy = build_policy(PolicyConfig(recurrent="lstm"), spaces.Box(-1, 1, (4,)), spaces.Discrete(2))
@@ -69,7 +69,7 @@ def build_policy(
     normalizer = _normalizer(observation_space, observation_clip) if normalize_observations else None
     is_users = module is not None or is_reference(config.policy)
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
-        torch.default_generator.manual_seed(seed)  # of the CPU only: networks are moved to a GPU later
+        torch.default_generator.manual_seed(seed)  # CPU only: networks are moved to a GPU later
         head = ActionHead(action_space, config.distribution)
         if is_users:
             users = load_reference(config.policy) if module is None else module
@@ -78,7 +78,7 @@ def build_policy(
             network = _own_network(config, observation_space, head, layout)
         features, distribution = _trial(network, _zeros(observation_space, normalizer))
         if is_users:
-            if isinstance(action_space, spaces.Box):  # what raw actions mean, the user's distribution says
+            if isinstance(action_space, spaces.Box):  # the user's distribution defines what raw actions mean
                 head = ActionHead(action_space, kind_of_actions(distribution))
             check_distribution(distribution, head, type(network).__name__)
         memory = make_memory(config.recurrent, features)
@@ -86,7 +86,7 @@ def build_policy(
 
 
 def _users_network(given: Any, observation_space: spaces.Space, action_space: spaces.Space) -> nn.Module:
-    """A module as it is; what a class or function makes for the two spaces."""
+    """A module as is; a class or function is called with the two spaces."""
     is_maker = callable(given) and not isinstance(given, nn.Module)
     if not is_maker or (isinstance(given, type) and not issubclass(given, nn.Module)):
         return checked_policy(given)
@@ -105,19 +105,19 @@ def _own_network(config: PolicyConfig, space: spaces.Space, head: ActionHead, la
             f"No policy {config.policy!r}. {did_you_mean(config.policy, NETWORKS)} Your own: my_policy.py:Class."
         )
     if layout is not None and layout.is_plain and not isinstance(layout.space, spaces.Box):
-        space = layout.space  # a Discrete or MultiDiscrete that was flattened to a Box of integers
+        space = layout.space  # a Discrete or MultiDiscrete flattened to a Box of integers
     kind = config.policy if config.policy != "auto" else _network_for(space, layout)
     has_memory = config.recurrent != "none"
     if config.separate_networks and has_memory:
         raise HurtleError(
-            f"separate_networks needs a policy without memory, and recurrent is {config.recurrent!r}: its state is shared by "
-            "actor and critic. Set recurrent='none', or leave separate_networks alone."
+            f"separate_networks needs a policy without memory, but recurrent is {config.recurrent!r}: its state is shared by "
+            "actor and critic. Set recurrent='none', or leave separate_networks unset."
         )
     separate = kind == "mlp" and not has_memory if config.separate_networks is None else config.separate_networks
     ends = (separate, config.orthogonal_init, config.log_std_init)
     if kind == "structured":
         if layout is None:
-            raise HurtleError(f"policy='structured' needs an emulated env, and its observations are {space}; use 'auto'.")
+            raise HurtleError(f"policy='structured' needs an emulated env, but its observations are {space}; use 'auto'.")
         return Structured(layout, head, config.hidden_sizes, config.activation, *ends)
     if kind == "mlp":
         return MLP(space, head, config.hidden_sizes, config.activation, *ends)
@@ -135,20 +135,20 @@ def _network_for(space: spaces.Space, layout: SpaceLayout | None) -> str:
 def _check_sizes(sizes: Sequence[int]) -> None:
     is_known = isinstance(sizes, Sequence) and not isinstance(sizes, str)
     if not is_known or not all(isinstance(size, int | np.integer) and size >= 1 for size in sizes):
-        raise HurtleError(f"hidden_sizes must be a tuple of widths of at least 1, such as (64, 64); got {sizes!r}.")
+        raise HurtleError(f"hidden_sizes must be a tuple of positive widths, such as (64, 64); got {sizes!r}.")
 
 
 def _normalizer(space: spaces.Space, clip: float) -> ObservationNormalizer:
     if not isinstance(space, spaces.Box) or space.dtype.kind != "f":
         raise HurtleError(
-            f"normalize_observations needs observations that are floats, got {space}. Networks scale images and encode "
+            f"normalize_observations needs float observations, got {space}. Networks scale images and encode "
             "integers themselves: set normalize_observations=False."
         )
     return ObservationNormalizer(space.shape, clip)
 
 
 def _zeros(space: spaces.Space, normalizer: ObservationNormalizer | None) -> Tensor:
-    """A batch of observations of zeros, as the policy sees them."""
+    """A batch of zero observations, as the policy sees them."""
     if space.shape is None or space.dtype is None or isinstance(space, spaces.Text):
         raise HurtleError(f"A policy takes flat observations, got {space}; hurtle.emulate(env) flattens them.")
     obs = torch.from_numpy(np.zeros((_TRIAL_ROWS, *space.shape), space.dtype))
@@ -158,7 +158,7 @@ def _zeros(space: spaces.Space, normalizer: ObservationNormalizer | None) -> Ten
 
 
 def _trial(network: nn.Module, obs: Tensor) -> tuple[int, Distribution]:
-    """Run the network once, without a trace in its running statistics."""
+    """Run the network once, without changing its running statistics."""
     parameter = next(network.parameters(), None)
     was_training = network.training
     network.eval()

@@ -17,15 +17,15 @@ from hurtle.policies.actor_critic import ActorCritic
 from hurtle.policies.layers import HIDDEN_GAIN, Numbers, initialized
 
 NATURE_SIDE = 36
-"""The smallest side that the three convolutions of the Nature CNN leave anything of."""
+"""The smallest side for which the Nature CNN's three convolutions leave any output."""
 
 
 class ImageBody(nn.Module):
-    """Planes through convolutions and one linear layer, all with ReLU.
+    """Convolutions and one linear layer, all with ReLU.
 
     Args:
         space: A Box [C, H, W], [H, W, C] or [H, W]; see `channels_first`.
-        convolutions: (filters, kernel, stride, padding) of each.
+        convolutions: (filters, kernel, stride, padding) of each layer.
         hidden_size: Width of the linear layer.
         orthogonal_init: Gain sqrt(2), zero biases.
     """
@@ -64,7 +64,7 @@ class ImageBody(nn.Module):
         return self.convolutions(planes)
 
     def _fused(self, obs: Tensor, scale: float, shift: float) -> Tensor | None:
-        """What `_convolved` gives, from the kernel for grids; None where that cannot be called."""
+        """`_convolved` by the fused grid kernel; None if that cannot be used."""
         from hurtle.kernels.triton import has_triton
 
         layer = self.convolutions[0]
@@ -92,7 +92,7 @@ def nature_body(space: spaces.Space, orthogonal_init: bool = True) -> ImageBody:
 
 
 def grid_body(space: spaces.Space, orthogonal_init: bool = True) -> ImageBody:
-    """One 3x3 convolution, as MinAtar's authors use (Young and Tian, 2019)."""
+    """One 3x3 convolution, as in MinAtar (Young and Tian, 2019)."""
     box = _image_box(space, "grid_cnn")
     padding = 1 if min(image_shape(box.shape)[1:]) < 3 else 0
     return ImageBody(box, ((16, 3, 1, padding),), 128, orthogonal_init)
@@ -115,7 +115,7 @@ class NatureCNN(ActorCritic):
 
 
 class GridCNN(ActorCritic):
-    """For small grids with a plane per kind of thing, such as MinAtar's 10x10xC; planes may be bytes, bools or floats."""
+    """For small grids with one plane per object type, such as MinAtar's 10x10xC; planes may be bytes, bools or floats."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class GridCNN(ActorCritic):
 
 
 def channels_first(shape: tuple[int, ...]) -> bool:
-    """Whether a 3-D image has its channels in front: the smaller of the outer axes, or the last where they are equal.
+    """Whether a 3-D image is channels-first: the smaller outer axis is the channels, the last one if they are equal.
 
     Example:
         >>> channels_first((4, 84, 84)), channels_first((10, 10, 4)), channels_first((10, 10, 10))
@@ -147,7 +147,7 @@ def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def _scaling(numbers: Numbers) -> tuple[float, float] | None:
-    """Scale and shift that turn observations into numbers; None where they differ from place to place."""
+    """Scale and shift applied to observations; None if they differ between elements."""
     if not numbers.scaled:
         return 1.0, 0.0
     if numbers.low.ndim or numbers.range.ndim:

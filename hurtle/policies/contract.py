@@ -1,6 +1,6 @@
-"""`TorchPolicy`: the two methods of a user's torch module, for our trainer, SB3 and CleanRL-style loops alike.
+"""`TorchPolicy`: the two methods a user's torch module has, for our trainer, SB3 and CleanRL-style loops alike.
 
-obs → encode → features → decode → (distribution of actions, value). Knows nothing of the library that trains it.
+obs → encode → features → decode → (action distribution, value). Knows nothing of the library that trains it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from hurtle.policies.distributions import (
 
 @runtime_checkable
 class TorchPolicy(Protocol):
-    """A `torch.nn.Module` with these two methods; a recurrent memory can stand between them.
+    """A `torch.nn.Module` with these two methods; a recurrent memory can sit between them.
 
-    `obs` comes as the env's observation space says, with a leading batch axis: uint8 images stay uint8, Dict observations are
-    dicts of tensors, and emulated ones are flat, ready for `unflatten`. Casting and scaling are the module's own business.
+    `obs` is what the env's observation space describes, with a leading batch axis: uint8 images stay uint8, Dict observations
+    are dicts of tensors, and emulated ones are flat, ready for `unflatten`. Casting and scaling are up to the module.
 
     Example:
         >>> class Net(nn.Module):
@@ -53,11 +53,11 @@ class TorchPolicy(Protocol):
         """Features of a batch of observations, `[batch, features]`."""
 
     def decode(self, features: Tensor) -> tuple[td.Distribution | Distribution, Tensor]:
-        """The distribution of actions, torch's or one of ours, and the values, `[batch]` or `[batch, 1]`."""
+        """The action distribution, torch's or ours, and the values, `[batch]` or `[batch, 1]`."""
 
 
 def checked_policy(policy: Any) -> nn.Module:
-    """`policy`, or an error that says what is missing in it."""
+    """`policy` itself; raises an error that says what it lacks."""
     if not isinstance(policy, nn.Module) or not isinstance(policy, TorchPolicy):
         name = policy.__name__ if isinstance(policy, type) else type(policy).__name__
         raise HurtleError(
@@ -69,11 +69,11 @@ def checked_policy(policy: Any) -> nn.Module:
 
 def _lacks(policy: Any) -> str:
     missing = [name for name in ("encode", "decode") if not hasattr(policy, name)]
-    return f"has no {' and no '.join(missing)}" if missing else "is no torch.nn.Module"
+    return f"has no {' and no '.join(missing)}" if missing else "is not a torch.nn.Module"
 
 
 def evaluate(policy: Any, obs: Any) -> tuple[td.Distribution, Tensor]:
-    """The torch distribution of actions and the values `[batch, 1]` for a batch of observations, for other libraries' loops."""
+    """The torch action distribution and the values `[batch, 1]` for a batch of observations, for other libraries' loops."""
     distribution, value = policy.decode(policy.encode(obs))
     if not isinstance(distribution, td.Distribution):
         raise HurtleError(
@@ -84,7 +84,7 @@ def evaluate(policy: Any, obs: Any) -> tuple[td.Distribution, Tensor]:
 
 
 def per_row(quantity: Tensor) -> Tensor:
-    """Log-probabilities or entropies as `[batch]`: those of an action's independent parts are summed.
+    """Log-probabilities or entropies as `[batch]`: summed over an action's independent parts.
 
     Example:
         >>> per_row(Tensor([[-1.0, -2.0], [-3.0, -4.0]]))
@@ -94,7 +94,7 @@ def per_row(quantity: Tensor) -> Tensor:
 
 
 def check_network(network: nn.Module, obs: Tensor) -> tuple[int, Distribution]:
-    """Run a network once and compare what it returns with the contract.
+    """Run a network once and check its outputs against the contract.
 
     Args:
         network: A `TorchPolicy`.
@@ -104,7 +104,7 @@ def check_network(network: nn.Module, obs: Tensor) -> tuple[int, Distribution]:
         The width of its features, and its distribution as one of ours.
 
     Raises:
-        HurtleError: A wrong type or shape, or an exception of the network's own; names the method.
+        HurtleError: A wrong type or shape, or an exception inside the network; names the method.
     """
     rows, name = len(obs), type(network).__name__
     features = _called(network.encode, obs, f"{name}.encode")  # type: ignore[arg-type]
@@ -125,10 +125,10 @@ def check_network(network: nn.Module, obs: Tensor) -> tuple[int, Distribution]:
 
 
 def check_distribution(distribution: Distribution, head: ActionHead, name: str) -> None:
-    """Compare the distribution of a user's network with the action space.
+    """Check the distribution of a user's network against the action space.
 
     Raises:
-        HurtleError: It is over other actions, or torch cannot compute its entropy.
+        HurtleError: It covers other actions, or torch cannot compute its entropy.
     """
     if isinstance(distribution, TorchDistribution):
         _check_entropy(distribution, name)
@@ -153,7 +153,7 @@ def check_distribution(distribution: Distribution, head: ActionHead, name: str) 
 
 
 def kind_of_actions(distribution: Distribution) -> str:
-    """The `distribution` argument of the `ActionHead` that understands the raw actions of a user's network."""
+    """The `distribution` argument of the `ActionHead` that handles the raw actions of a user's network."""
     kinds = {Gaussian: "gaussian", SquashedGaussian: "squashed_gaussian", Beta: "beta"}
     return kinds.get(type(distribution), "auto")
 
@@ -164,7 +164,7 @@ def _check_entropy(distribution: TorchDistribution, name: str) -> None:
     except NotImplementedError:
         raise HurtleError(
             f"{name}.decode: torch has no entropy for {type(distribution.distribution).__name__}. Return one of "
-            "hurtle.policies.distributions instead, such as SquashedGaussian(mean, log_std) for a tanh of a normal."
+            "hurtle.policies.distributions instead, such as SquashedGaussian(mean, log_std) for a tanh-squashed normal."
         ) from None
 
 

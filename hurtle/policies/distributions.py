@@ -1,7 +1,7 @@
-"""Distributions of actions, a batch of rows at a time: uniforms in, raw actions out, so that every gear samples the same.
+"""Batched action distributions: uniforms in, raw actions out, so that every gear samples the same.
 
 network outputs → Distribution → sample, mode, log_prob, entropy. A raw action is what `log_prob` takes; `ActionHead` turns it
-into the env's. They are made on every step, so that constructors check nothing. Knows nothing of spaces.
+into the env's. Constructed on every step, so constructors check nothing. Knows nothing of spaces.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from torch.nn.functional import softplus
 from hurtle.errors import HurtleError
 
 GAMMA_TRIES = 8
-"""Tries of Marsaglia and Tsang's method for one Gamma; each is accepted with at least 95 %, and needs three uniforms."""
+"""Attempts of Marsaglia and Tsang's method per Gamma; each is accepted with probability >= 95 % and needs three uniforms."""
 HERMITE_NODES = 32
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class Distribution(ABC):
-    """The actions of a batch of rows [B], and how likely each is.
+    """A distribution over the actions of a batch of rows [B].
 
     Attributes:
-        num_uniforms: Uniforms that `sample` needs for each row.
+        num_uniforms: Uniforms that `sample` needs per row.
     """
 
     num_uniforms: int
 
     @abstractmethod
     def sample(self, uniforms: Tensor) -> Tensor:
-        """Raw actions [B, ...], a function of uniforms in [0, 1), float32 [B, num_uniforms], and of nothing else."""
+        """Raw actions [B, ...], a function only of uniforms in [0, 1), float32 [B, num_uniforms]."""
 
     @abstractmethod
     def mode(self) -> Tensor:
@@ -92,8 +92,8 @@ class MultiCategorical(Distribution):
     """Several independent choices; raw actions int64 [B, k].
 
     Args:
-        logits: Those of all choices one after the other, [B, sum(nvec)].
-        nvec: How many options each choice has, k ints.
+        logits: Those of all choices, concatenated, [B, sum(nvec)].
+        nvec: Number of options of each choice, k ints.
     """
 
     def __init__(self, logits: Tensor, nvec: tuple[int, ...]):
@@ -101,19 +101,17 @@ class MultiCategorical(Distribution):
         self.nvec = nvec
         self.num_uniforms = len(nvec)
         if len(set(nvec)) > 1:  # choices of different sizes are padded with options of probability 0
-            impossible = logits.new_full(
-                (logits.shape[0], 1), -torch.inf
-            )  # below those of illegal options, should all be illegal
+            impossible = logits.new_full((logits.shape[0], 1), -torch.inf)  # below illegal options, in case all are illegal
             logits = torch.cat([logits, impossible], 1)[:, _padded_places(nvec, logits.device)]
         self.log_probs = logits.unflatten(1, (len(nvec), max(nvec))).log_softmax(-1)  # [B, k, max(nvec)]
 
     def flat_log_probs(self) -> Tensor:
-        """Log-probabilities of all choices one after the other, [B, sum(nvec)]."""
+        """Log-probabilities of all choices, concatenated, [B, sum(nvec)]."""
         flat = self.log_probs.flatten(1)
         return flat[:, _real_places(self.nvec, flat.device)] if len(set(self.nvec)) > 1 else flat
 
     def sample(self, uniforms: Tensor) -> Tensor:
-        """Each choice by its own uniform."""
+        """Each choice from its own uniform."""
         return _inverse_cdf(self.log_probs, uniforms.unsqueeze(-1))
 
     def mode(self) -> Tensor:
@@ -142,7 +140,7 @@ class Gaussian(Distribution):
         self.num_uniforms = 2 * mean.shape[-1]
 
     def sample(self, uniforms: Tensor) -> Tensor:
-        """Box-Muller: uniforms 2d and 2d + 1 make dimension d."""
+        """Box-Muller: uniforms 2d and 2d + 1 give dimension d."""
         return self.mean + self.log_std.exp() * _normals(uniforms.unflatten(1, (-1, 2)))
 
     def mode(self) -> Tensor:
@@ -160,11 +158,11 @@ class Gaussian(Distribution):
 
 
 class SquashedGaussian(Gaussian):
-    """tanh of independent normals; raw actions are those before the tanh, whose density stays finite: float32 [B, D].
+    """tanh of independent normals; raw actions are taken before the tanh, where the density stays finite: float32 [B, D].
 
-    `log_prob` is the density of tanh(raw) in (-1, 1). Its entropy has no closed form: Gauss-Hermite quadrature of the tanh's
-    part, good to 0.01 up to a standard deviation of 3, and a smooth function of mean and log_std, unlike an estimate from
-    samples.
+    `log_prob` is the density of tanh(raw) in (-1, 1). The entropy has no closed form: the tanh term is computed by
+    Gauss-Hermite quadrature, accurate to 0.01 up to a standard deviation of 3, and, unlike an estimate from samples, a smooth
+    function of mean and log_std.
     """
 
     def log_prob(self, actions: Tensor) -> Tensor:
@@ -186,20 +184,20 @@ class Beta(Distribution):
         beta: [B, D], at least 1.
     """
 
-    _EDGE = 1e-6  # how near samples come to 0 and 1, where the density may be 0
+    _EDGE = 1e-6  # samples stay this far from 0 and 1, where the density may be 0
 
     def __init__(self, alpha: Tensor, beta: Tensor):
         self.alpha, self.beta = _full_precision(alpha), _full_precision(beta)
         self.num_uniforms = alpha.shape[-1] * 2 * GAMMA_TRIES * 3
 
     def sample(self, uniforms: Tensor) -> Tensor:
-        """X / (X + Y) of two Gammas; uniforms are [dimension, Gamma, try, 3]."""
+        """X / (X + Y) of two Gammas; uniforms are [dimension, Gamma, attempt, 3]."""
         uniforms = uniforms.unflatten(1, (-1, 2, GAMMA_TRIES, 3))
         x, y = _gamma(torch.stack([self.alpha, self.beta], -1), uniforms).unbind(-1)
         return (x / (x + y)).clamp(self._EDGE, 1.0 - self._EDGE)
 
     def mode(self) -> Tensor:
-        """The mean: where the density is highest is 0 / 0 for an even one, and all rounding for a nearly even one."""
+        """The mean: the true mode is 0 / 0 for a uniform Beta, and rounding noise for a nearly uniform one."""
         return (self.alpha / (self.alpha + self.beta)).clamp(self._EDGE, 1.0 - self._EDGE)
 
     def log_prob(self, actions: Tensor) -> Tensor:
@@ -219,7 +217,7 @@ class Beta(Distribution):
 
 
 class TorchDistribution(Distribution):
-    """Any other `torch.distributions.Distribution`; it samples with torch's global generator. `adapted` chooses."""
+    """Any other `torch.distributions.Distribution`; samples with torch's global generator. Made by `adapted`."""
 
     num_uniforms = 0
 
@@ -232,7 +230,7 @@ class TorchDistribution(Distribution):
         return self._flat(self.distribution.sample())
 
     def mode(self) -> Tensor:
-        """The mode, or the mean where torch knows no mode."""
+        """The mode, or the mean where torch has no mode."""
         try:
             return self._flat(self.distribution.mode)
         except NotImplementedError:
@@ -256,7 +254,7 @@ class TorchDistribution(Distribution):
 
 
 def adapted(distribution: Distribution | td.Distribution) -> Distribution:
-    """A user's distribution as one of ours: those of torch that we have too then sample from uniforms.
+    """A user's distribution as one of ours: torch's that have a counterpart here then sample from uniforms.
 
     Example:
         >>> type(adapted(td.Normal(torch.zeros(2, 3), 1.0))).__name__
@@ -281,7 +279,7 @@ def adapted(distribution: Distribution | td.Distribution) -> Distribution:
 
 
 def masked(distribution: Distribution, mask: Tensor) -> Distribution:
-    """The distribution without its illegal actions; where no action is legal, all are equally likely.
+    """The distribution without its illegal actions; if no action is legal, all are equally likely.
 
     Args:
         distribution: A Categorical or MultiCategorical.
@@ -312,8 +310,8 @@ def _legal(logits: Tensor, mask: Tensor) -> Tensor:
 def _inverse_cdf(log_probs: Tensor, uniforms: Tensor) -> Tensor:
     """Choices [...] from log-probabilities [..., n] and uniforms [..., 1]; never one of probability 0.
 
-    Rounding may leave the sum below a uniform near 1, and a parallel sum need not grow: hence the scaling by the largest of
-    the cumulative probabilities that belong to a possible choice.
+    Rounding may leave the sum below a uniform near 1, and a parallel sum need not be monotonic: hence the scaling by the
+    largest cumulative probability of any possible choice.
     """
     probs = log_probs.exp()
     cdf = torch.where(probs > 0, probs.cumsum(-1), 0.0)
@@ -321,18 +319,18 @@ def _inverse_cdf(log_probs: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _entropy(log_probs: Tensor) -> Tensor:
-    """Entropies [...]; what has probability 0 adds nothing, neither here nor to the gradient."""
+    """Entropies [...]; choices of probability 0 contribute nothing, to the gradient either."""
     probs = log_probs.exp()
     return -(probs * torch.where(probs > 0, log_probs, 0.0)).sum(-1)
 
 
 def _normals(uniforms: Tensor) -> Tensor:
-    """Standard normals [...] from uniforms [..., 2], as `hurtle.native.rng.rng_normal` makes them."""
+    """Standard normals [...] from uniforms [..., 2], as `hurtle.native.rng.rng_normal` computes them."""
     return (-2.0 * (1.0 - uniforms[..., 0]).log()).sqrt() * (2.0 * math.pi * uniforms[..., 1]).cos()
 
 
 def _gamma(shape: Tensor, uniforms: Tensor) -> Tensor:
-    """Gammas [...] of shapes [...] of at least 1, from uniforms [..., tries, 3]: the first accepted try, else the last."""
+    """Gammas [...] with shapes [...] >= 1, from uniforms [..., attempts, 3]: the first accepted attempt, else the last."""
     d = (shape - 1.0 / 3.0).unsqueeze(-1)
     normals = _normals(uniforms[..., :2])
     v = (1.0 + normals / (9.0 * d).sqrt()).clamp_min(1e-6) ** 3
@@ -343,13 +341,13 @@ def _gamma(shape: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _log_tanh_slope(u: Tensor) -> Tensor:
-    """log(1 - tanh(u)^2), which is exact where tanh has rounded to 1."""
+    """log(1 - tanh(u)^2), accurate even where tanh rounds to 1."""
     return 2.0 * (math.log(2.0) - u - softplus(-2.0 * u))
 
 
 @lru_cache
 def _hermite(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Points and weights of the mean over a standard normal."""
+    """Nodes and weights for the mean over a standard normal."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(HERMITE_NODES)
     with torch.inference_mode(False):  # a cached inference tensor could not be used in training
         return (
@@ -360,7 +358,7 @@ def _hermite(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
 
 @lru_cache
 def _padded_places(nvec: tuple[int, ...], device: torch.device) -> Tensor:
-    """For each entry of [k, max(nvec)] its place among the sum(nvec) logits; padding takes the one after the last."""
+    """For each entry of [k, max(nvec)] its index among the sum(nvec) logits; padding points one past the last."""
     with torch.inference_mode(False):
         places = torch.full((len(nvec), max(nvec)), sum(nvec))
         places[_is_real(nvec)] = torch.arange(sum(nvec))
@@ -369,7 +367,7 @@ def _padded_places(nvec: tuple[int, ...], device: torch.device) -> Tensor:
 
 @lru_cache
 def _real_places(nvec: tuple[int, ...], device: torch.device) -> Tensor:
-    """The places of the sum(nvec) logits among the entries of [k, max(nvec)]."""
+    """The indices of the sum(nvec) logits among the entries of [k, max(nvec)]."""
     with torch.inference_mode(False):
         return _is_real(nvec).flatten().nonzero().squeeze(1).to(device)
 

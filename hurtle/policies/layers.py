@@ -1,4 +1,4 @@
-"""The layers that networks are built from: observations as vectors, and linear layers with PPO's initialization.
+"""Building blocks of networks: observations as vectors, and linear layers with PPO's initialization.
 
 space → input layer with `num_features`; (inputs, outputs, gain) → layer. Knows nothing of policies.
 """
@@ -49,7 +49,7 @@ def hidden_layers(inputs: int, sizes: Sequence[int], activation: str, orthogonal
 class Numbers(nn.Module):
     """Observations of a Box or MultiBinary as float32, in their shape.
 
-    Bytes (8-bit integers) are scaled from the space's bounds to [0, 1], as images are; others stay what they are.
+    Bytes (8-bit integers) are scaled from the space's bounds to [0, 1], as images are; others are unchanged.
     """
 
     low: Tensor
@@ -59,7 +59,7 @@ class Numbers(nn.Module):
         super().__init__()
         self.num_features = math.prod(space.shape or ())
         self.scaled = isinstance(space, spaces.Box) and space.dtype in (np.uint8, np.int8)
-        self._changes = False  # bytes from 0 to 1 are scaled to themselves
+        self._changes = False  # scaling bytes from 0 to 1 changes nothing
         if self.scaled:
             assert isinstance(space, spaces.Box)
             low, high = space.low.astype(np.float32), space.high.astype(np.float32)
@@ -69,7 +69,7 @@ class Numbers(nn.Module):
             self.register_buffer("range", torch.from_numpy(span), persistent=False)
 
     def forward(self, obs: Tensor) -> Tensor:
-        """[B, *shape] of any dtype → float32 [B, *shape]; bytes that stay what they are → bfloat16, if that comes next."""
+        """[B, *shape] of any dtype → float32 [B, *shape]; unscaled bytes → bfloat16 under bfloat16 autocast."""
         if self._changes:
             return (obs.float() - self.low) / self.range
         place = obs.device.type
@@ -78,9 +78,9 @@ class Numbers(nn.Module):
 
 
 class OneHot(nn.Module):
-    """Observations of a Discrete or MultiDiscrete as one-hot vectors, one after the other.
+    """Observations of a Discrete or MultiDiscrete as concatenated one-hot vectors.
 
-    A number outside of the space, such as the zeros of an absent agent, counts as the nearest inside.
+    A value outside the space, such as the zeros of an absent agent, counts as the nearest valid one.
     """
 
     starts: Tensor
@@ -96,7 +96,7 @@ class OneHot(nn.Module):
         self.register_buffer("offsets", torch.from_numpy(np.cumsum(nvec) - nvec), persistent=False)
 
     def places(self, obs: Tensor) -> Tensor:
-        """Where the ones are: [B, ...] → int64 [B, k]."""
+        """Indices of the ones: [B, ...] → int64 [B, k]."""
         index = obs.reshape(obs.shape[0], len(self.starts)).long() - self.starts
         return torch.minimum(index.clamp_min(0), self.last) + self.offsets
 
@@ -107,7 +107,7 @@ class OneHot(nn.Module):
 
 
 def vector_input(space: spaces.Space) -> Numbers | OneHot:
-    """The layer that turns observations of a flat space into vectors, but for flattening.
+    """The layer that turns observations of a flat space into vectors, except for flattening.
 
     Raises:
         HurtleError: The space is structured.
@@ -123,7 +123,7 @@ def vector_input(space: spaces.Space) -> Numbers | OneHot:
 
 
 def choices(space: spaces.Discrete | spaces.MultiDiscrete) -> tuple[np.ndarray, np.ndarray]:
-    """How many values each entry has, and its first one: int64 [k] each."""
+    """The number of values of each entry, and the first one: int64 [k] each."""
     if isinstance(space, spaces.Discrete):
         return np.array([space.n], np.int64), np.array([space.start], np.int64)
     return space.nvec.astype(np.int64).ravel(), space.start.astype(np.int64).ravel()

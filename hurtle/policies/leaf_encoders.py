@@ -1,7 +1,7 @@
-"""Encoders of the leaves of a structured space: one small module per kind of space, nested as the space is.
+"""Encoders for the leaves of a structured space: one small module per kind of space, nested like the space.
 
-the tree that `SpaceLayout.unflatten` gives, [R, ...] at each leaf → features [R, num_features]. R is the batch, times the
-entries of the Sequences around. Knows nothing of policies.
+the tree that `SpaceLayout.unflatten` gives, [R, ...] at each leaf → features [R, num_features]. R is the batch size times
+the entries of the enclosing Sequences. Knows nothing of policies.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from hurtle.policies.cnn import NATURE_SIDE, grid_body, image_shape, nature_body
 from hurtle.policies.layers import Numbers, OneHot, hidden_layers
 
 EMBEDDING_SIZE = 16
-"""Numbers that stand for one discrete value."""
+"""Width of the embedding of a discrete value."""
 LEAF_SIZE = 64
-"""Features of a vector, and of an entry of what varies in size."""
+"""Features of a vector, and of an entry of a variable-size leaf."""
 IMAGE_SIDE = 5
-"""The smallest side of what is treated as an image and not as a vector."""
+"""Smallest side of a Box that is treated as an image rather than a vector."""
 SMALL = 10.0
-"""Numbers that may be larger than this are compressed: sign(x) log(1 + |x|)."""
+"""Values that may exceed this are compressed: sign(x) log(1 + |x|)."""
 
 
 class Encoder(nn.Module):
-    """A module from a part of the tree to features."""
+    """Maps a part of the tree to features."""
 
     num_features: int
 
 
 class Branch(Encoder):
-    """A Dict or Tuple: the features of its entries, one after the other."""
+    """A Dict or Tuple: the concatenated features of its entries."""
 
     def __init__(self, space: spaces.Dict | spaces.Tuple, activation: str, orthogonal_init: bool):
         super().__init__()
@@ -64,7 +64,7 @@ class Choices(Encoder):
 
 
 class Vector(Encoder):
-    """A Box or MultiBinary: one hidden layer; numbers that may be large are compressed, as there is no normalizer here."""
+    """A Box or MultiBinary: one hidden layer; values that may be large are compressed, as there is no normalizer here."""
 
     def __init__(self, space: spaces.Box | spaces.MultiBinary, activation: str, orthogonal_init: bool):
         super().__init__()
@@ -82,11 +82,11 @@ class Vector(Encoder):
 
 
 class String(Encoder):
-    """A Text, or a custom space of strings: each character by what and where it is, then the mean over the real ones."""
+    """A Text, or a custom space of strings: embeds each character and its position, then averages over the real ones."""
 
     def __init__(self, space: spaces.Space, activation: str, orthogonal_init: bool):
         super().__init__()
-        # a Text's codes count from 1, and 0 is padding; other strings come as UTF-8 bytes
+        # a Text's codes start at 1, and 0 is padding; other strings are UTF-8 bytes
         self.num_codes = len(space.character_set) + 1 if isinstance(space, spaces.Text) else 256
         self.embedding = nn.Embedding(self.num_codes, EMBEDDING_SIZE)
         self.hidden = hidden_layers(EMBEDDING_SIZE, (LEAF_SIZE,), activation, orthogonal_init)
@@ -114,7 +114,7 @@ class Entries(Encoder):
 
 
 class GraphEncoder(Encoder):
-    """A Graph: the mean over its nodes, and that over its edges, each seen with the two nodes that it joins."""
+    """A Graph: the mean over its nodes, and over its edges, each with the two nodes it joins."""
 
     def __init__(self, space: spaces.Graph, activation: str, orthogonal_init: bool):
         super().__init__()
@@ -126,9 +126,9 @@ class GraphEncoder(Encoder):
         self.num_features = 2 * (LEAF_SIZE + 1)
 
     def forward(self, tree: Mapping[str, Any]) -> Tensor:
-        """Nodes [R, N, ...], edges [R, E, ...], links [R, E, 2] and how many of each are real → [R, num_features]."""
+        """Nodes [R, N, ...], edges [R, E, ...], links [R, E, 2] and the number of real ones → [R, num_features]."""
         nodes = self.node_hidden(_each_entry(self.node, tree["nodes"]))  # [R, N, LEAF_SIZE]
-        links = tree["edge_links"].long().clamp(0, max(nodes.shape[1] - 1, 0))  # padding may hold anything
+        links = tree["edge_links"].long().clamp(0, max(nodes.shape[1] - 1, 0))  # padding may contain anything
         ends = links.flatten(1).unsqueeze(-1).expand(-1, -1, LEAF_SIZE)
         parts = [nodes.gather(1, ends).unflatten(1, (links.shape[1], 2)).flatten(2)]  # [R, E, 2 * LEAF_SIZE]
         if self.edge is not None:
@@ -138,7 +138,7 @@ class GraphEncoder(Encoder):
 
 
 class Options(Encoder):
-    """A OneOf: which option it is, and the features of that option; zeros in place of those of the others."""
+    """A OneOf: which option it is, and the features of that option; zeros for the others."""
 
     def __init__(self, space: spaces.OneOf, activation: str, orthogonal_init: bool):
         super().__init__()
@@ -178,7 +178,7 @@ def encoder_of(space: spaces.Space, activation: str, orthogonal_init: bool) -> E
 
 
 def _each_entry(encoder: Encoder, tree: Any) -> Tensor:
-    """Encode a tree of [R, L, ...] entry by entry: [R, L, features]."""
+    """Encode each entry of a tree of [R, L, ...]: [R, L, features]."""
     lead: list[tuple[int, int]] = []
 
     def merged(leaf: Tensor) -> Tensor:
@@ -190,14 +190,14 @@ def _each_entry(encoder: Encoder, tree: Any) -> Tensor:
 
 
 def _places(length: int, device: torch.device) -> Tensor:
-    """Sines and cosines, from fast to slow ones, that tell places apart: [length, EMBEDDING_SIZE]."""
+    """Sinusoidal position encodings, [length, EMBEDDING_SIZE]."""
     speeds = 1000.0 ** -torch.linspace(0.0, 1.0, EMBEDDING_SIZE // 2, device=device)
     angles = torch.arange(length, device=device).unsqueeze(-1) * speeds
     return torch.cat([angles.sin(), angles.cos()], -1)
 
 
 def _pooled(entries: Tensor, length: Tensor) -> Tensor:
-    """The mean over the first `length` [R] of entries [R, L, F], and which share of L they are: [R, F + 1]."""
+    """The mean over the first `length` [R] of entries [R, L, F], and their share of L: [R, F + 1]."""
     most = max(entries.shape[1], 1)
     real = torch.arange(entries.shape[1], device=entries.device) < length.unsqueeze(-1)  # [R, L]
     total = entries.masked_fill(~real.unsqueeze(-1), 0.0).sum(1)

@@ -1,4 +1,4 @@
-"""`MLP`: linear layers for observations that are vectors, integers, or anything that may be flattened.
+"""`MLP`: linear layers for observations that are vectors, integers, or anything that can be flattened.
 
 obs → float32 or one-hot → flat [B, inputs] → hidden layers → features. Knows nothing of envs.
 """
@@ -30,16 +30,16 @@ class VectorBody(nn.Module):
 
 
 class MLP(ActorCritic):
-    """The usual policy for vectors.
+    """The default policy for vector observations.
 
     Args:
         obs_space: Box, Discrete, MultiDiscrete or MultiBinary; the integers of Discrete kinds become one-hot vectors.
-        head: What the actions are.
+        head: The action head.
         hidden_sizes: Width of each hidden layer.
         activation: "tanh" or "relu".
-        separate_networks: Actor and critic share no parameter.
+        separate_networks: Actor and critic share no parameters.
         orthogonal_init: PPO's initialization.
-        log_std_init: Where a Gaussian's log_std begins.
+        log_std_init: Initial value of a Gaussian's log_std.
     """
 
     def __init__(

@@ -38,9 +38,9 @@ class NetworkPlan:
         num_weights: Elements of the flat buffer: all parameters in the order of `policy.parameters()`.
         trained_size: Elements of the packed buffer that are trained; the transposed copies follow.
         packed_size: Elements of the packed buffer.
-        work_size: Floats of workspace for one tile.
+        work_size: Workspace for one tile, in floats.
         head_kind: As in `HEAD_KINDS`.
-        nvec: Number of options of each choice; for a Box, the size of an action. int64
+        nvec: Options of each choice; for a Box, the size of an action. int64
         log_std_flat: Offset of log_std in the flat buffer.
         log_std_at: Offset of log_std in the packed buffer.
         log_stds: Size of log_std; 0 if the policy has none.
@@ -75,11 +75,11 @@ class NetworkPlan:
 
     @property
     def scales(self) -> bool:
-        """Whether scaling changes the inputs."""
+        """Whether inputs are scaled."""
         return self.input_kind == SCALED and bool(self.low.any() or (self.range != 1).any())
 
     def listed_inputs(self, dtype: torch.dtype) -> int:
-        """The most non-zeros of an observation of this dtype that the kernels list; 0 if they do not skip its zeros."""
+        """Maximum number of non-zeros that the kernels list for an observation of this dtype; 0 if they do not skip zeros."""
         if self.input_kind == SCALED:
             special = dtype == torch.uint8 and not self.low.any()
         else:
@@ -91,7 +91,7 @@ class NetworkPlan:
         return np.zeros(self.packed_size, np.float32)
 
     def pack(self, flat: np.ndarray, weights: np.ndarray, transposed: bool = True) -> None:
-        """Copy a flat buffer into a packed one; `transposed=False` leaves out the transposed copies, for optimizer moments."""
+        """Copy a flat buffer into a packed one; `transposed=False` skips the transposed copies, for optimizer moments."""
         self._check(flat, weights)
         kernel = load_kernels().network.pack
         kernel(flat, weights, self.layers, self.log_std_flat, self.log_std_at, self.log_stds, transposed)
@@ -112,7 +112,7 @@ def plan_for(policy: Policy) -> NetworkPlan:
     """The plan of a policy for the CPU kernels.
 
     Raises:
-        UnsupportedError: The policy is not on the CPU, or not a plain MLP actor–critic with a head that the kernels know.
+        UnsupportedError: The policy is not on the CPU, or not a plain MLP actor–critic with a head that the kernels support.
     """
     if any(parameter.device.type != "cpu" for parameter in policy.parameters()):
         raise UnsupportedError("its parameters are not on the CPU")
@@ -123,19 +123,19 @@ def mlp_shape(policy: Policy) -> MLPShape:
     """The shape of a policy for the fused Triton kernels, derived from its plan; its parameters may be on any device.
 
     Raises:
-        UnsupportedError: The policy is not an MLP that they are written for.
+        UnsupportedError: The kernels do not support this policy.
     """
     plan, space, actions = _plan(policy), policy.observation_space, policy.action_space
     if plan.shared:
         raise UnsupportedError("actor and critic share layers")
     if not isinstance(space, spaces.Box) or space.dtype.kind != "f" or plan.num_inputs > MAX_INPUTS:
-        raise UnsupportedError(f"observations are not up to {MAX_INPUTS} floats")
+        raise UnsupportedError(f"observations are not vectors of at most {MAX_INPUTS} floats")
     activations = set(plan.layers[[0, 1, 3, 4], network.ACTIVATION].tolist()) if len(plan.layers) == 6 else set()
     if plan.split != 3 or activations not in ({gemm.TANH}, {gemm.RELU}):
-        raise UnsupportedError("hidden layers are not two, all with tanh or all with relu")
+        raise UnsupportedError("there are not exactly two hidden layers, both with tanh or both with relu")
     widths = set(plan.layers[[0, 1, 3, 4], network.OUTPUTS].tolist())
     if len(widths) != 1 or not widths <= set(HIDDEN_WIDTHS):
-        raise UnsupportedError(f"hidden layers are not of one width of {', '.join(map(str, HIDDEN_WIDTHS))}")
+        raise UnsupportedError(f"the hidden layers do not share one width of {', '.join(map(str, HIDDEN_WIDTHS))}")
     kind, outputs = policy.head.kind, int(plan.layers[plan.actor, network.OUTPUTS])
     is_whole = isinstance(actions, spaces.Box) and actions.dtype.kind != "f"
     if kind not in ("categorical", "gaussian") or outputs > MAX_OUTPUTS or is_whole:

@@ -1,7 +1,7 @@
 """Running statistics in float64: observations to mean 0 and variance 1, rewards to returns of variance 1.
 
 A rollout is normalized with the statistics from before it; they are updated afterwards, in row order, so that every gear gives
-the same numbers. Saved with the policy or the run. Knows nothing of envs.
+the same numbers. They are saved with the policy or the run. Knows nothing of envs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hurtle.kernels.returns import running_returns, scaled_rewards
 
 
 class _Moments(nn.Module):
-    """Count, mean and sum of squared deviations of what was merged so far."""
+    """Count, mean and sum of squared deviations of everything merged so far."""
 
     count: Tensor
     mean: Tensor
@@ -33,7 +33,7 @@ class _Moments(nn.Module):
 
     @property
     def variance(self) -> Tensor:
-        """Population variance, float64; 1 before anything was seen."""
+        """Population variance, float64; 1 before the first update."""
         return torch.where(self.count > 0, self.m2 / self.count.clamp_min(1.0), 1.0)
 
     def _merge(self, columns: np.ndarray, valid: np.ndarray | None) -> None:
@@ -47,7 +47,7 @@ class _Moments(nn.Module):
 
 
 class ObservationNormalizer(_Moments):
-    """Observations minus their mean, over their standard deviation, clipped.
+    """Subtracts the mean of observations, divides by their standard deviation, and clips.
 
     Args:
         shape: The shape of one observation.
@@ -70,7 +70,7 @@ class ObservationNormalizer(_Moments):
         return ((obs - self.mean) / (self.variance + self.eps).sqrt()).clamp(-self.clip, self.clip).float()
 
     def update(self, raw: Any, valid: Any = None) -> None:
-        """Merge a rollout of raw observations [T, N, *shape]; those where valid, bool [T, N], is False do not count."""
+        """Merge a rollout of raw observations [T, N, *shape]; ignores those where valid, bool [T, N], is False."""
         if isinstance(raw, Tensor) and raw.is_cuda:
             merge_moments(self, raw, valid)
             return
@@ -82,7 +82,7 @@ class ObservationNormalizer(_Moments):
 
 
 class RewardNormalizer(_Moments):
-    """Rewards over the standard deviation of the discounted return, clipped; their mean stays, so that signs do.
+    """Divides rewards by the standard deviation of the discounted return and clips; the mean is kept, and so are signs.
 
     Args:
         rows: Number of rows, each with a running return.
@@ -104,7 +104,7 @@ class RewardNormalizer(_Moments):
         Args:
             rewards: [T, N].
             ended: bool [T, N]; the return restarts after such a step.
-            valid: bool [T, N]; other steps change no return and do not count.
+            valid: bool [T, N]; other steps are ignored.
             rows: The row that each column belongs to, int [N]; None: column n is row n. In a pool a row may have several
                 columns, in order, or none.
 
@@ -127,12 +127,12 @@ class RewardNormalizer(_Moments):
 def merge_moments(moments: _Moments, columns: Tensor, valid: Tensor | None = None, good: Tensor | None = None) -> None:
     """Merge samples on their device, without synchronizing with the host.
 
-    All samples at once, not column by column: equal to `update` up to the rounding of float64.
+    Merges all samples at once, not column by column: equal to `update` up to float64 rounding.
 
     Args:
         moments: Changed in place.
         columns: [T, N, *shape].
-        valid: False for samples to leave out, bool [T, N].
+        valid: False for samples to ignore, bool [T, N].
         good: If False, bool [], nothing is merged.
     """
     samples = columns.reshape(-1, moments.mean.numel()).double()

@@ -1,6 +1,6 @@
-"""`plain_mlp`: tells whether a policy is a plain MLP actor–critic, and if so, what its layers are.
+"""`plain_mlp`: detects whether a policy is a plain MLP actor–critic, and returns its layers.
 
-policy → input layer, linear layers with their activations; or the reason it is something else. The native gear, the compiled
+policy → input layer, linear layers with their activations; or the reason it is not one. The native gear, the compiled
 runtime and the fused GPU kernels each add their own conditions. Knows no kernel.
 """
 
@@ -33,8 +33,8 @@ class PlainMLP:
 
     Attributes:
         input: Turns observations into vectors.
-        actor: From that vector to the policy's outputs; the last one is linear.
-        critic: From it to the value, likewise; if `is_shared`, only the last layer, which follows the actor's hidden ones.
+        actor: Layers from that vector to the policy's outputs; the last one is linear.
+        critic: Likewise to the value; if `is_shared`, only the last layer, which follows the actor's hidden ones.
         is_shared: Whether actor and critic share the hidden layers.
     """
 
@@ -63,13 +63,13 @@ def plain_mlp(policy: Policy) -> PlainMLP:
 def _layers(body: nn.Module | None, last: nn.Module) -> tuple[Dense, ...]:
     modules: list[nn.Module] = [] if body is None else list(body.hidden.children())  # type: ignore[union-attr]
     if len(modules) % 2:
-        raise UnsupportedError("its layers are not those that it was made with")
+        raise UnsupportedError("its layers were changed after it was built")
     modules += [last, nn.Identity()]
     return tuple(_dense(linear, activation) for linear, activation in zip(modules[::2], modules[1::2], strict=True))
 
 
 def _dense(linear: nn.Module, activation: nn.Module) -> Dense:
-    parameters = dict(linear.named_parameters())  # weight_norm and the like have others
+    parameters = dict(linear.named_parameters())  # weight_norm and the like have other parameters
     is_known = parameters.keys() == {"weight", "bias"} and parameters["weight"].dtype == torch.float32
     if type(linear) is not nn.Linear or not is_known:
         raise UnsupportedError(f"it has a {type(linear).__name__} where a float32 Linear with a bias is expected")

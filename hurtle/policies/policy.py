@@ -20,13 +20,13 @@ class Policy(nn.Module):
     """A network, its memory, and its action head. `build_policy` makes one.
 
     Args:
-        observation_space: The space of one row, flat where emulated.
+        observation_space: The space of one row, flat if emulated.
         action_space: The space of one row.
         network: A module with `encode` and `decode`, see `TorchPolicy`.
         head: Turns raw actions into the env's.
-        memory: What stands between encode and decode, or None.
+        memory: The module between encode and decode, or None.
         normalizer: Saved with the policy; callers apply it.
-        num_uniforms: Uniforms that sampling needs per row; None takes the head's.
+        num_uniforms: Uniforms that sampling needs per row; None: the head's.
     """
 
     network: nn.Module
@@ -65,12 +65,12 @@ class Policy(nn.Module):
 
         Args:
             obs: [B, ...].
-            state: The state that the last step returned; () for the initial one.
+            state: The state that the last step returned; () for the initial state.
             mask: Legal actions, bool [B, head.mask_size].
             starts: Rows whose episode begins with this observation, bool [B]; their state is zeroed first.
 
         Returns:
-            The distribution of actions, the values [B] and the new state.
+            The action distribution, the values [B] and the new state.
         """
         features = self.network.encode(obs)  # type: ignore[operator]
         if self.memory is not None:
@@ -86,7 +86,7 @@ class Policy(nn.Module):
 
         Args:
             obs: [T, B, ...].
-            state: The state before the first step; () for the initial one.
+            state: The state before the first step; () for the initial state.
             starts: Where an episode begins, bool [T, B]; the state is zeroed before that step.
             mask: Legal actions, bool [T, B, head.mask_size].
 
@@ -101,7 +101,7 @@ class Policy(nn.Module):
         return *self._decode(features, None if mask is None else mask.flatten(0, 1)), state
 
     def value(self, obs: Tensor, state: State = (), starts: Tensor | None = None) -> Tensor:
-        """The values [B] alone; the state is not changed."""
+        """Only the values [B]; the state does not change."""
         return self(obs, state, None, starts)[1]
 
     def _decode(self, features: Tensor, mask: Tensor | None) -> tuple[Distribution, Tensor]:

@@ -1,4 +1,4 @@
-"""The settings of a policy's network, apart from the networks: `hurtle train --help` reads them without importing torch."""
+"""The settings of a policy's network, separate from the networks: `hurtle train --help` reads them without importing torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hurtle.ranges import at_least
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    """What network a policy has."""
+    """Which network a policy has."""
 
     policy: str = "auto"
     """auto, mlp, grid_cnn, nature_cnn, structured, or my_policy.py:Class."""
@@ -20,11 +20,11 @@ class PolicyConfig:
     activation: Literal["tanh", "relu"] = "tanh"
     """tanh or relu (mlp, structured; CNNs have relu)."""
     separate_networks: bool | None = None
-    """Actor, critic apart; none: mlp without memory."""
+    """Separate actor, critic; none: mlp without memory."""
     distribution: Literal["auto", "gaussian", "squashed_gaussian", "beta"] = "auto"
     """Box: auto, gaussian, squashed_gaussian or beta."""
     log_std_init: float = 0.0
-    """Where a Gaussian's log standard deviation begins."""
+    """Initial log standard deviation of a Gaussian."""
     orthogonal_init: bool = True
     """PPO's orthogonal weights and zero biases."""
     recurrent: Literal["none", "lstm", "gru", "mingru"] = "none"

@@ -1,6 +1,6 @@
-"""Memory between `encode` and `decode`: LSTM, GRU and MinGRU, each over single steps and over whole sequences.
+"""Memory between `encode` and `decode`: LSTM, GRU and MinGRU, each for single steps and for sequences.
 
-features, state → step or sequence → features, state. Where `starts` is True the state is zero before that step. Knows nothing
+features, state → step or sequence → features, state. `starts` zeroes the state before a step. Knows nothing
 of what encodes and decodes.
 """
 
@@ -13,14 +13,14 @@ from torch.nn.functional import linear
 from hurtle.errors import UnknownNameError, did_you_mean
 
 State = tuple[Tensor, ...]
-"""Tensors [B, F]; () where nothing is remembered."""
+"""Tensors [B, F]; () without a memory."""
 
 
 class Memory(nn.Module):
-    """What the three have in common.
+    """Base class of the three.
 
     Args:
-        size: Width F of the features, which is that of the state too.
+        size: Width F of the features, which is also that of the state.
     """
 
     num_states = 1
@@ -48,9 +48,9 @@ class Memory(nn.Module):
 
 
 class _TorchMemory(Memory):
-    """torch's own recurrent layers, which run over the stretches between steps at which some row starts.
+    """torch's own recurrent layers, which run over the stretches between episode starts of any row.
 
-    To know these, the host must look at `starts`, which a CUDA graph cannot hold: on a GPU the steps are unrolled.
+    Finding the stretches reads `starts` on the host, which a CUDA graph cannot do: on a GPU the steps are unrolled.
 
     Attributes:
         capturable: Unroll the steps on any device.
@@ -89,11 +89,11 @@ class _TorchMemory(Memory):
         return torch.stack(outputs), state
 
     def _input_gates(self, features: Tensor) -> Tensor:
-        """What the features [..., F] add to the gates: [..., gates * F]."""
+        """Contribution of the features [..., F] to the gates: [..., gates * F]."""
         raise NotImplementedError
 
     def _cell_step(self, gates: Tensor, state: State) -> State:
-        """One step of the layer, from `_input_gates` on; the output is the first part of the state."""
+        """One step of the layer, given `_input_gates`; the output is the first part of the state."""
         raise NotImplementedError
 
     def _initialize(self) -> None:
@@ -105,7 +105,7 @@ class _TorchMemory(Memory):
 
 
 class LSTM(_TorchMemory):
-    """Hochreiter and Schmidhuber's, with orthogonal weights and zero biases."""
+    """Hochreiter and Schmidhuber's LSTM, with orthogonal weights and zero biases."""
 
     num_states = 2
 
@@ -163,8 +163,8 @@ class GRU(_TorchMemory):
 class MinGRU(Memory):
     """Feng et al.'s minimal GRU: h' = (1 - z) h + z c, with gate z and candidate c of the features alone; output tanh(W h + b).
 
-    Being linear in h, a whole sequence takes log2(T) parallel steps, or one kernel on a GPU. The layer after it is what lets
-    an output depend on when something was seen: heads read linearly, as h was written.
+    Being linear in h, a sequence takes log2(T) parallel steps, or one kernel on a GPU. The heads read linearly, just as h is
+    written; the layer after h is what lets an output depend on when something was seen.
     """
 
     def __init__(self, size: int):
@@ -197,7 +197,7 @@ class MinGRU(Memory):
 
     @staticmethod
     def _scanned(keep: Tensor, add: Tensor, state: State) -> Tensor:
-        """All h of h' = keep * h + add, by doubling: after k rounds, entry t has gathered the 2^k steps up to t."""
+        """All h of h' = keep * h + add, by doubling: after k rounds, entry t covers the 2^k steps up to t."""
         add = torch.cat([add[:1] + keep[:1] * state[0], add[1:]])
         reach = 1
         while reach < len(add):
@@ -211,10 +211,10 @@ MEMORIES: dict[str, type[Memory]] = {"lstm": LSTM, "gru": GRU, "mingru": MinGRU}
 
 
 def make_memory(name: str, size: int) -> Memory | None:
-    """The memory of that name; None for "none".
+    """The memory with that name; None for "none".
 
     Raises:
-        UnknownNameError: There is none of that name.
+        UnknownNameError: There is no such memory.
     """
     if name == "none":
         return None
@@ -224,12 +224,12 @@ def make_memory(name: str, size: int) -> Memory | None:
 
 
 def _takes_fused_cell(*tensors: Tensor) -> bool:
-    """Whether torch's kernels for the pointwise part of a cell, which exist for GPUs alone, take these."""
+    """Whether torch's kernels for the pointwise part of a cell, which are GPU-only, accept these."""
     return all(tensor.is_cuda and tensor.dtype == torch.float32 for tensor in tensors)
 
 
 def _takes_min_gru(terms: Tensor, state: Tensor) -> bool:
-    """Whether the kernel takes these, and can be called here."""
+    """Whether the kernel accepts these and can run here."""
     if not terms.is_cuda or torch.compiler.is_compiling():
         return False
     from hurtle.kernels.triton import has_triton

@@ -1,4 +1,4 @@
-"""Spaces and layouts as plain dicts, for checkpoints and exported policies: JSON holds them, and loading runs no code.
+"""Spaces and layouts as plain dicts, for checkpoints and exported policies: they fit in JSON, and loading runs no code.
 
 space ⇄ {"type": "Box", ...}. Knows nothing of policies.
 """
@@ -16,7 +16,7 @@ from hurtle.errors import HurtleError
 
 
 class AnyString(spaces.Space[str]):
-    """What a custom space of strings (MiniGrid's missions) is read back as: its strings are known, how it samples is not."""
+    """Stands in for a custom space of strings (MiniGrid's missions) after loading: how it samples is not saved."""
 
     def __init__(self) -> None:
         super().__init__(dtype=str)
@@ -37,10 +37,10 @@ class AnyString(spaces.Space[str]):
 
 
 def space_to_dict(space: spaces.Space) -> dict[str, Any]:
-    """A space as a dict of JSON's types.
+    """A space as a dict of JSON types.
 
     Raises:
-        HurtleError: A space of another kind than Gymnasium's.
+        HurtleError: The space is not one of Gymnasium's.
 
     Example:
         >>> space_to_dict(spaces.Box(-np.inf, 1, (2,)))
@@ -72,14 +72,14 @@ def space_to_dict(space: spaces.Space) -> dict[str, Any]:
         return {**kind, "nodes": space_to_dict(space.node_space), "edges": edges}
     if isinstance(space, spaces.Space) and space.dtype is not None and space.dtype.kind == "U":
         return {"type": "AnyString"}
-    raise HurtleError(f"Cannot save the space {space}: a {type(space).__name__} is none of Gymnasium's.")
+    raise HurtleError(f"Cannot save the space {space}: {type(space).__name__} is not one of Gymnasium's spaces.")
 
 
 def space_from_dict(saved: dict[str, Any]) -> spaces.Space:
     """The space that `space_to_dict` saved.
 
     Raises:
-        HurtleError: It saved no such thing.
+        HurtleError: `saved` is not a saved space.
     """
     kind = saved.get("type")
     if kind == "Box":
@@ -87,7 +87,7 @@ def space_from_dict(saved: dict[str, Any]) -> spaces.Space:
         low, high = _array(saved["low"], shape, dtype), _array(saved["high"], shape, dtype)
         return spaces.Box(low, high, shape, dtype.type)
     if kind == "Discrete":
-        given = saved.get("dtype", "int64")  # older Gymnasiums know no other
+        given = saved.get("dtype", "int64")  # older Gymnasium versions have no other
         options = {} if given == "int64" else {"dtype": np.dtype(given).type}
         return spaces.Discrete(saved["n"], start=saved["start"], **options)
     if kind == "MultiDiscrete":
@@ -113,7 +113,7 @@ def space_from_dict(saved: dict[str, Any]) -> spaces.Space:
 
 
 def layout_to_dict(layout: SpaceLayout) -> dict[str, Any]:
-    """A layout as a dict of JSON's types: its space, and the maxima of what varies in size."""
+    """A layout as a dict of JSON types: its space, and the maxima of variable-size parts."""
     state = layout.__getstate__()
     limits = {name: dict(limit) if hasattr(limit, "items") else limit for name, limit in state.items() if name != "space"}
     return {"space": space_to_dict(layout.space), **limits}
@@ -125,7 +125,7 @@ def layout_from_dict(saved: dict[str, Any]) -> SpaceLayout:
 
 
 def _numbers(values: np.ndarray) -> Any:
-    """Nested lists of numbers, or one number where all are equal; infinities, which JSON has not, as text."""
+    """Nested lists of numbers, or one number if all are equal; infinities, which JSON lacks, as text."""
     if values.size and (values == values.flat[0]).all():
         return _number(values.flat[0])
     return [_numbers(part) for part in values] if values.ndim > 1 else [_number(value) for value in values]

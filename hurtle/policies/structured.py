@@ -1,7 +1,7 @@
-"""`Structured`: a network built from a structured observation space, over the flat observations of its emulation.
+"""`Structured`: a network built from a structured observation space; takes the emulated env's flat observations.
 
-flat obs → `layout.unflatten` → an encoder for every leaf → concatenated → hidden layers → features. Knows nothing of envs; what
-a leaf's encoder does is in leaf_encoders.py.
+flat obs → `layout.unflatten` → an encoder for every leaf → concatenated → hidden layers → features. Knows nothing of envs; the
+leaf encoders are in leaf_encoders.py.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class StructuredBody(nn.Module):
 class Structured(ActorCritic):
     """The policy for nested observations: embeddings for discrete leaves, linear layers for vectors, convolutions for images.
 
-    What pads a Text, Sequence, Graph or OneOf never reaches the features.
+    The padding of a Text, Sequence, Graph or OneOf never reaches the features.
 
     Args:
-        layout: Where each leaf of the space lies in a flat observation.
-        head: What the actions are.
-        hidden_sizes: Width of each layer after the leaves' features are joined.
+        layout: Where each leaf of the space is in a flat observation.
+        head: The action head.
+        hidden_sizes: Width of each layer after the leaves' features are concatenated.
         activation: "tanh" or "relu".
-        separate_networks: Actor and critic share no parameter.
+        separate_networks: Actor and critic share no parameters.
         orthogonal_init: PPO's initialization.
-        log_std_init: Where a Gaussian's log_std begins.
+        log_std_init: Initial value of a Gaussian's log_std.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from hurtle.errors import DeviceError
 
 
 def find_device(device: str) -> torch.device:
-    """The torch device with this name; "auto" is a GPU if there is one.
+    """The torch device with this name; "auto" picks a GPU if there is one.
 
     Raises:
         DeviceError: There is no such GPU.

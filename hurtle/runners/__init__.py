@@ -1,1 +1,1 @@
-"""Who runs where: settings, the local training loop, and what is done with a trained run; not how an update is computed."""
+"""Settings, the local training loop, and what is done with a trained run; not how an update is computed."""

@@ -1,4 +1,4 @@
-"""The parts of a run from its settings: device, envs, policy, gear, rollout. Knows nothing of the loop that uses them.
+"""Builds the parts of a run from its settings: device, envs, policy, gear, rollout. Knows nothing of the loop that uses them.
 
 settings → vector env → policy for its spaces → collector and learner → rollout
 """
@@ -41,23 +41,23 @@ RUN_STREAM = 3
 
 @dataclass(frozen=True)
 class Parts:
-    """Everything that a training loop joins."""
+    """Everything a training loop connects."""
 
     policy: Policy
     gear: Gear
     rollout: Rollout
-    spaces: dict[str, Any]  # as a checkpoint holds them
+    spaces: dict[str, Any]  # as stored in a checkpoint
     timer: Timer
-    owns_envs: bool  # the user closes a vector that the user made
+    owns_envs: bool  # users close vectors that they made
 
     @property
     def collector(self) -> Collector:
-        """What fills rollouts."""
+        """The collector, which fills rollouts."""
         return self.gear.collector
 
     @property
     def learner(self) -> Learner:
-        """What learns from them."""
+        """The learner, which trains on them."""
         return self.gear.learner
 
     def close(self) -> None:
@@ -74,11 +74,11 @@ def assemble(settings: Settings, env: EnvLike | gymnasium.vector.VectorEnv, modu
 
     Args:
         settings: The settings of the run.
-        env: The env to train on; a vector env is used as it is.
+        env: The env to train on; a vector env is used as is.
         module: The user's own policy module or class, or None.
 
     Raises:
-        HurtleError: Settings that contradict each other, the env or the machine.
+        HurtleError: Settings conflict with each other, the env or the machine.
     """
     train = settings.train
     device = find_device(train.device)
@@ -86,7 +86,7 @@ def assemble(settings: Settings, env: EnvLike | gymnasium.vector.VectorEnv, modu
         raise HurtleError(f"precision={train.precision!r} is for GPUs; on {device.type} use float32.")
     seed = run_seed(train.seed)
     if device.type == "cuda":
-        import_cuda()  # the advantage kernels need it: fail now rather than after the first rollout
+        import_cuda()  # needed by the advantage kernels: fail now, not after the first rollout
     own_actions: spaces.Space | None = None
     if isinstance(env, gymnasium.vector.VectorEnv):
         vec: Any = env
@@ -118,7 +118,7 @@ def assemble(settings: Settings, env: EnvLike | gymnasium.vector.VectorEnv, modu
 
 
 def _runs_on(device: torch.device, train: TrainConfig, env: EnvLike) -> bool:
-    """Whether the envs run on the GPU, too: native ones do, unless a setting needs the CPU."""
+    """Whether the envs run on the GPU: native ones do, unless a setting requires the CPU."""
     if device.type != "cuda" or train.gear not in ("auto", "device") or train.backend not in ("auto", "native"):
         return False
     return train.pool_batch_size is None and isinstance(resolve(env, train.env_parameters), Env)
@@ -159,13 +159,13 @@ def _join(
 
 
 def row_spaces(vec: Any) -> tuple[spaces.Space, spaces.Space]:
-    """The spaces of one row, that is of one agent."""
+    """The spaces of one row, that is, of one agent."""
     observation = getattr(vec, "agent_observation_space", vec.single_observation_space)
     return observation, getattr(vec, "agent_action_space", vec.single_action_space)
 
 
 def describe_spaces(vec: Any, own_actions: spaces.Space | None) -> dict[str, Any]:
-    """The spaces as a checkpoint holds them: a row's, and the layout of the env's own where it is emulated."""
+    """The spaces as stored in a checkpoint: a row's, and the layout of the env's own spaces if it is emulated."""
     observation, action = row_spaces(vec)
     structure: dict[str, Any] | None = None
     if own_actions is not None:
@@ -174,24 +174,24 @@ def describe_spaces(vec: Any, own_actions: spaces.Space | None) -> dict[str, Any
 
 
 def run_seed(seed: int) -> int:
-    """The base seed of a run's envs: a hash of the run's seed, so that runs 0 … 4 share no env."""
-    return stream_state(seed, RUN_STREAM) >> 34  # 30 bits; the seeds of evaluations have the next higher one set
+    """The base seed of a run's envs: a hash of the run's seed, so that runs 0 … 4 share no env seeds."""
+    return stream_state(seed, RUN_STREAM) >> 34  # 30 bits; evaluation seeds have the next higher bit set
 
 
 def structured_actions(env: EnvLike, parameters: dict[str, Any]) -> spaces.Space | None:
-    """The env's own action space if the env has structured spaces and must be emulated, else None."""
+    """The env's own action space if it has structured spaces and must be emulated, else None."""
     if isinstance(resolve(env, parameters), Env):
         return None
     made = make(env, **parameters)
     try:
-        if callable(made.observation_space):  # several agents
+        if callable(made.observation_space):  # multi-agent
             agent = made.possible_agents[0]
             observation, action = made.observation_space(agent), made.action_space(agent)
         else:
             observation, action = made.observation_space, made.action_space
     finally:
         made.close()
-    if hasattr(made, "action_layout") and not made.layout.is_plain:  # emulated already, by the user
+    if hasattr(made, "action_layout") and not made.layout.is_plain:  # already emulated by the user
         return made.action_layout.space
     if isinstance(observation, PLAIN_SPACES) and isinstance(action, PLAIN_SPACES):
         return None

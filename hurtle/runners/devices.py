@@ -1,4 +1,4 @@
-"""Torch's global settings for the duration of a run, and what a GPU's errors mean."""
+"""Torch's global settings for the duration of a run, and explanations of GPU errors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from hurtle.errors import DeviceError, HurtleError
 
 _GPU_CLASSES = ("OutOfMemoryError", "AcceleratorError", "OutOfResources", "CudaDriverError", "CudaSupportError", "CUDAError")
-"""Of torch, Triton, Numba and NVIDIA's own package, which are not imported for it …"""
+"""Error classes of torch, Triton, Numba and NVIDIA's package, by name, so that none is imported for this."""
 _GPU_WORDS = re.compile(
     r"CUDA (driver |kernel |runtime )?error|CUDA out of memory|Triton Error \[CUDA\]|CUDA_ERROR_|cudaError|"
     r"cuDNN error|CU(BLAS|DNN|SOLVER|SPARSE)_STATUS_"
 )
-"""Texts by which errors of Python's own classes are recognised."""
+"""Recognizes GPU errors raised as Python's built-in classes by their text."""
 _NO_DRIVER = re.compile(
     r"no nvidia driver|driver on your system is too old|driver version is insufficient|driver initialization failed|"
     r"error at driver init|driver library cannot be found|cuda unknown error|no cuda gpus|no cuda-capable device|"
@@ -31,19 +31,19 @@ _LOST = re.compile(
     re.IGNORECASE,
 )
 _LOST_CODES = frozenset((214, 220, 700, 702, 709, 710, *range(714, 720), 999))
-"""Those of CUDA after which every further call fails, until the process ends."""
+"""CUDA errors after which every call fails until the process ends."""
 
 
 @contextmanager
 def torch_settings(threads: int, precision: str, device: torch.device) -> Iterator[None]:
-    """Torch's threads, float precision and random streams, which are global, set for a run and restored after it."""
+    """Set torch's global state (threads, float precision, random streams) for a run, and restore it afterwards."""
     num_threads, matmul = torch.get_num_threads(), torch.get_float32_matmul_precision()
     convolutions = torch.backends.cudnn.allow_tf32
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     validates = torch.distributions.Distribution._validate_args
-    if device.type == "cuda":  # looking at a distribution's arguments waits for the GPU, which no CUDA graph can hold
+    if device.type == "cuda":  # validating a distribution's arguments synchronizes, which is illegal in a CUDA graph
         torch.distributions.Distribution.set_default_validate_args(False)
     try:
         with own_random_streams(device):
@@ -57,7 +57,7 @@ def torch_settings(threads: int, precision: str, device: torch.device) -> Iterat
 
 @contextmanager
 def own_random_streams(device: torch.device) -> Iterator[None]:
-    """What is drawn inside leaves torch's global generators as they were."""
+    """Restore torch's global generators on exit."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
 
@@ -70,7 +70,7 @@ def gpu_errors(device: torch.device | str = "cuda") -> Iterator[None]:
         device: The device of the run, whose memory an out-of-memory error reports.
 
     Raises:
-        DeviceError: Its `device_lost` says whether anything can still be read from the device.
+        DeviceError: A GPU error; `device_lost` tells whether the device can still be read from.
     """
     try:
         yield
@@ -82,7 +82,7 @@ def gpu_errors(device: torch.device | str = "cuda") -> Iterator[None]:
 
 
 def explain_gpu_error(error: Exception, device: torch.device) -> DeviceError | None:
-    """What an error of a GPU means, and what to do about it; None if it is no such error."""
+    """What a GPU error means and what to do about it; None if it is not one."""
     if isinstance(error, HurtleError):
         return None
     said = _words_of(error)
@@ -116,7 +116,7 @@ def explain_gpu_error(error: Exception, device: torch.device) -> DeviceError | N
 
 
 def _is_of_a_gpu(error: Exception) -> bool:
-    """Whether one of the packages that drive GPUs raised it, by its class."""
+    """Whether its class belongs to a GPU package."""
     packages = ("torch", "triton", "numba", "numba_cuda", "cuda")
     return any(kind.__name__ in _GPU_CLASSES and kind.__module__.split(".")[0] in packages for kind in type(error).__mro__)
 
@@ -127,7 +127,7 @@ def _says_lost(error: Exception) -> bool:
 
 
 def _is_lost(device: torch.device) -> bool:
-    """Ask the device, for errors that leave it open."""
+    """Probe the device, for errors that do not tell."""
     if device.type != "cuda" or not torch.cuda.is_initialized():
         return False
     try:
@@ -140,13 +140,13 @@ def _is_lost(device: torch.device) -> bool:
 def _memory_of(device: torch.device) -> str:
     try:
         free, total = torch.cuda.mem_get_info(device if device.type == "cuda" else None)
-    except (RuntimeError, AssertionError):  # it cannot even tell that
+    except (RuntimeError, AssertionError):  # it cannot report even that
         return ""
     return f" ({free / 2**30:.1f} of {total / 2**30:.1f} GiB are free)"
 
 
 def _words_of(error: Exception) -> str:
-    """What an error says, without the advice for torch's own developers that may follow; it ends with a full stop."""
+    """The message of an error, without torch's advice to its own developers; ends with a full stop."""
     if asked := re.search(r"Tried to allocate [\d.]+ \w+", str(error)):
         return f"{asked.group()}."
     lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -29,7 +29,7 @@ from hurtle.vector.options import check_count, check_seed
 from hurtle.vector.vec_env import VecEnv
 
 NATIVE_ENVS, PYTHON_ENVS = 128, 16
-"""Default numbers of parallel envs; Python envs take memory, and time to start."""
+"""Default numbers of parallel envs; Python envs take memory and time to start."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Evaluation:
         lengths: Length of each episode, int64 [episodes].
         mean: Mean return.
         std: Standard deviation of the returns.
-        iqm: Interquartile mean: the mean of the middle half, robust against single lucky or unlucky episodes.
+        iqm: Interquartile mean: the mean of the middle half, robust to outlier episodes.
         low: Lower end of the bootstrapped 95 % confidence interval of the mean.
         high: Upper end of that interval.
         episodes: Number of episodes; with several agents, each agent's episodes count.
-        deterministic: Whether the most likely actions were taken, or sampled ones.
+        deterministic: Whether the most likely actions were taken rather than sampled ones.
         stopped: Why an interrupted evaluation is incomplete, or an empty string.
     """
 
@@ -103,8 +103,8 @@ def evaluate_policy(
 
     Args:
         policy: The policy to score.
-        env: The env, as for `hurtle.make_vec`. For Atari games by name ("atari/Pong"), whole games and their scores count.
-        episodes: Number of episodes; with several agents, episodes of the whole env, in which every agent's episodes count.
+        env: The env, as for `hurtle.make_vec`. For Atari games by name ("atari/Pong"), complete games and their scores count.
+        episodes: Number of episodes; with several agents, episodes of the env, in which every agent's episodes count.
         deterministic: Take the most likely action; False samples, reproducibly.
         seed: Seed of the envs and of sampled actions.
         num_envs: Parallel envs; None: up to 128 native ones, or 16.
@@ -118,7 +118,7 @@ def evaluate_policy(
         keep_stopped: On Ctrl-C or SIGTERM, return the episodes played so far, with the reason in `stopped`.
 
     Raises:
-        HurtleError: An episode took more than `max_steps` steps, or the env's spaces differ from the policy's.
+        HurtleError: An episode exceeded `max_steps`, or the env's spaces differ from the policy's.
         KeyboardInterrupt: Ctrl-C before any episode ended, or without `keep_stopped`.
         NonFiniteError: NaN in an observation or a return; names the env.
     """
@@ -159,7 +159,7 @@ def evaluate_policy(
 
 
 class _Stop:
-    """Records the signal that asked to stop."""
+    """Records the signal that requested a stop."""
 
     by = ""
 
@@ -168,7 +168,7 @@ class _Stop:
 
 
 def _play(player: Player, vec: VecEnv, seed: int, tally: Tally, advance: Callable[[int], None], stop: _Stop) -> None:
-    """Play step by step: any policy, any env."""
+    """Play step by step, with any policy on any env."""
     obs, infos = vec.reset(seed=seed)
     while not tally.complete and not stop.by:
         obs, _, terminated, truncated, infos = vec.step(player.act(obs, infos))
@@ -182,7 +182,7 @@ def _play_compiled(player: NativePlayer, tally: Tally, advance: Callable[[int], 
     try:
         while not tally.complete and not stop.by:
             played = player.play()
-            assert played is not None  # nobody asks it to stop: one call takes moments
+            assert played is not None  # nothing stops it: calls are short
             for step in zip(*played, strict=True):
                 advance(tally.add_ended(*step))
     finally:
@@ -190,7 +190,7 @@ def _play_compiled(player: NativePlayer, tally: Tally, advance: Callable[[int], 
 
 
 def env_to_play(found: Restored, env: EnvLike | None, parameters: dict[str, Any] | None) -> tuple[EnvLike, dict[str, Any]]:
-    """The env to play a restored policy on, and its parameters: the given ones on top of the run's, if it is the run's env.
+    """The env to play a restored policy on, and its parameters; on the run's env, the given ones override the run's.
 
     Raises:
         TrustError: The checkpoint names code that the user has not allowed.
@@ -217,10 +217,10 @@ def evaluate_run(
     """Evaluate the policy of a run, and write `evaluation.json` into its folder.
 
     Args:
-        path: A run folder, "latest", or a checkpoint file. A run's best checkpoint is taken if there is one, else its newest.
+        path: A run folder, "latest", or a checkpoint file. A run's best checkpoint is used if there is one, else its newest.
         episodes: Number of episodes.
         sampled: Sample actions instead of taking the most likely ones.
-        env: Another env than the run's; needed if the run was trained on an object.
+        env: An env to use instead of the run's; required if the run was trained on an object.
         seed: Seed of the envs and of sampled actions.
         num_envs: Parallel envs; None: up to 128 native ones, or 16.
         device: Device of the policy.

@@ -30,7 +30,7 @@ def evaluate_file(
     Args:
         path: A file that `hurtle.export` wrote.
         episodes: Number of episodes.
-        sampled: Whether actions are to be sampled; None accepts whichever the file does.
+        sampled: Whether to sample actions; None accepts whichever the file does.
         env: Another env with the same spaces; None: the env it was trained on.
         seed: Seed of the envs.
         num_envs: Parallel envs; None: up to 128 native ones, or 16.
@@ -40,7 +40,7 @@ def evaluate_file(
         keep_stopped: On Ctrl-C or SIGTERM, return the episodes played so far, with the reason in `stopped`.
 
     Raises:
-        TrustError: It names code that the user has not allowed.
+        TrustError: The file names code that the user has not allowed.
     """
     policy = ExportedPolicy(read_policy_file(path), runtime)
     card = policy.card

@@ -1,6 +1,6 @@
-"""Which gear a run takes: all on the GPU, or compiled, where envs and policy allow it; torch everywhere else; and why.
+"""Which gear a run uses, and why: all on the GPU, or compiled, if envs and policy allow it; torch everywhere else.
 
-settings, envs, policy → `Gear`: a collector and a learner. The gears mean the same: a run can change gears at any checkpoint.
+settings, envs, policy → `Gear`: a collector and a learner. Gears are interchangeable: a run can switch at any checkpoint.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Gear:
 
 @dataclass(frozen=True)
 class Request:
-    """What a gear is made for."""
+    """What a gear is built from."""
 
     train: TrainConfig
     algorithm: Algorithm
@@ -55,14 +55,14 @@ class Request:
     timer: Timer
 
     def learner(self, gear: str, **setup: Any) -> Learner:
-        """The algorithm's learner for a gear; raises `UnsupportedError` where it has none."""
+        """The algorithm's learner for a gear; raises `UnsupportedError` if it has none."""
         train = self.train
         common = LearnerSetup(train.seed, self.rewards, train.compile, train.precision, train.num_workers, **setup)
         return self.algorithm.make_learner(gear, self.policy, self.config, common)
 
     @property
     def device(self) -> Any:
-        """Where the policy is."""
+        """The policy's device."""
         return next(self.policy.parameters()).device
 
 
@@ -74,10 +74,10 @@ class _Kind(NamedTuple):
 
 
 def choose_gear(request: Request) -> Gear:
-    """The first gear of `GEARS` that can do what is asked for, or the one that the user named.
+    """The first gear of `GEARS` that can run the request, or the one the user named.
 
     Raises:
-        HurtleError: That one cannot; says why.
+        HurtleError: The named gear cannot run it; says why.
     """
     asked, why_not = request.train.gear, ""
     for kind in GEARS:
@@ -110,7 +110,7 @@ def _device(request: Request) -> Gear:
         reason = f"envs, policy and update run {where}{learner.note}"
     except UnsupportedError:
         learner = request.learner("general")
-        reason = f"envs and policy run {where}; the update is launched by torch, operation by operation"
+        reason = f"envs and policy run {where}; the update is launched by torch, op by op"
     collector = DeviceCollector(
         request.vec, request.policy, request.seed, request.timer, postprocess=learner.postprocess, graphs=graphs,
         fused=learner.acting_kernels, precision=request.train.precision, compiled=request.train.compile,
@@ -118,11 +118,11 @@ def _device(request: Request) -> Gear:
     return Gear("device", reason, collector, learner)
 
 
-# The native gear: whole rollouts, and where the algorithm has a compiled update also that, in compiled code without the GIL.
+# The native gear: rollouts, and the update if the algorithm has a compiled one, run in compiled code without the GIL.
 
 
 def _native_obstacle(request: Request) -> str | None:
-    """The reason compiled code cannot collect for this run, or None."""
+    """The reason this run cannot collect in compiled code, or None."""
     if (obstacle := vector_obstacle(request.vec)) is not None:
         return obstacle
     try:
@@ -163,14 +163,14 @@ def _general(request: Request) -> Gear:
 
 
 GEARS = (
-    _Kind("device", _device_obstacle, _device, "Use gear='auto', which then takes the general one."),
+    _Kind("device", _device_obstacle, _device, "Use gear='auto', which falls back to the general one."),
     _Kind(
         "native",
         _native_obstacle,
         _native,
-        "The native gear needs a native env, policy='mlp' and recurrent='none'; gear='auto' takes the general one where these "
+        "The native gear needs a native env, policy='mlp' and recurrent='none'; gear='auto' uses the general one if these "
         "are missing.",
     ),
     _Kind("general", _no_obstacle, _general, ""),
 )
-"""Fastest first: why it cannot run a request, what makes it, and advice if it was asked for and cannot run."""
+"""Fastest first: why it cannot run a request, what builds it, and advice for when it was requested but cannot run."""

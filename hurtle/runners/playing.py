@@ -22,12 +22,12 @@ from hurtle.policies.policy import Policy
 from hurtle.policies.torch_device import find_device
 from hurtle.vector.vec_env import VecEnv
 
-EVAL_STREAM = 0x65766C  # streams that training never draws from
+EVAL_STREAM = 0x65766C  # streams that training never uses
 EVAL_ACTION_STREAM = 0x657661
 
 
 def eval_seed(seed: int) -> int:
-    """The seed of env 0 of an evaluation, hashed into a stream of its own, so that no training run has seen its episodes.
+    """The seed of env 0 of an evaluation, hashed into a separate stream, so that no training run has seen its episodes.
 
     It has 31 bits, since some envs reject larger seeds; the highest bit is set, unlike in training.
 
@@ -39,7 +39,7 @@ def eval_seed(seed: int) -> int:
 
 
 class RowPolicy(Protocol):
-    """A policy that acts on rows of flat observations. `TorchRows` makes one of a torch `Policy`."""
+    """A policy that acts on rows of flat observations. `TorchRows` wraps a torch `Policy`."""
 
     observation_space: spaces.Space
     action_space: spaces.Space
@@ -109,7 +109,7 @@ class Player:
         device: The policy's device.
 
     Raises:
-        HurtleError: The policy has other spaces than the envs.
+        HurtleError: The policy's spaces differ from the envs'.
     """
 
     def __init__(self, policy: Policy | RowPolicy, vec: VecEnv, *, deterministic: bool, seed: int, device: str = "cpu"):
@@ -131,7 +131,7 @@ class Player:
         present = np.asarray(infos["agent_mask"]).reshape(-1) if "agent_mask" in infos else np.ones(self._rows, np.bool_)
         self._check_numbers(rows, present)
         starts = self._starts
-        self._starts = starts & ~present  # an absent agent has not taken its first step yet
+        self._starts = starts & ~present  # an absent agent has yet to take its first step
         mask = np.asarray(infos["action_mask"], np.bool_).reshape(self._rows, -1) if "action_mask" in infos else None
         drawn = None if self._deterministic else uniforms(self._streams, self._steps, self.policy.num_uniforms)
         self._steps += 1
@@ -144,7 +144,7 @@ class Player:
         Args:
             terminated: bool [envs] or [envs, agents], as `vec.step` returned it.
             truncated: Likewise.
-            over: Envs that ended as a whole, bool [envs].
+            over: Envs whose episode ended for all agents, bool [envs].
         """
         ended = (terminated | truncated).reshape(len(over), -1) | over[:, None]
         self._starts |= ended.reshape(-1)
@@ -168,11 +168,11 @@ def _check_spaces(policy: Policy | RowPolicy, vec: VecEnv) -> None:
     }
     for what, (known, given) in pairs.items():
         if _kind(known) != _kind(given):
-            raise HurtleError(f"The policy is for {what} in {known}, and this env has {given}. Was it trained on another env?")
+            raise HurtleError(f"The policy is for {what} in {known}, but this env has {given}. Was it trained on another env?")
 
 
 def _kind(space: Any) -> tuple[Any, ...]:
-    """The properties that two spaces must share; the bounds of a Box may differ."""
+    """The properties that must match between spaces; the bounds of a Box may differ."""
     choices = getattr(space, "nvec", getattr(space, "n", None))
     return type(space), space.shape, space.dtype, None if choices is None else np.asarray(choices).tolist()
 
@@ -181,5 +181,5 @@ def _device_of(policy: Policy, device: str) -> torch.device:
     wanted = find_device(device)
     found = next((parameter.device for parameter in policy.parameters()), wanted)
     if found.type != wanted.type or (wanted.index is not None and found.index != wanted.index):
-        raise DeviceError(f"The policy is on {found} and device={device!r}: pass its device, or move it with policy.to().")
+        raise DeviceError(f"The policy is on {found}, but device={device!r}: pass its device, or move it with policy.to().")
     return found

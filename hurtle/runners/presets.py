@@ -27,5 +27,5 @@ def preset_for(env: str, algorithm: str) -> dict[str, Any]:
 
 @cache
 def preset_tables() -> dict[str, dict[str, Any]]:
-    """The tables of presets.toml; where several are for one env, the later ones win."""
+    """The tables of presets.toml; if several match an env, later ones win."""
     return tomllib.loads(Path(__file__).with_name("presets.toml").read_text())

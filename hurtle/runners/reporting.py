@@ -1,6 +1,6 @@
-"""`Reporter`: what a run shows and records: metrics to trackers and dashboard, the summary, the closing message.
+"""`Reporter`: what a run shows and records: metrics for trackers and dashboard, the summary, the closing message.
 
-numbers of an update → one dict of metrics → trackers, display. Knows nothing of how they came about.
+numbers of an update → one dict of metrics → trackers, display. Does not know how they are computed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hurtle.tracking.run_folder import RunFolder
 from hurtle.tracking.trackers import Tracker
 
 RATE_SECONDS = 5.0
-"""steps_per_second covers the last so many seconds."""
+"""Window of steps_per_second, in seconds."""
 
 
 class Reporter:
@@ -37,7 +37,7 @@ class Reporter:
         quiet: Print nothing at the end.
 
     Attributes:
-        metrics: The last reported ones, all together.
+        metrics: The latest value of every metric.
     """
 
     def __init__(self, folder: RunFolder, display: Display, trackers: list[Tracker], quiet: bool):
@@ -63,8 +63,8 @@ class Reporter:
 
         Args:
             progress: "steps", "updates" and "seconds" so far.
-            episodes: The last ones.
-            learned: The learner's metrics; empty while a GPU has not reported any.
+            episodes: The most recent ones.
+            learned: The learner's metrics; empty until a GPU has reported some.
             counts: The collector's metrics.
             shares: Each stage's share of the time.
         """
@@ -84,7 +84,7 @@ class Reporter:
         self._log(self.metrics)
 
     def _rate(self, steps: int, is_known: bool) -> float:
-        """Steps per second of the last seconds; NaN while a GPU has reported nothing, since the clock then shows launches."""
+        """Recent steps per second; NaN until a GPU has reported, since the clock would only measure launches."""
         now = time.perf_counter()
         self._recent.append((now, steps))
         while len(self._recent) > 2 and now - self._recent[0][0] > RATE_SECONDS:
@@ -116,12 +116,12 @@ class Reporter:
         self.display.update({**self.metrics, **metrics})
 
     def finish(self, run: Run, steps_per_second: float, episodes: int, unplayable: str) -> None:
-        """Write the summary, draw the curve, and say where everything is.
+        """Write the summary, draw the curve, and print where everything is.
 
         Args:
             run: What the run returns.
             steps_per_second: Over the whole run.
-            episodes: Their number.
+            episodes: Number of episodes.
             unplayable: The reason the command line cannot play the policy, or an empty string.
         """
         self._summary = {
@@ -142,7 +142,7 @@ class Reporter:
     def _plot(self) -> Path | None:
         try:
             return plot_run(self.folder)
-        except HurtleError as error:  # without matplotlib there is no picture; the run is fine
+        except HurtleError as error:  # no plot without matplotlib; the run is fine
             self.display.message(str(error))
             return None
 
@@ -153,7 +153,7 @@ class Reporter:
 
 
 def closing_message(run: Run, curve: Path | None, unplayable: str) -> str:
-    """What a run says at its end: how it ended, where it is, what to do next."""
+    """The message at the end of a run: how it ended, where it is, what to do next."""
     ended = {"total_steps": "Done", "stop_at_return": "Reached the return asked for,"}
     how = ended.get(run.stopped_by, f"Stopped by {run.stopped_by},")
     lines = [f"{how} after {run.steps:,} steps in {run.seconds:.1f} s."]

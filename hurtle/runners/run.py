@@ -15,7 +15,7 @@ class Run:
     Attributes:
         path: The run folder; `hurtle.load(run)`, `hurtle eval` and `hurtle watch` take it.
         steps: Steps trained for, summed over envs and agents.
-        seconds: How long that took, without the final evaluation, and in the device gear without compiling.
+        seconds: Training time, excluding the final evaluation and, in the device gear, compilation.
         mean_return: Mean return of the last 100 training episodes.
         evaluation: The final evaluation, or None if the run was stopped.
         stopped_by: "total_steps", "stop_at_return", "callback", "Ctrl-C" or "SIGTERM".

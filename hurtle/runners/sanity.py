@@ -1,6 +1,6 @@
 """`hurtle sanity`: check that training works, on the five Ocean envs, each of which exposes one kind of bug.
 
-env → train (one PPO configuration) → sampled evaluation → PASS from 0.9 of the best return, else what a failure means.
+env → train (one PPO configuration) → sampled evaluation → PASS at 0.9 of the best return, else what the failure means.
 Imports torch only when it trains.
 """
 
@@ -21,7 +21,7 @@ from hurtle.errors import UnknownNameError, did_you_mean
 from hurtle.vector.options import check_seed
 
 PASSING = 0.9
-"""Fraction of the best return that passes."""
+"""Fraction of the best return needed to pass."""
 EPISODES = 4096
 """Episodes of each evaluation; bandit's rewards are too noisy for fewer."""
 
@@ -42,7 +42,7 @@ SUITE = {
     "memory": Check(
         100_000,
         "recurrence: the state is not carried from step to step, is cleared in the wrong place, or sequences are "
-        "replayed in another order or from another state than the actor saw",
+        "replayed in a different order or from a different state than the actor saw",
     ),
     "password": Check(
         60_000,
@@ -62,7 +62,7 @@ SUITE = {
 
 
 def run_sanity(envs: Sequence[str] = (), seed: int = 0, device: str = "cpu", console: Console | None = None) -> bool:
-    """Train on the Ocean suite and show which envs passed; one to two minutes on two cores.
+    """Train on the Ocean suite and show which envs pass; takes one to two minutes on two cores.
 
     All use one PPO configuration, the preset of the suite; only memory gets a recurrent policy. Scores are mean returns of
     sampled episodes, since no deterministic policy can be good at stochastic.
@@ -104,7 +104,7 @@ def run_sanity(envs: Sequence[str] = (), seed: int = 0, device: str = "cpu", con
 
 
 def check_names(envs: Sequence[str]) -> None:
-    """Raise for a name that is not in the suite."""
+    """Raise an error for a name that is not in the suite."""
     for name in envs:
         if name not in SUITE:
             raise UnknownNameError(f"No sanity env {name!r}. {did_you_mean(name, SUITE)}")
@@ -117,7 +117,7 @@ def _score(name: str, seed: int, device: str, folder: str) -> float:
 
     quiet: dict[str, Any] = {"progress": "quiet", "trackers": (), "runs": folder}
     run = train(name, total_steps=SUITE[name].total_steps, device=device, seed=seed, eval_episodes=1, **quiet)
-    if run.stopped_by in ("Ctrl-C", "SIGTERM"):  # an unfinished training is not a failure
+    if run.stopped_by in ("Ctrl-C", "SIGTERM"):  # an interrupted run is not a failure
         raise KeyboardInterrupt
     return evaluate_run(run.path, EPISODES, sampled=True, seed=seed, num_envs=1024, device=device).mean
 

@@ -19,7 +19,7 @@ from hurtle.tracking.checkpoints import Checkpoints, load_checkpoint
 from hurtle.tracking.run_folder import RunFolder
 
 PAUSE_SECONDS = 1.0
-"""Shortest time between automatic checkpoints: a run of one second should not spend it on ten."""
+"""Shortest time between automatic checkpoints: a one-second run should not spend it on ten."""
 
 
 class Saver:
@@ -28,8 +28,8 @@ class Saver:
     Args:
         folder: The run's folder.
         parts: What is saved.
-        described: Entries that never change: settings, spaces, whether env and policy have names.
-        progress: Returns the loop's own entry: steps, updates, seconds, episodes. Called with whether the envs are saved.
+        described: Constant entries: settings, spaces, whether env and policy have names.
+        progress: Returns the loop's own entry: steps, updates, seconds, episodes. The argument says whether envs are saved.
         keep: How many of the newest checkpoints to keep.
         every: Steps between checkpoints; 0 takes a tenth of `total_steps`, but at most one per second.
         total_steps: Steps of the whole run.
@@ -54,7 +54,7 @@ class Saver:
         self._next_step, self._not_before = 0, 0.0
 
     def start(self, steps: int) -> None:
-        """Start the clock at some step."""
+        """Start the clock at this step."""
         self._next_step, self._not_before = next_multiple(steps, self._every), time.perf_counter() + self._pause
 
     def save(self, steps: int) -> Path:
@@ -66,7 +66,7 @@ class Saver:
         return self.checkpoints.save(steps, self._state())
 
     def save_if_due(self, steps: int) -> None:
-        """Write a checkpoint if it is time to."""
+        """Write a checkpoint if one is due."""
         if steps >= self._next_step and time.perf_counter() >= self._not_before:
             self._next_step = next_multiple(steps, self._every)
             self.try_save(steps)
@@ -82,7 +82,7 @@ class Saver:
         return True
 
     def save_after_error(self, steps: int) -> None:
-        """After an error in the envs: save everything but their states, unless this step was saved with them."""
+        """After an env error, save everything but the env states, unless this step was already saved with them."""
         if not any(path.name == f"step-{steps:012}.pt" for path in self.checkpoints.all()):
             self.try_save(steps, with_envs=False)
 
@@ -100,7 +100,7 @@ class Saver:
         }
 
     def name_last_checkpoint(self, error: HurtleError) -> None:
-        """Add to an error what was saved."""
+        """Add the last checkpoint to an error."""
         last = self.checkpoints.latest()
         saved = f"Last checkpoint: {last}" if last is not None else "No checkpoint was written yet."
         between = "\n" if "\n" in str(error) else " "
@@ -121,5 +121,5 @@ def load_policy(parts: Parts, source: str) -> None:
 
 
 def next_multiple(steps: int, every: int) -> int:
-    """The next multiple of `every`, the same however often a run was stopped and resumed; 0 for never."""
+    """The next multiple of `every`, regardless of how often the run was stopped and resumed; 0: never."""
     return (steps // every + 1) * every if every else 0

@@ -1,7 +1,7 @@
 """The settings of a run: every name flat and unique, the same in Python, in TOML files and on the command line.
 
 defaults < preset of the env < TOML file < overrides → `Settings`, checked; unknown names raise with a suggestion.
-Knows nothing of how a run is carried out. Ranges and choices stand on the fields of the configs.
+Knows nothing of how a run is executed. Ranges and choices are annotations of the config fields.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from hurtle.trust import SIGNATURE, check_code, is_signed
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """What is trained, for how long and where, and what is kept of it."""
+    """What to train, for how long and where, and what to keep."""
 
     env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")] = ""
     """A name: cartpole, CartPole-v1, atari/Pong, my_env.py:MyEnv."""
     algorithm: str = "ppo"
-    """ppo, a2c or my_algo.py:Class; decides which settings there are."""
+    """ppo, a2c or my_algo.py:Class; adds its settings."""
     total_steps: Annotated[int, at_least(1)] = 1_000_000
     """Steps in all, summed over envs and agents."""
     seed: Annotated[int, between(0, 2**63 - 1, "from 0 to 2**63 - 1")] = 0
@@ -49,7 +49,7 @@ class TrainConfig:
     """Start from settings that are known to suit ENV."""
 
     num_envs: Annotated[int, at_least(1)] = 8
-    """Copies of the env that run side by side."""
+    """Number of parallel envs."""
     backend: Literal["auto", "native", "serial", "process", "ray"] = "auto"
     """auto, native, serial, process or ray."""
     num_workers: Annotated[int | None, at_least(1)] = None
@@ -86,7 +86,7 @@ class TrainConfig:
     runs: str = "runs"
     """Folder in which each run gets its own."""
     name: str = ""
-    """Name of the run folder; else env, algorithm, time."""
+    """Run folder name; default: env, algorithm, time."""
     progress: Literal["auto", "live", "plain", "quiet"] = "auto"
     """auto, live (dashboard), plain (lines) or quiet."""
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
@@ -112,16 +112,16 @@ class Settings:
 
 
 def make_settings(env: Any, overrides: Mapping[str, Any], config_file: str | Path | None = None) -> Settings:
-    """Join the sources of settings: defaults < preset of the env < `config_file` < `overrides`.
+    """Merge the sources of settings: defaults < preset of the env < `config_file` < `overrides`.
 
     Args:
-        env: A name, or a class or callable that makes envs; None takes the name from the file.
+        env: A name, or a class or callable that makes envs; None: the name in the file.
         overrides: Flat settings, such as `{"clip_range": 0.1, "hidden_sizes": (64, 64)}`.
-        config_file: A TOML file of settings; tables such as [train] or [ppo] are allowed, not needed.
+        config_file: A TOML file of settings; tables such as [train] or [ppo] are optional.
 
     Raises:
-        UnknownNameError: A setting that does not exist; the message suggests the nearest.
-        HurtleError: A value of the wrong type or out of range.
+        UnknownNameError: There is no such setting; suggests the closest name.
+        HurtleError: A value has the wrong type or is out of range.
     """
     algorithm = overrides.get("algorithm")
     values = read_settings_file(config_file, algorithm) if config_file is not None else {}
@@ -136,9 +136,9 @@ def make_settings(env: Any, overrides: Mapping[str, Any], config_file: str | Pat
 
 
 def settings_from_dict(values: Mapping[str, Any]) -> Settings:
-    """Settings from flat values; those left out have their defaults, and no preset is used. Undoes `settings_to_dict`.
+    """Settings from flat values; missing ones get their defaults, and no preset is used. Inverse of `settings_to_dict`.
 
-    A run's signature among them is ignored.
+    A run's signature is ignored.
     """
     values = {name: value for name, value in values.items() if name != SIGNATURE}
     algorithm = values.get("algorithm", "ppo")
@@ -152,7 +152,7 @@ def settings_from_dict(values: Mapping[str, Any]) -> Settings:
 
 
 def settings_to_dict(settings: Settings) -> dict[str, Any]:
-    """All settings, flat and as TOML has them: lists for tuples, "none" for None."""
+    """All settings, flat and in TOML's types: lists for tuples, "none" for None."""
     values = asdict(settings.train) | asdict(settings.policy) | asdict(settings.algorithm)
     for name, value in values.items():
         values[name] = "none" if value is None else list(value) if isinstance(value, tuple) else value
@@ -165,7 +165,7 @@ def check_settings_file(path: str | Path, given: Collection[str], trust: bool, a
     Args:
         path: The file.
         given: The settings that the user gave, which override the file's.
-        trust: The user said that it may name code.
+        trust: Whether the user allows it to name code.
         algorithm: The algorithm that the user gave, if any.
 
     Raises:
@@ -179,7 +179,7 @@ def check_settings_file(path: str | Path, given: Collection[str], trust: bool, a
 
 
 def allow_algorithm_of_file(path: str | Path, trust: bool) -> None:
-    """Let the algorithm run that a TOML file names, see `allow_algorithm`: its settings cannot be read without its code."""
+    """Allow the algorithm that a TOML file names, see `allow_algorithm`: its settings cannot be read without its code."""
     content = _read_toml(path)
     tables = [content[name] for name in ("train", "policy") if isinstance(content.get(name), dict)]
     allow_algorithm(path, content | {name: value for table in tables for name, value in table.items()}, trust)
@@ -219,7 +219,7 @@ def setting_types(algorithm: str) -> dict[str, Any]:
 
 
 def unknown_setting(name: str, algorithm: str, where: str = "", spelling: Callable[[str], str] = str) -> UnknownNameError:
-    """The error for a setting that a run with `algorithm` does not have; `spelling` is how the user writes names."""
+    """The error for a setting that a run with `algorithm` does not have; `spelling` formats names as the user writes them."""
     owners = [other for other in algorithm_names() if name in _types(find_algorithm(other).config)]
     if owners:
         return UnknownNameError(f"{spelling(name)}{where} is a setting of {' and '.join(owners)}, not of {algorithm}.")
@@ -231,7 +231,7 @@ def unknown_setting(name: str, algorithm: str, where: str = "", spelling: Callab
 def check_settings(
     given: Mapping[str, Any], algorithm: str, where: str = "", spelling: Callable[[str], str] = str
 ) -> dict[str, Any]:
-    """The same settings, each value of its field's type and in range; `spelling` is how the user writes names."""
+    """The settings, converted to their fields' types and range-checked; `spelling` formats names as the user writes them."""
     types, ranges = setting_types(algorithm), _ranges(algorithm)
     values = {}
     for name, value in given.items():
@@ -264,7 +264,7 @@ def _types(cls: type) -> dict[str, Any]:
 
 
 def _ranges(algorithm: str) -> dict[str, Range]:
-    """The ranges that are written on fields, by name."""
+    """The ranges annotated on fields, by name."""
     return {name: found for cls in _parts(algorithm) for name, found in _field_ranges(cls).items()}
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as requests to stop: the first one lets the run save, a second Ctrl-C interrupts at once."""
+"""Ctrl-C and SIGTERM as stop requests: the first one lets the run save, a second Ctrl-C interrupts immediately."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Tally:
         episodes: Number of episodes in total.
         num_envs: Number of envs that share them.
         max_steps: Longest episode.
-        games: Episodes are lives of a game, and whole games count (`final_info["game"]`).
+        games: Episodes are lives of a game, and complete games count (`final_info["game"]`).
     """
 
     def __init__(self, episodes: int, num_envs: int, max_steps: int, games: bool = False):
@@ -29,7 +29,7 @@ class Tally:
         self._max_steps, self._games = max_steps, games
         self._returns: list[np.ndarray] = []
         self._lengths: list[np.ndarray] = []
-        self._rounds: list[np.ndarray] = []  # for each episode, the number that its env had played before
+        self._rounds: list[np.ndarray] = []  # for each episode, the number its env had played before
 
     @property
     def complete(self) -> bool:
@@ -42,7 +42,7 @@ class Tally:
         return sum(map(len, self._returns))
 
     def add(self, infos: dict[str, Any], over: np.ndarray) -> int:
-        """Add one step of all envs; returns the number of wanted episodes that ended with it.
+        """Add one step of all envs; returns the number of counted episodes that it ended.
 
         Args:
             infos: The infos that the step returned.
@@ -59,7 +59,7 @@ class Tally:
         returns: np.ndarray | None = None,
         lengths: np.ndarray | None = None,
     ) -> int:
-        """Add one step of all envs; returns the number of wanted episodes that ended with it.
+        """Add one step of all envs; returns the number of counted episodes that it ended.
 
         Args:
             over: Envs that ended, bool [num_envs].
@@ -82,7 +82,7 @@ class Tally:
         return int((over & counting).sum())
 
     def _ended(self, infos: dict[str, Any], over: np.ndarray) -> tuple[Any, Any, Any, Any]:
-        """The envs that ended as a whole, the rows whose episode ended, their returns and lengths."""
+        """The envs that ended for all agents, the rows whose episode ended, their returns and lengths."""
         ended = np.asarray(infos["_episode"])
         episode = infos["episode"]
         if ended.ndim == 1:  # one agent: prefer what the env itself reports in its last info
@@ -101,7 +101,7 @@ class Tally:
         found, envs = np.asarray(returns, np.float64)[chosen], np.nonzero(chosen)[0]
         if np.isnan(found).any():
             env = envs[np.flatnonzero(np.isnan(found))[0]]
-            raise NonFiniteError(f"An episode of env {env} has the return NaN: look for a reward of NaN in the env.")
+            raise NonFiniteError(f"An episode of env {env} has a NaN return: look for a NaN reward in the env.")
         self._returns.append(found)
         self._lengths.append(np.asarray(lengths, np.int64)[chosen])
         self._rounds.append(self._played[envs])
@@ -109,8 +109,8 @@ class Tally:
     def episodes(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns and lengths of all episodes that count.
 
-        Before every env has played its quota, only the rounds that all envs have finished count, since the episodes still
-        being played are the long ones; if no round is finished, all that ended count.
+        Until every env has played its quota, only rounds that all envs have finished count, since the episodes still being
+        played are the long ones; if no round is finished, every ended episode counts.
         """
         if not self._returns:
             raise HurtleError("No agent ended an episode in any env: there is nothing to score.")

@@ -1,4 +1,4 @@
-"""`Trainer`: the local loop: collect, learn, report, evaluate, save, until the steps are done or someone asks to stop.
+"""`Trainer`: the local loop: collect, learn, report, evaluate, save, until the steps are done or a stop is requested.
 
 settings → parts (assembly.py) → loop → run folder. Reports through reporting.py, saves through saving.py. Knows nothing of how
 an update is computed.
@@ -40,11 +40,11 @@ Callback = Callable[["Trainer"], bool | None]
 
 
 class Trainer:
-    """One run. `train` makes it; callbacks get it.
+    """One run. Made by `train`, passed to callbacks.
 
     Attributes:
         settings: The settings of the run.
-        folder: Where everything is kept.
+        folder: The run folder.
         steps: Steps so far.
         updates: Updates so far.
         episodes: The last 100 episodes.
@@ -65,7 +65,7 @@ class Trainer:
         self.steps = self.updates = 0
         self.episodes = EpisodeWindow()
         self._best_evaluation = -math.inf
-        self._seconds_before = 0.0  # of earlier parts of a resumed run
+        self._seconds_before = 0.0  # from before a resume
         self._torch_rng: torch.Tensor | None = None
         self._gpu_rng: torch.Tensor | None = None
         self._stopped_by = ""
@@ -87,14 +87,14 @@ class Trainer:
             self._open_folder(resumed=saved is not None)
         except BaseException:
             self._parts.close()
-            if folder is None and hasattr(self, "folder"):  # made just now, and nothing was trained in it
+            if folder is None and hasattr(self, "folder"):  # newly made, and still empty
                 shutil.rmtree(self.folder.path)
             raise
 
     def _open_folder(self, resumed: bool) -> None:
-        """Write what is known of the run before it starts, and open what will be written while it runs."""
+        """Write what is known before the run starts, and open what is written while it runs."""
         train, parts, flat = self.settings.train, self._parts, settings_to_dict(self.settings)
-        named = signed(flat)  # the user has allowed whatever code they name
+        named = signed(flat)  # the user has allowed the code they name
         self.folder.write_config(named)
         self.folder.write_about({"seed": train.seed, "gear": parts.gear.name})
         trackers = make_trackers(train.trackers, self.folder, flat, self.steps if resumed else None, self._display.message)
@@ -112,17 +112,17 @@ class Trainer:
 
     @property
     def policy(self) -> Policy:
-        """What is trained."""
+        """The policy being trained."""
         return self._parts.policy
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of the last update, as the trackers got them."""
+        """The metrics of the last update, as sent to the trackers."""
         return self._reporter.metrics
 
     @property
     def seconds(self) -> float:
-        """Training time so far, earlier parts of a resumed run included."""
+        """Training time so far, including time before a resume."""
         return self._seconds_before + time.perf_counter() - self._began
 
     def run(self) -> Run:
@@ -158,7 +158,7 @@ class Trainer:
             self._parts.close()
 
     def _prepare(self) -> None:
-        """Compile and capture before the clock starts: what takes time once is not training."""
+        """Compile and capture before the clock starts: one-time costs are not training time."""
         parts = self._parts
         with own_random_streams(self._device):
             parts.collector.load_weights(parts.learner.weights())
@@ -175,7 +175,7 @@ class Trainer:
         self._next_evaluation = next_multiple(self.steps, self.settings.train.eval_every)
 
     def _seed_torch(self) -> None:
-        """Seed torch's global stream, which a user's own module may draw from (dropout, its own distributions)."""
+        """Seed torch's global stream, which a user's module may draw from (dropout, distributions)."""
         if self._torch_rng is None:
             torch.manual_seed(run_seed(self.settings.train.seed))
         else:
@@ -204,7 +204,7 @@ class Trainer:
 
     def _callbacks_end_it(self) -> bool:
         try:
-            return False in [callback(self) for callback in self._callbacks]  # a list: every one is called
+            return False in [callback(self) for callback in self._callbacks]  # a list, so that each one is called
         except Exception:
             self._saver.try_save(self.steps)
             raise
@@ -214,20 +214,20 @@ class Trainer:
         parts, collector, learner = self._parts, self._parts.collector, self._parts.learner
         collector.load_weights(learner.weights())
         episodes = self._guarded(lambda: collector.collect(parts.rollout))
-        if episodes is None:  # asked to stop
+        if episodes is None:  # stop requested
             return
         with parts.timer("learn"):
             learned = learner.update(parts.rollout, min(1.0, self.steps / self.settings.train.total_steps))
         self.steps += parts.rollout.num_valid
         self.updates += 1
         self.episodes.add(episodes)
-        if on_gpu := learner.seconds():  # there the host's own clock would show how long launching took
+        if on_gpu := learner.seconds():  # the host's clock would only measure launches
             parts.timer.share_out(on_gpu | collector.seconds())
         progress = {"steps": self.steps, "updates": self.updates, "seconds": self.seconds}
         self._reporter.update(progress, self.episodes, learned, collector.metrics(), parts.timer.shares())
 
     def _guarded(self, collects: Callable[[], Any]) -> Any:
-        """Call something that can fail because of an env: then the policy, which is that of the last update, is saved."""
+        """Call something that an env can make fail; if it does, save the policy of the last update."""
         try:
             with gpu_errors(str(self._device)):
                 return collects()
@@ -237,18 +237,18 @@ class Trainer:
             raise
 
     def _collect_pending(self) -> None:
-        """Add what a GPU has not reported yet: its numbers come an update or two late."""
+        """Add what a GPU had not reported yet: its numbers arrive an update or two late."""
         self.episodes.add(self._guarded(lambda: self._parts.collector.pending(wait=True)))
         self._reporter.add(self._guarded(lambda: self._parts.learner.pending(wait=True)))
 
     def _evaluate(self) -> Evaluation | None:
-        """Play new episodes; None if that is not possible, or was interrupted."""
+        """Play new episodes; None if that is impossible or was interrupted."""
         train = self.settings.train
         if isinstance(self._env, gymnasium.vector.VectorEnv):
-            return None  # there is no way to make another one
+            return None  # no way to make another one
         self._evaluating = True
         try:
-            with own_random_streams(self._device):  # or a policy that draws from them would train on with other numbers
+            with own_random_streams(self._device):  # so that evaluating does not change a policy's training draws
                 evaluation = evaluate_policy(
                     self.policy,
                     self._env,
@@ -263,7 +263,7 @@ class Trainer:
                 )
         except KeyboardInterrupt:
             return None
-        except HurtleError as error:  # what was learned is saved; that it cannot be scored is no reason to fail
+        except HurtleError as error:  # the policy is saved; failing to score it is not fatal
             self._display.message(f"warning: no evaluation: {error}")
             return None
         finally:
@@ -282,7 +282,7 @@ class Trainer:
 
     @cached_property
     def _why_unnamed(self) -> str:
-        """The reason another process cannot find the env by a name, or an empty string."""
+        """The reason another process cannot find the env by name, or an empty string."""
         if isinstance(self._env, gymnasium.vector.VectorEnv):
             return "the env is a vector that you made"
         try:
@@ -295,7 +295,7 @@ class Trainer:
         return self._saver.save(self.steps)
 
     def _progress(self, with_envs: bool) -> dict[str, Any]:
-        if with_envs:  # the envs are ahead of what a GPU has reported; after an error there is nothing more to come
+        if with_envs:  # the envs are ahead of the GPU's reports; after an error no more will come
             self._collect_pending()
         return {
             "steps": self.steps,
@@ -315,7 +315,7 @@ class Trainer:
 
     def _ask_to_stop(self, why: str) -> None:
         self._stopped_by = why
-        if self._evaluating:  # nothing is lost by stopping in the middle
+        if self._evaluating:  # it is safe to stop midway
             raise KeyboardInterrupt
-        if not self._parts.collector.resumes_exactly:  # others' rollouts are short, and at their end a save is exact
+        if not self._parts.collector.resumes_exactly:  # otherwise rollouts are short, and saves at their end are exact
             self._parts.collector.request_stop()

@@ -1,4 +1,4 @@
-"""`hurtle.train`: from a name and a few settings to a finished run, or on with one that was stopped.
+"""`hurtle.train`: from a name and a few settings to a finished run; can resume a stopped one.
 
 env, settings → `Settings` (settings.py) → Trainer (trainer.py) → Run. Imports torch only after the display says so.
 """
@@ -43,10 +43,10 @@ def train(
     trust: bool = False,
     **overrides: Any,
 ) -> Run:
-    """Train a policy; everything about the run is kept in a folder of its own.
+    """Train a policy; everything about the run is kept in its own folder.
 
     Args:
-        env: A native env's short name or class, a Gymnasium id, "my_env.py:MyEnv", a callable that makes an env, or a ready
+        env: A native env's short name or class, a Gymnasium id, "my_env.py:MyEnv", a callable that makes an env, or an existing
             vector env.
         algorithm: "ppo" (default), "a2c", "my_algo.py:Reinforce", or your own `Learner` class; see docs/algorithms.md.
         total_steps: Steps in all, summed over envs and agents.
@@ -54,7 +54,7 @@ def train(
         seed: The same seed gives the same run.
         policy: "auto", "mlp", "grid_cnn", "nature_cnn", "structured", "my_policy.py:MyPolicy", or your own `torch.nn.Module`
             with `encode` and `decode`: a module, which is trained in place, or a class, which is called with the two spaces.
-        callbacks: One or several, called with the `Trainer` after every update; one that returns False ends the run.
+        callbacks: One or several, called with the `Trainer` after every update; returning False ends the run.
         config: A TOML file of settings.
         resume: A run folder, "latest" or a checkpoint file: continue where it stopped. Overrides apply, such as total_steps.
         trust: Run code (`my_env.py:MyEnv`) that the checkpoint of `resume` or the file of `config` names, even if it is not one
@@ -62,9 +62,9 @@ def train(
         **overrides: Any setting, flat: `num_envs=16, clip_range=0.1, hidden_sizes=(64, 64)`; `hurtle train --help` lists them.
 
     Raises:
-        UnknownNameError: A setting or env that does not exist; the message suggests the nearest.
+        UnknownNameError: There is no such setting or env; suggests the closest name.
         TrustError: `resume` or `config` names code that you have not allowed.
-        HurtleError: Settings that contradict each other, the env or the machine.
+        HurtleError: Settings conflict with each other, the env or the machine.
 
     Example:
         >>> run = train("bandit", total_steps=20_000, progress="quiet", trackers=(), runs=tmp, eval_episodes=20)
@@ -77,13 +77,11 @@ def train(
     callbacks = [callbacks] if callable(callbacks) else callbacks
     module = None if policy is None or isinstance(policy, str) else policy
     if policy is not None:
-        given["policy"] = policy if module is None else "auto"  # never the name that a file has, which would be signed
+        given["policy"] = policy if module is None else "auto"  # never a name from a file, which would then be signed
     values = {**{name: value for name, value in given.items() if value is not None}, **overrides}
     if resume is not None:
         if config is not None:
-            raise HurtleError(
-                "resume continues with the run's own settings; leave out config, and pass what changes as overrides."
-            )
+            raise HurtleError("resume continues with the run's own settings; leave out config, and pass changes as overrides.")
         values |= {} if env is None else {"env": _title_of(env)}
         return _resume(resume, env, values, module, callbacks, trust)
     if config is not None:
@@ -98,7 +96,7 @@ def train(
 
 
 def _display(settings: Settings) -> Display:
-    """The display of a run; it already says that torch is being imported."""
+    """The display of a run; it already shows that torch is being imported."""
     train = settings.train
     display = make_display(train.progress, f"{train.env} · {short_name(train.algorithm)}", train.total_steps)
     if "torch" not in sys.modules:
@@ -114,7 +112,7 @@ def _with_name(settings: Settings, env: Any) -> Settings:
 
     try:
         return replace(settings, train=replace(settings.train, env=name_of(env)))
-    except UnknownNameError:  # the run says why at its end
+    except UnknownNameError:  # the run reports why at its end
         return settings
 
 
@@ -132,7 +130,7 @@ def _resume(
 ) -> Run:
     path = Path(source) if isinstance(source, str | Path) else source.path
     if path.is_file() and not (path.parent.parent / "config.toml").is_file():
-        raise HurtleError(f"{path} is in no run folder: a run's checkpoints are RUN/checkpoints/step-….pt.")
+        raise HurtleError(f"{path} is not in a run folder: a run's checkpoints are RUN/checkpoints/step-….pt.")
     folder = RunFolder.open(path.parent.parent if path.is_file() else path)
     config = folder.read_config()
     if "algorithm" not in values:
@@ -151,7 +149,7 @@ def _resumed(
     trust: bool,
     display: Display,
 ) -> Trainer:
-    """The trainer as it was when it saved."""
+    """The trainer in its saved state."""
     from hurtle.deploy.restore import is_trusted
     from hurtle.runners.trainer import Trainer
     from hurtle.tracking.checkpoints import Checkpoints, load_checkpoint

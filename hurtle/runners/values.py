@@ -1,6 +1,6 @@
 """Values of settings: from Python, TOML or the command line to the type of the field, or an error.
 
-Knows types only, not which settings there are or which range they have.
+Knows only types, not which settings exist or their ranges.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def fit(value: Any, kind: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value as one writes it on the command line.
+    """A value as written on the command line.
 
     Example:
         >>> shown(1_000_000), shown((64, 64)), shown(None), shown({"gravity": 1.6})
@@ -76,7 +76,7 @@ def _whole(value: Any) -> int:
 def _number(value: Any, expected: str = "a number") -> float:
     try:
         number = math.nan if isinstance(value, bool) or not isinstance(value, Real | str) else float(value)
-    except (ValueError, OverflowError):  # no number, or an int of more than 308 digits
+    except (ValueError, OverflowError):  # not a number, or an int of more than 308 digits
         number = math.nan
     if math.isnan(number):
         raise ValueError(f"must be {expected}, got {value!r}.")
@@ -98,7 +98,7 @@ def _text(value: Any) -> str:
 
 
 def _pairs(value: Any) -> dict[str, Any]:
-    """A dict, or ["gravity=1.6", …] of the command line; only what a TOML file can hold, so that every run can be repeated."""
+    """A dict, or ["gravity=1.6", …] of the command line; only what TOML can store, so that every run can be repeated."""
     if isinstance(value, str):
         value = [value]
     if isinstance(value, Sequence):

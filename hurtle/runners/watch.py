@@ -30,7 +30,7 @@ from hurtle.vector.vec_env import VecEnv
 
 ENDINGS = (".mp4", ".gif")
 SMALLEST_VIDEO = 240
-"""Pixels across; smaller frames are enlarged by a whole factor, so that the cells of a grid stay sharp."""
+"""Pixels across; smaller frames are enlarged by an integer factor, so that grid cells stay sharp."""
 
 
 def watch_run(
@@ -46,16 +46,16 @@ def watch_run(
     env_parameters: dict[str, Any] | None = None,
     trust: bool = False,
 ) -> list[tuple[float, int]]:
-    """Show the policy of a run acting. Ctrl-C stops; a video written so far stays playable.
+    """Show the policy of a run acting. Ctrl-C stops; the video so far stays playable.
 
     Args:
-        path: A run folder, "latest", or a checkpoint file. A run's best checkpoint is taken if there is one, else its newest.
+        path: A run folder, "latest", or a checkpoint file. A run's best checkpoint is used if there is one, else its newest.
         episodes: Number of episodes.
         video: Write a video to this file, .mp4 or .gif, instead of drawing in the terminal.
         fps: Steps per second.
         seed: Seed of the env and of sampled actions.
         sampled: Sample actions instead of taking the most likely ones.
-        env: Another env than the run's; needed if the run was trained on an object.
+        env: An env to use instead of the run's; required if the run was trained on an object.
         console: Where to draw; None: standard output.
         device: Device of the policy.
         env_parameters: Parameters of the env; on the run's own env, the others are the run's.
@@ -74,7 +74,7 @@ def watch_run(
     results: list[tuple[float, int]] = []
     with _make(played, parameters, screen, found.emulated) as vec:
         player = Player(found.policy, vec, deterministic=not sampled, seed=eval_seed(seed), device=device)
-        # Ctrl-C takes effect between two steps: while a frame is written it would corrupt the video.
+        # Ctrl-C takes effect between steps: while a frame is being written it would corrupt the video.
         with screen, StopSignals(screen.ask_to_stop):
             for result in _play(vec, player, screen, eval_seed(seed), episodes):
                 results.append(result)
@@ -85,7 +85,7 @@ def watch_run(
 
 
 def _play(vec: VecEnv, player: Player, screen: _Screen, seed: int, episodes: int) -> Iterator[tuple[float, int]]:
-    """Play and show episodes until done or asked to stop; yields the return and length of each."""
+    """Play and show episodes until done or stopped; yields the return and length of each."""
     obs, infos = vec.reset(seed=seed)
     for episode in range(1, episodes + 1):
         total, steps, over = 0.0, 0, False
@@ -101,7 +101,7 @@ def _play(vec: VecEnv, player: Player, screen: _Screen, seed: int, episodes: int
             ended = np.any(infos.get("_final_obs", False)) if _several(vec) else terminated[0] | truncated[0]
             over = bool(ended)
             player.end(terminated, truncated, np.array([over]))
-            if not (over and _several(vec)):  # the env shows the next episode already
+            if not (over and _several(vec)):  # the env already shows the next episode
                 screen.show(vec, episode, steps, total)
         yield total, steps
         if not _several(vec) and episode < episodes:
@@ -113,7 +113,7 @@ def _several(vec: VecEnv) -> bool:
 
 
 def _make(env: EnvLike, parameters: dict[str, Any], screen: _Screen, emulate: bool) -> VecEnv:
-    """A vector of one env, rendering as the screen needs it."""
+    """A vector of one env, rendering in the mode the screen needs."""
     found = resolve(env, parameters)
     if isinstance(found, Env):
         several, mode = EnvSpec.of(found).num_agents > 1, _native_mode(found, screen)
@@ -125,7 +125,7 @@ def _make(env: EnvLike, parameters: dict[str, Any], screen: _Screen, emulate: bo
         env,
         1,
         backend="native" if isinstance(found, Env) else "serial",
-        # NextStep shows the last frame of an episode; with several agents, only SameStep reports that the whole env ended.
+        # NextStep shows the last frame of an episode; with several agents, only SameStep reports that the env itself ended.
         autoreset_mode="SameStep" if several else "NextStep",
         render_mode=mode,
         emulate=emulate,
@@ -136,7 +136,7 @@ def _make(env: EnvLike, parameters: dict[str, Any], screen: _Screen, emulate: bo
 def _native_mode(env: Env, screen: _Screen) -> str | None:
     if not screen.draws:
         return None
-    tried = NativeEnv(env, "rgb_array", debug=True)  # not worth compiling for one frame
+    tried = NativeEnv(env, "rgb_array", debug=True)  # compiling is not worth it for one frame
     tried.reset(seed=0)
     try:
         tried.render()
@@ -155,7 +155,7 @@ def _python_mode(env: EnvLike, made: Any, screen: _Screen) -> str | None:
     for mode in wanted:
         if mode in offered:
             return mode
-    raise HurtleError(f"{env!r} cannot be shown: it offers the render modes {offered}, and {' or '.join(wanted)} is needed.")
+    raise HurtleError(f"{env!r} cannot be shown: it offers the render modes {offered}, but {' or '.join(wanted)} is needed.")
 
 
 class _Screen:
@@ -164,7 +164,7 @@ class _Screen:
     Attributes:
         draws: Whether frames are needed at all.
         needs_pixels: Whether frames must be images; otherwise text will do.
-        asked_to_stop: Whether the user asked to stop.
+        asked_to_stop: Whether a stop was requested.
     """
 
     draws, needs_pixels, asked_to_stop = True, False, False
@@ -182,7 +182,7 @@ class _Screen:
         self._live.stop()
 
     def ask_to_stop(self, why: str) -> None:
-        """Stop before the next step; called by a signal."""
+        """Stop before the next step; called on a signal."""
         self.asked_to_stop = True
 
     def show(self, vec: VecEnv, episode: int, steps: int, total: float) -> None:
@@ -232,7 +232,7 @@ class _Video(_Screen):
         except ImportError:
             raise HurtleError('Videos need imageio: pip install "hurtle[video]".') from None
         self._file = file
-        # Frames have even sizes already, so that ffmpeg need not resize them; a GIF takes milliseconds per frame.
+        # Frames already have even sizes, so that ffmpeg need not resize them; a GIF takes milliseconds per frame.
         gif = file.suffix == ".gif"
         options: dict[str, Any] = {"duration": 1000 / fps, "loop": 0} if gif else {"fps": fps, "macro_block_size": 1}
         self._open = lambda: imageio.get_writer(file, **options)

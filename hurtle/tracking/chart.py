@@ -15,7 +15,7 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 class History:
     """All values so far in at most `size` points: when it is full, pairs of neighbours are averaged.
 
-    Adding a value takes constant time however long the run. NaN is ignored.
+    Adding a value takes constant time, however long the run. NaN is ignored.
     """
 
     def __init__(self, size: int = 512):
@@ -40,7 +40,7 @@ class History:
             self._per_point *= 2
 
     def columns(self, width: int) -> list[float]:
-        """The history as `width` means over equal parts; fewer points are returned as they are."""
+        """The history as `width` means over equal parts; fewer points are returned as is."""
         points = self._points[:]
         if self._count:
             points.append(self._sum / self._count)

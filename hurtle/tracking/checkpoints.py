@@ -24,7 +24,7 @@ from hurtle.errors import CheckpointError, HurtleError
 from hurtle.tracking.whole_files import replacing
 
 FORMAT = 1
-"""The version of the state dict's layout; files of other versions are refused."""
+"""The version of the state dict's layout; files of other versions are rejected."""
 
 _DIGEST = 64  # characters of a SHA-256
 _NAME = re.compile(r"step-(\d+)\.pt")
@@ -73,7 +73,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
         )
     try:
         state = _from_plain(torch.load(path, map_location="cpu", weights_only=True))
-    except Exception as error:  # the checksum is right, but loading the contents would have to run code
+    except Exception as error:  # the checksum is right, but loading the contents would run code
         raise CheckpointError(
             f"{path} contains objects other than tensors and plain values, and Hurtle runs no code from checkpoints: {error}"
             f"{_offer(path)}"
@@ -145,7 +145,7 @@ class Checkpoints:
         abandoned = [path for path in self.all() if _step(path) > step]
         interrupted = self.folder.glob(".*.pt.tmp")  # left by processes killed while writing
         for path in (*until_now[: -self.keep], *abandoned, *interrupted):
-            with contextlib.suppress(OSError):  # a surplus file is no reason to end a run
+            with contextlib.suppress(OSError):  # a leftover file must not end a run
                 path.unlink()
 
 
@@ -241,4 +241,4 @@ def _offer(path: Path) -> str:
     good = next((other for other in reversed(older) if is_whole(other)), None)
     if good is None:
         return " There is no older one beside it."
-    return f"\nThis older one is intact: {good}\nResume from it: hurtle train --resume {good}"
+    return f"\nAn older one is intact: {good}\nResume from it: hurtle train --resume {good}"

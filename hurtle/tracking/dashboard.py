@@ -23,7 +23,7 @@ from hurtle.tracking.usage import Usage
 
 
 class Display(Protocol):
-    """Shows a run. Use it as a context manager: it restores the terminal whatever happens inside."""
+    """Shows a run. Use it as a context manager: it always restores the terminal."""
 
     def status(self, text: str) -> None:
         """Show what happens before the first update, such as "importing torch"; may be called before `start`."""
@@ -72,7 +72,7 @@ def _can_redraw(console: Console) -> bool:
 
 @contextmanager
 def _ignoring_closed_pipe(console: Console) -> Iterator[None]:
-    """Stop writing when the reader of a pipe is gone (`hurtle train … | head`), rather than end the training run."""
+    """If the reader of a pipe is gone (`hurtle train … | head`), stop writing instead of ending the run."""
     try:
         yield
     except (BrokenPipeError, SystemExit):  # rich's console turns the first into the second
@@ -242,7 +242,7 @@ class LiveDisplay(QuietDisplay):
             self._console.print(text, markup=False, highlight=False)
 
     def stop(self) -> None:
-        """Leave the last frame on the screen; none if there were no updates, so that an error stands alone."""
+        """Leave the last frame on the screen; none if there were no updates, so that only an error shows."""
         if self._running:
             self._running = False
             self._live.transient = not self._report.metrics

@@ -17,10 +17,10 @@ NAN = float("nan")
 
 
 class EpisodeWindow:
-    """Statistics over the last `size` episodes; NaN while there are none.
+    """Statistics over the last `size` episodes; NaN if there are none.
 
     Attributes:
-        count: Number of episodes added in all.
+        count: Total number of episodes added.
         best_return: The highest return of a single episode.
         best_length: The length of the longest episode.
         best_mean_return: The highest `mean_return` of a full window after an `add`.

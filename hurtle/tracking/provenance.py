@@ -50,7 +50,7 @@ def git_state() -> dict[str, Any] | None:
 def _git(*arguments: str) -> str | None:
     try:
         done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.SubprocessError, UnicodeError):  # no git, or one that hangs
+    except (OSError, subprocess.SubprocessError, UnicodeError):  # no git, or it hangs
         return None
     return done.stdout.strip() if done.returncode == 0 else None
 

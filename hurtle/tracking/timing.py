@@ -48,7 +48,7 @@ class Timer:
         self._since = now
 
     def share_out(self, seconds: Mapping[str, float]) -> None:
-        """Replace the time measured so far by times measured elsewhere, such as on a GPU; the rest of it is "other"."""
+        """Replace the time measured so far with times measured elsewhere, such as on a GPU; the rest is "other"."""
         if not seconds:
             return
         self._charge()
@@ -63,5 +63,5 @@ class Timer:
         self._charge()
         total = sum(self._seconds.values())
         shares = {stage: seconds / total if total else float(stage == "other") for stage, seconds in self._seconds.items()}
-        self._seconds = defaultdict(float, dict.fromkeys(self._seconds, 0.0))  # stages stay listed, with 0 where unused
+        self._seconds = defaultdict(float, dict.fromkeys(self._seconds, 0.0))  # stages stay listed, with 0 if unused
         return shares

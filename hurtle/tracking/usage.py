@@ -61,7 +61,7 @@ def _gpu() -> dict[str, float]:
     }
     try:
         found["gpu_percent"] = float(torch.cuda.utilization(device))
-    except Exception:  # no pynvml, or no driver support: not worth an error
+    except Exception:  # no pynvml, or no driver support: ignore
         return found
     return found
 

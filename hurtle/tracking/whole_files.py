@@ -1,6 +1,6 @@
 """`replacing`: writes a file atomically, and never through a symbolic link.
 
-block writes into a new file → rename over the old one. A run folder may come from someone else, with links to anywhere.
+block writes into a new file → rename over the old one. A run folder may come from someone else and contain links to anywhere.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ ACTIONS = spaces.Discrete(3)
 
 
 class MadeRollout(Rollout):
-    """A rollout whose values of what came after are made up, for every update anew: no learner asks the policy for them."""
+    """A rollout with made-up bootstrap values, new for every update, so that no learner asks the policy for them."""
 
     always_done = Done.BOOTSTRAP
 
@@ -27,12 +27,12 @@ class MadeRollout(Rollout):
 
 
 def plain_policy(seed=0):
-    """A policy around the network of the reference."""
+    """A policy around the reference network."""
     return build_policy(PolicyConfig(), OBS, ACTIONS, module=Plain(seed))
 
 
 def fill(rollout, policy, seed=0, invalid=0.0, noise=0.3, ends=0.1):
-    """Random steps, as a policy a little away from this one would have taken them."""
+    """Random steps, as a slightly different policy would have taken them."""
     rng = np.random.default_rng(seed)
     steps, rows = rollout.num_steps, rollout.num_rows
 

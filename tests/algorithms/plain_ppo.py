@@ -1,6 +1,6 @@
-"""PPO and A2C written a second time, plainly and in float64, to hold ours against: it imports nothing of `hurtle`.
+"""An independent, plain float64 implementation of PPO and A2C to compare ours with: it imports nothing from `hurtle`.
 
-The network is one hidden tanh layer, two actions' logits and a value; gradients are torch's autograd of the formulas here.
+The network has one hidden tanh layer, logits for two actions and a value; gradients come from torch's autograd.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ from torch import nn
 
 
 class Plain(nn.Module):
-    """That network as a user would write it."""
+    """The network as a user would write it."""
 
     num_features = 6
 
@@ -123,7 +123,7 @@ def clip_norm(gradients, bound):
 
 
 class Adam:
-    """Kingma and Ba's, from the paper."""
+    """Adam, from Kingma and Ba's paper."""
 
     def __init__(self, eps):
         self.eps, self.count, self.m, self.v = eps, 0, {}, {}

@@ -12,7 +12,7 @@ from hurtle.policies.build import PolicyConfig, build_policy
 
 
 def reference_step(start, rollout, config):
-    """One step of RMSprop on the whole rollout; also the losses."""
+    """One RMSprop step on the full rollout; also the losses."""
     valid = rollout.valid.numpy()
     adv = plain.advantages(*arrays(rollout), config.gamma, config.gae_lambda, valid)
     returns = torch.from_numpy((adv + rollout.values.double().numpy())[valid])

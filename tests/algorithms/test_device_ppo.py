@@ -35,7 +35,7 @@ def make_policy(kind="categorical", seed=0):
     space, config = ACTIONS[kind]
     policy = build_policy(PolicyConfig(hidden_sizes=(16,), **config), OBS, space)
     torch.manual_seed(seed)
-    for parameter in policy.parameters():  # away from the small outputs and zero biases of the start
+    for parameter in policy.parameters():  # away from the initial small outputs and zero biases
         parameter.data.add_(0.2 * torch.randn_like(parameter))
     return policy
 
@@ -46,7 +46,7 @@ def config_of(**words):
 
 
 def pair(policy, config, seed=3):
-    """The same policy in the hands of both."""
+    """The same policy for both learners."""
     own = copy.deepcopy(policy)
     setup = LearnerSetup(seed)
     return PPO(policy, config, setup), DevicePPO(own, config, setup)
@@ -57,7 +57,7 @@ def flat(policy):
 
 
 def assert_same_learning(before, expected, found):
-    """Each parameter is the same, and so is what became of all of them, which is much less than they are."""
+    """Parameters match, and so do their changes, which are much smaller than the parameters."""
     for (name, p), q in zip(expected.named_parameters(), found.named_parameters(), strict=True):
         assert (q[1] - p).double().norm() <= 1e-6 * p.double().norm(), name
     change = (flat(expected) - flat(before)).norm()
@@ -124,7 +124,7 @@ def test_masks(kind):
 @pytest.mark.parametrize("vtrace", [False, True])
 @pytest.mark.parametrize("kind", ["categorical", "lstm", "mingru"])
 def test_absent_agents(kind, vtrace, masks):
-    """With all steps in one minibatch: several are made of other steps than PPO's, which leaves the absent out first."""
+    """With all steps in one minibatch: with several they would differ from PPO's, which drops absent steps first."""
     compare_updates(make_policy(kind), config_of(minibatch_size=ONE, vtrace=vtrace), invalid=0.3, has_masks=masks)
 
 
@@ -167,7 +167,7 @@ def test_rollouts_of_several_sizes():
 @pytest.mark.parametrize("kind", ["categorical", "lstm"])
 def test_minibatches_must_divide_the_rollout(kind):
     learner = DevicePPO(make_policy(kind), config_of(minibatch_size=40))
-    for rows in (ROWS, 3):  # with a rest, and too few for one
+    for rows in (ROWS, 3):  # with a remainder, and too few for one minibatch
         with pytest.raises(HurtleError, match=rf"minibatch_size=40 does not divide the rollout of 8 steps of {rows} rows"):
             learner.update(made(learner.policy, STEPS, rows))
 
@@ -202,7 +202,7 @@ def test_the_device_learns_from_the_policys_own_parameters():
     assert_same_learning(before, learner.policy, device_learner.policy)
 
 
-# What minibatches are made of
+# Contents of minibatches
 
 
 def watched(learner):
@@ -252,7 +252,7 @@ def test_in_order_is_in_order():
 
 
 def priorities(rollout, alpha):
-    """By the definition: (sum of |advantages| of a row's valid steps)^alpha, over all rows' sum."""
+    """By the definition: (sum of |advantages| of a row's valid steps)^alpha, divided by the sum over rows."""
     return segment_probabilities((rollout.advantages.abs() * rollout.valid).sum(0).double(), alpha)
 
 
@@ -290,7 +290,7 @@ def test_priorities_have_importance_weights_that_count(kind, progress):
         assert weights.dtype == torch.float32
         torch.testing.assert_close(weights.double(), (ROWS * probability[chosen]) ** -beta, rtol=1e-5, atol=0)
     draws = iter(seen)
-    learner.order.epoch = lambda *_: (next(draws) for _ in range(4))  # what the other one drew
+    learner.order.epoch = lambda *_: (next(draws) for _ in range(4))  # the other learner's draws
     assert_same_metrics(metrics, learner.update(rollout, progress))
     assert_same_learning(before, learner.policy, device_learner.policy)
 
@@ -357,7 +357,7 @@ def test_saved_states_look_the_same():
             one.update(rollout)
 
 
-# Numbers that are not finite
+# Non-finite numbers
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
@@ -372,7 +372,7 @@ def test_bad_numbers_are_refused_and_leave_the_weights(field, optimizer):
     assert torch.equal(flat(learner.policy), flat(policy))
     assert optimizer_steps(learner) == 0
     fresh = PPO(copy.deepcopy(policy), learner.config)
-    for one in (learner, fresh):  # and it goes on with good numbers, as if nothing had been
+    for one in (learner, fresh):  # and it continues with good numbers as if nothing had happened
         one.update(made(policy, STEPS, ROWS))
     assert_same_learning(policy, fresh.policy, learner.policy)
 

@@ -1,4 +1,4 @@
-"""Steps that nobody decided (absent agents, NEXT_STEP resets) and numbers that are none never reach the parameters."""
+"""Steps without a decision (absent agents, NEXT_STEP resets) and non-finite numbers never reach the parameters."""
 
 import numpy as np
 import pytest
@@ -26,17 +26,17 @@ LEARNERS = {
 
 
 def absent(rollout, seed=0):
-    """Make a third of the steps invalid; an episode begins with the step after each run of them, as collectors see to."""
+    """Make a third of the steps invalid; an episode starts after each run of them, as collectors ensure."""
     rng = np.random.default_rng(seed)
     valid = torch.from_numpy(rng.random((rollout.num_steps, rollout.num_rows)) > 0.3)
-    valid[:, -1] = False  # one row is never there
+    valid[:, -1] = False  # one row is always absent
     rollout.valid.copy_(valid)
     rollout.all_valid = False
     rollout.starts[1:] |= ~valid[:-1]
 
 
 def spoil(rollout, seed):
-    """Junk in every field of the steps that do not count."""
+    """Junk in every field of the invalid steps."""
     generator = torch.Generator().manual_seed(seed)
     bad = ~rollout.valid
     for name in STEP_FIELDS:
@@ -121,7 +121,7 @@ def test_rows_that_are_never_there_are_drawn_without_harm():
     rollout.rewards.zero_()
     rollout.values.zero_()
     rollout.final_values.zero_()
-    rollout.last_values.zero_()  # no priorities: every row is as likely
+    rollout.last_values.zero_()  # no priorities: all rows are equally likely
     PPO(policy, PPOConfig(priority_alpha=0.5, minibatch_size=8, num_epochs=20)).update(rollout)
 
 

@@ -1,4 +1,4 @@
-"""The compiled update against the torch one: gradients of every head, network and option, whole updates, threads, NaN."""
+"""The compiled update against the torch one: gradients of every head, network and option, full updates, threads, NaN."""
 
 import copy
 import itertools
@@ -35,13 +35,13 @@ def make_policy(kind="categorical", hidden=(32, 20), activation="tanh", separate
     config = PolicyConfig(hidden_sizes=hidden, activation=activation, separate_networks=separate, distribution=distribution)
     policy = build_policy(config, obs, space)
     torch.manual_seed(seed)
-    for parameter in policy.parameters():  # away from the small outputs and zero biases of the start
+    for parameter in policy.parameters():  # away from the initial small outputs and zero biases
         parameter.data.add_(0.2 * torch.randn_like(parameter))
     return policy
 
 
 def pair(policy, config, **how):
-    """The same policy in torch's hands and in the kernels'."""
+    """The same policy trained by torch and by the kernels."""
     own, setup = copy.deepcopy(policy), LearnerSetup(seed=3, **how)
     if isinstance(config, A2CConfig):
         return A2C(policy, config, setup), NativeA2C(own, config, setup)
@@ -60,7 +60,7 @@ def assert_equal_metrics(expected, found):
 
 
 def gradient(learner):
-    """Of the last minibatch, before clipping, in the order of the parameters."""
+    """Gradients of the last minibatch, before clipping, in parameter order."""
     flat = np.full(learner.epochs.native.plan.num_weights, np.nan, np.float32)
     learner.epochs.native.plan.unpack(learner.epochs.native._kept["total"], flat)
     return flat
@@ -221,7 +221,7 @@ def test_the_number_of_threads_does_not_change_a_bit(minibatch_size, optimizer, 
 @pytest.mark.parametrize(("steps", "minibatch_size"), [(2049, 2048), (4097, 4096), (1023, 512), (1535, 512)])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_minibatches_of_two_sizes(steps, minibatch_size, threads, monkeypatch):
-    """A minibatch of one row less must not have more shards than there is room for."""
+    """A minibatch with one row fewer must not need more shards than were allocated."""
     monkeypatch.setattr("hurtle.native.threads.free_cores", lambda: 3)
     obs = spaces.Box(0, 1, (600,), np.uint8)
     policy = make_policy(obs=obs, hidden=(64,))
@@ -281,7 +281,7 @@ def test_nan_anywhere_stops_the_update_and_leaves_the_weights(field):
     with pytest.raises(NonFiniteError, match="not finite"):
         learner.update(rollout)
     assert_equal_policies(policy, learner.policy, 0, 0)
-    learner.update(made(policy, steps=8, rows=8))  # and it goes on with good numbers
+    learner.update(made(policy, steps=8, rows=8))  # and it continues with good numbers
 
 
 def test_nan_weights_stop_the_update():
@@ -422,7 +422,7 @@ def test_an_interrupt_leaves_weights_moments_and_their_count_together(threads, m
     weights = learner.epochs.native._packed
     packed = weights.packed.copy()
     weights.pack(transposed=True)
-    np.testing.assert_array_equal(packed, weights.packed)  # torch's parameters are what the kernels have
+    np.testing.assert_array_equal(packed, weights.packed)  # torch's parameters match the kernels'
     learner.epochs.native._call = call
     learner.update(rollout)
 

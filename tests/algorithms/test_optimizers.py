@@ -67,7 +67,7 @@ def test_the_global_norm_is_clipped():
     assert float(clipped.max()) == pytest.approx(float(clipped.min()))  # all by the same factor
     small = optimizer.step(loss(1e-3), max_grad_norm=0.5)
     assert float(small) == pytest.approx(1e-3 * count**0.5)
-    assert float(policy.network.actor.bias.grad[0]) == pytest.approx(1e-3)  # left alone
+    assert float(policy.network.actor.bias.grad[0]) == pytest.approx(1e-3)  # unchanged
 
 
 def test_gradients_do_not_pile_up():
@@ -110,7 +110,7 @@ def test_every_optimizer_fits_the_critic(optimizer, recurrent):
     config = PPOConfig(optimizer=optimizer, learning_rate=3e-3, minibatch_size=32, clip_values=False, weight_decay=0.01)
     ppo = PPO(policy, config)
     losses = [ppo.update(rollout)["value_loss"] for _ in range(8)]
-    assert losses[-1] < 0.95 * losses[0]  # of random returns, which take long to learn by heart
+    assert losses[-1] < 0.95 * losses[0]  # random returns, which take long to memorize
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "muon"])
@@ -161,7 +161,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
         with pytest.raises(NonFiniteError, match="learning_rate"):
             optimizer.step(policy.loss(torch.tensor([1.0, bad, 1.0])), 0.5)
         assert policy.weight.tolist() == [1, 1, 1]
-    optimizer.step(policy.loss(), 1e9)  # the moments are not spoiled either
+    optimizer.step(policy.loss(), 1e9)  # the moments are intact too
     assert policy.weight.isfinite().all()
 
 

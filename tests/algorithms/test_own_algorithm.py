@@ -1,4 +1,4 @@
-"""An algorithm of the user's own: by name and as a class; settings, resuming, exporting, and code that files may not bring."""
+"""A user's algorithm, by name and as a class: settings, resuming, exporting, and untrusted code in files."""
 
 import shutil
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path):
     def halfway(trainer):
         return trainer.steps < 1024
 
-    # The learning rate is annealed over total_steps, so that the first part must know them all.
+    # The learning rate is annealed over total_steps, so the first part must know the full number.
     part = hurtle.train("cartpole", algorithm=NAME, total_steps=2048, runs=tmp_path, name="part", callbacks=halfway, **HOW)
     assert part.steps == 1024
     rest = hurtle.train(resume=part.path)
@@ -88,7 +88,7 @@ def test_the_help_shows_its_settings(capsys):
 
 
 def test_a_file_may_not_bring_code_along(tmp_path, monkeypatch):
-    """Neither a TOML file nor a run folder: its code runs only if the user names it or trusts the file."""
+    """Neither a TOML file nor a run folder can run code unless the user names it or trusts the file."""
     mark = tmp_path / "ran"
     evil = tmp_path / "evil.py"
     evil.write_text(f"open({str(mark)!r}, 'w')\n{EXAMPLE.read_text()}")

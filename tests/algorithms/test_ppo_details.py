@@ -43,7 +43,7 @@ def one_batch(log_ratios, advantages, values=0.0, old_values=0.0, returns=0.0):
 
 
 def test_clipped_surrogate():
-    """Outside the clip range the gradient ends, but only where the policy has already gone the way of the advantage."""
+    """Outside the clip range the gradient is zero, but only if the policy has already moved in the advantage's direction."""
     ratios = [1.1, 1.5, 0.5, 1.5, 0.5]
     log_ratios, values, batch = one_batch([math.log(r) for r in ratios], [1.0, 1.0, 1.0, -1.0, -1.0])
     config = PPOConfig(normalize_advantages=False, value_coef=0.0, entropy_coef=0.0)
@@ -86,7 +86,7 @@ def test_entropy_bonus():
 
 
 def test_advantages_are_normalized_in_each_minibatch():
-    """Another mean and scale of one minibatch's advantages changes nothing."""
+    """Changing the mean and scale of a minibatch's advantages changes nothing."""
     found = []
     for scale, shift in ((1.0, 0.0), (1000.0, 7.0)):
         policy = plain_policy()
@@ -240,7 +240,7 @@ def test_explained_variance_has_its_meaning():
     rollout.advantages.zero_()
     rollout.returns.copy_(rollout.values)
     assert explained_variance(rollout) == 1.0
-    rollout.advantages.copy_(rollout.returns)  # values of 0
+    rollout.advantages.copy_(rollout.returns)  # i.e. values of 0
     assert explained_variance(rollout) == pytest.approx(0.0)
     rollout.returns.fill_(2.0)
     assert math.isnan(explained_variance(rollout))
@@ -272,7 +272,7 @@ def test_masked_actions_get_no_gradient():
     log_probs, entropies, _ = evaluate_actions(policy, batch._replace(actions=torch.zeros(96, dtype=torch.int64)))
     (log_probs.sum() + entropies.sum()).backward()
     gradient = policy.network.actor.weight.grad
-    assert float(gradient[2].abs().max()) < 1e-6  # what rounding leaves of 96 zeros
+    assert float(gradient[2].abs().max()) < 1e-6  # rounding error of 96 zeros
     assert float(gradient[:2].abs().max()) > 1.0
 
 
@@ -351,7 +351,7 @@ def test_vtrace_on_policy_is_gae_with_lambda_one():
 
 
 def test_vtrace_follows_the_policy_from_epoch_to_epoch():
-    """The ratios are those of the policy at the start of each epoch, so later epochs see other advantages."""
+    """The ratios are those of the policy at the start of each epoch, so later epochs see different advantages."""
     policy = plain_policy()
     rollout = made(policy, noise=0.0)
     config = PPOConfig(vtrace=True, num_epochs=2, minibatch_size=96, learning_rate=0.05, max_grad_norm=1e9)

@@ -1,4 +1,4 @@
-"""PPO's loss, gradients and whole updates against a plain second implementation (plain_ppo.py)."""
+"""PPO's loss, gradients and full updates against an independent plain implementation (plain_ppo.py)."""
 
 import itertools
 
@@ -17,7 +17,7 @@ OPTIONS = list(itertools.product([False, True], repeat=3))  # clip_values, norma
 
 
 def minibatch(size=24, weights=False, seed=0):
-    """Old and new views of a batch, float64; ratios and values reach beyond the clip range on both sides."""
+    """Old and new outputs for a batch, float64; ratios and values reach beyond the clip range on both sides."""
     rng = np.random.default_rng(seed)
     names = ("log_probs", "values", "advantages", "returns")
     old = dict(zip(names, rng.normal(size=(4, size)), strict=True))

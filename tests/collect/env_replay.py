@@ -1,4 +1,4 @@
-"""What a rollout must hold, from stepping one env at a time with the actions that the rollout says were taken."""
+"""Checks a rollout by stepping one env at a time with the actions recorded in it."""
 
 import numpy as np
 import pytest
@@ -10,9 +10,9 @@ class Replay:
     """One env, followed across rollouts.
 
     Args:
-        env: A fresh one.
-        seed: Its first.
-        policy: The one that acted.
+        env: A fresh env.
+        seed: Its first seed.
+        policy: The policy that acted.
         next_step: Whether the vector resets in the step after an end.
     """
 
@@ -22,7 +22,7 @@ class Replay:
         self.start, self.resetting = True, False
         self.state = policy.initial_state(1)
         self.returns, self.length = 0.0, 0
-        self.episodes = []  # (return, length) of those that ended
+        self.episodes = []  # (return, length) of ended episodes
 
     def see(self, obs):
         raw = torch.from_numpy(np.asarray(obs))[None]
@@ -92,12 +92,12 @@ class Replay:
 
 
 def close(value):
-    """Float32 arithmetic in another order."""
+    """Equal up to float32 arithmetic in a different order."""
     return pytest.approx(value, rel=1e-5, abs=1e-5)
 
 
 def check_statistics(stats, replays):
-    """The episodes that collectors reported are those that ended, in any order."""
+    """The reported episodes are exactly those that ended, in any order."""
     found = sorted(
         (length, round(float(value), 3)) for stat in stats for value, length in zip(stat.returns, stat.lengths, strict=True)
     )

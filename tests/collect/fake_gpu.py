@@ -1,4 +1,4 @@
-"""A GPU of one queue, played by the CPU: copies happen only when somebody waits for them."""
+"""A fake GPU with one queue, on the CPU: copies happen only when something waits for them."""
 
 import torch
 
@@ -14,14 +14,14 @@ class FakeEvent:
 
 
 class FakeGpu(CudaCopies):
-    """All that `Staging` asks of a GPU.
+    """The GPU operations that `Staging` needs.
 
-    What is launched waits in a queue until an event after it is waited for. With `late_uploads=False`, copies to the device
-    happen at once, for code that goes on computing with them, which here is the CPU's own.
+    Launched work stays in a queue until an event after it is waited for. With `late_uploads=False`, copies to the device happen
+    at once, for code that continues to compute with them, here on the CPU.
 
     Attributes:
         log: "upload", "download", and "wait" where the host had to wait for something.
-        pinned_count: Buffers made.
+        pinned_count: Number of buffers allocated.
     """
 
     def __init__(self, late_uploads=True):

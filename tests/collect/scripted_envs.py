@@ -1,4 +1,4 @@
-"""Envs that always say who they are and where: the observation names seed, episode and step. And policies to act in them."""
+"""Envs whose observation encodes seed, episode and step; and policies to act in them."""
 
 import sys
 import time
@@ -17,15 +17,15 @@ from hurtle.collect.rewards import RewardRule
 from hurtle.native import Box, Discrete, Env, float32, int32
 from hurtle.policies.build import PolicyConfig, build_policy
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers get its envs without torch: that takes seconds
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # so that workers need not import torch, which takes seconds
 KINDS = ("terminated", "truncated", "both")
 
 
 class Script(gymnasium.Env):
-    """Episode e of seed s has 2 + (s + 2e) % 5 steps, and ends in the way KINDS[(s + e) % 3].
+    """Episode e of seed s has 2 + (s + 2e) % 5 steps, and ends as KINDS[(s + e) % 3] says.
 
-    The reward tells the action and the step it belongs to. `seconds` and `slow` (seed -> seconds) are what a step takes;
-    `spoil` is (what, seed, step of the env's life, value): one number that is not what it should be.
+    The reward encodes the action and its step. `seconds` and `slow` (seed -> seconds) are the time a step takes; `spoil` is
+    (what, seed, step of the env's life, value): one number to corrupt.
     """
 
     observation_space = spaces.Box(-100, 100, (3,), np.float64)
@@ -118,7 +118,7 @@ def sharp_policy(observation_space, action_space, recurrent="none", seed=0, norm
 
 
 class Staged:
-    """A collector and the stage that every learner runs first; whatever else is asked of it, the collector answers."""
+    """A collector and the stage that every learner runs first; everything else is delegated to the collector."""
 
     def __init__(self, collector, postprocess):
         self.collector, self.postprocess = collector, postprocess
@@ -150,7 +150,7 @@ def collector_of(vec, policy, num_steps, mode="raw", seed=0, gamma=0.9, clip=10.
 
 
 def finals_of(rollout):
-    """The final observations that a rollout holds, by step and row."""
+    """The final observations in a rollout, by step and row."""
     steps, rows, obs, _ = rollout.finals
     places = list(zip(steps.tolist(), rows.tolist(), strict=True))
     used = [k for k, (step, _) in enumerate(places) if step >= 0]

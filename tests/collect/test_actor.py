@@ -1,4 +1,4 @@
-"""`Actor`: what the policy sees, how it draws, and what it remembers."""
+"""`Actor`: what the policy sees, how it samples, and what it remembers."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ OBS, ACTIONS = spaces.Box(-1, 1, (3,), np.float64), spaces.Discrete(3)
 
 
 def seen(actor, obs):
-    """Observations as the actor's policy sees them, by the way that they take into rollouts."""
+    """Observations as the actor's policy sees them, the way they get into rollouts."""
     rollout = Rollout(actor.policy, 1, len(obs))
     actor.store_obs(rollout.obs[0], rollout.inputs[0], obs)
     return rollout.inputs[0]
@@ -36,7 +36,7 @@ def seen(actor, obs):
     ],
 )
 def test_observations_are_seen_as_rollouts_store_them(dtype, stored):
-    """A network of the user's must not get float64 at the end of a rollout and float32 within it."""
+    """A user's network must not get float64 at the end of a rollout but float32 within it."""
     policy = sharp_policy(spaces.Box(0, 9, (3,), dtype), ACTIONS)
     rollout = Rollout(policy, 1, 2)
     assert see(policy, np.ones((2, 3), dtype), rollout.device).dtype == rollout.obs.dtype == rollout.last_obs.dtype == stored
@@ -74,7 +74,7 @@ def test_draws_follow_the_probabilities():
 
 
 def test_memory_of_some_rows():
-    """Acting for two rows changes their memory, and nobody else's; looking at values changes none."""
+    """Acting for two rows changes their memory, and no other row's; computing values changes none."""
     policy = sharp_policy(OBS, ACTIONS, "lstm")
     actor = Actor(policy, 4, 0)
     obs, starts = np.ones((4, 3)), torch.zeros(4, dtype=torch.bool)
@@ -134,7 +134,7 @@ def test_mixed_precision(recurrent):
 
 
 def test_actions_come_back_while_the_rest_is_still_under_way():
-    """Nothing waits for the device but `env_actions`, and that for a copy that was launched before the log-probs."""
+    """Only `env_actions` waits for the device, and only for a copy launched before the log-probs."""
     policy = sharp_policy(OBS, spaces.Discrete(3, start=5), "gru")
     gpu = FakeGpu(late_uploads=False)
     actor = Actor(policy, 4, 0, staging=Staging("cpu", gpu))
@@ -151,7 +151,7 @@ def test_actions_come_back_while_the_rest_is_still_under_way():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.Tensor, "gather", noted)
             actions, _, _ = actor.act(inputs, None, starts[: len(inputs)], rows)
-        launched = ["upload"] * (1 if rows is None else 2)  # the uniforms; which rows these are
+        launched = ["upload"] * (1 if rows is None else 2)  # the uniforms; the row indices
         assert gpu.log == [*launched, "download", "log_prob"]
         assert actor.env_actions().tolist() == (actions + 5).tolist()
         assert gpu.log[-1] == "wait"

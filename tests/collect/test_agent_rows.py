@@ -19,7 +19,7 @@ SAME, NEXT = AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP
 
 
 class Lights(Env):
-    """Two agents; agent 1 goes dark at step 2 (its episode ends), comes back at step 4, and at step 7 all is over."""
+    """Two agents; agent 1 leaves at step 2 (its episode ends) and returns at step 4; the env is over at step 7."""
 
     num_agents = 2
     action_space = Discrete(3)
@@ -50,7 +50,7 @@ class Lights(Env):
 
 
 class Restless(Env):
-    """Two agents; agent 1's episode ends with every second step, and the next begins at once. All is over after 6 steps."""
+    """Two agents; agent 1's episode ends with every second step, and the next begins at once. The env is over after 6 steps."""
 
     num_agents = 2
     action_space = Discrete(2)
@@ -123,7 +123,7 @@ def test_a_native_agent_goes_and_comes_back(pool):
 
 @pytest.mark.parametrize("mode", [SAME, NEXT])
 def test_an_agent_whose_next_episode_begins_at_once(mode):
-    """With NEXT_STEP only the end of the whole env makes the coming step a reset."""
+    """With NEXT_STEP, only the end of the env for all agents makes the next step a reset."""
     vec = hurtle.make_vec(Restless, 1, autoreset_mode=mode)
     collector, rollout = collector_of(vec, policy_for(vec), 14)
     collector.collect(rollout)
@@ -142,7 +142,7 @@ def test_an_agent_whose_next_episode_begins_at_once(mode):
 
 @pytest.mark.parametrize("mode", [SAME, NEXT])
 def test_snakes(mode):
-    """A snake's steps are valid while it is there; its next life begins with its first step, without memory."""
+    """A snake's steps are valid while it is present; its next life starts with its first step, without memory."""
     vec = hurtle.make_vec("snake", 2, autoreset_mode=mode, **SNAKES)
     policy = policy_for(vec, "gru")
     collector, rollout = collector_of(vec, policy, 60)
@@ -167,7 +167,7 @@ pytest.importorskip("pettingzoo", reason='needs "hurtle[pettingzoo]"')
 
 from emulation_envs import Crowd  # noqa: E402
 
-# a_1 dies at time 3 and a_2 is cut off at time 2 while the env goes on; a_2 comes back at 4, and at 6 all is over.
+# a_1 dies at time 3 and a_2 is cut off at time 2 while the env continues; a_2 returns at 4, and the env is over at 6.
 SCRIPT = [["a_1", "a_2"], ["a_1", "a_2"], ["a_1"], ["a_3"], ["a_2", "a_3"], ["a_2", "a_3"]]
 ENDS = {(2, "a_2"): "truncated", (6, "a_3"): "truncated"}
 
@@ -210,7 +210,7 @@ def test_a_crowd(pool, mode):
 
 @pytest.mark.parametrize("pool", [False, True])
 def test_an_agent_that_vanished_for_good_does_not_bootstrap_from_the_next_episode(pool):
-    """a_2 goes away without a flag and never comes back before the env is over: its last step was its episode's end."""
+    """a_2 leaves without a flag and does not return before the env is over: its last step was its episode's end."""
     script = [["a_1", "a_2"], ["a_1", "a_2"], ["a_1"], ["a_1"]]
     more = {"batch_size": 1} if pool else {}
     vec = hurtle.make_vec(partial(Crowd, script, {(2, "a_2"): None}), 2, backend="serial", **more)
@@ -225,7 +225,7 @@ def test_an_agent_that_vanished_for_good_does_not_bootstrap_from_the_next_episod
 
 
 def test_an_agent_that_is_away_for_a_while_goes_on():
-    """a_2 goes away without a flag and comes back: one episode, whose steps are joined."""
+    """a_2 leaves without a flag and returns: one episode, whose steps are joined."""
     script = [["a_1", "a_2"], ["a_1"], ["a_1", "a_2"], ["a_1", "a_2"]]
     vec = hurtle.make_vec(partial(Crowd, script, {(1, "a_2"): None}), 1, backend="serial")
     collector, rollout = collector_of(vec, policy_for(vec), 8)

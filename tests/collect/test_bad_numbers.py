@@ -32,7 +32,7 @@ def collected(vec, normalize=False):
     finally:
         collector.close()
         if normalize:
-            assert float(policy.normalizer.count) == 0.0  # of the rollout that was not finished
+            assert float(policy.normalizer.count) == 0.0  # nothing from the unfinished rollout
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

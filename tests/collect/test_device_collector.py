@@ -1,4 +1,4 @@
-"""`DeviceCollector` on the CPU against `GeneralCollector`, made to take the same actions: every field of every step."""
+"""`DeviceCollector` on the CPU against `GeneralCollector`, forced to take the same actions: every field of every step."""
 
 import copy
 
@@ -34,7 +34,7 @@ NUMBERS = (
 
 
 class Faulty(Env):
-    """A walk; set `what` and `when`, and one number of that step is not finite; or of every end, or of the first start."""
+    """A walk with one non-finite number in the step set by `what` and `when`, at every end, or at the first start."""
 
     observation_space = Box(-100, 100, (2,))
     action_space = Discrete(3)
@@ -86,7 +86,7 @@ class OddNormal(nn.Module):
 
 
 class Taught(Actor):
-    """Would have taken the actions of a rollout, too, up to rounding; takes those."""
+    """Checks that it would take a rollout's actions, up to rounding, then takes them."""
 
     def learn_from(self, rollout):
         self.rollout, self.now = rollout, 0
@@ -129,7 +129,7 @@ def on_device(env, num_envs=5, mode="raw", final_slots=None, **settings):
 
 
 def noting_metrics(vec):
-    """Its `step`, which puts the metrics of every env that is over into `vec.told`; a collector may see only some of them."""
+    """A `step` that records the metrics of every ended env in `vec.told`; a collector may see only some of them."""
     step, vec.told = vec.step, []
 
     def noted(actions):
@@ -143,7 +143,7 @@ def noting_metrics(vec):
 
 
 def general(collector):
-    """The general collector with a policy and envs of its own, that begin as those of this one did."""
+    """A general collector with its own policy and envs, which start in the same state as this one's."""
     vec = hurtle.make_vec(collector.vec.native_spec.env, collector.vec.num_envs, num_workers=1)
     vec.step = noting_metrics(vec)
     actor = Taught(copy.deepcopy(collector.policy), collector.rows.num_rows, SEED)
@@ -172,7 +172,7 @@ def assert_same_rollout(rollout, expected):
 
 
 def assert_same_episodes(totals, stats, told):
-    """Each episode that totals list is the mean. An env that ends with nobody in it brings metrics, but only to episodes."""
+    """Totals list each episode as the mean. An env that ends with no agents adds metrics, but only if episodes ended."""
     assert totals.count == len(stats.returns)
     assert len(totals.returns) == len(totals.lengths) == min(totals.count, SHOWN)
     if totals.count:
@@ -213,7 +213,7 @@ def compare(collector, other, num_steps, rollouts=2):
 
 
 CASES = {
-    # name: env, words, what happens (T: an episode terminates, C: is cut off, A: somebody is absent)
+    # name: env, settings, what happens (T: an episode terminates, C: is truncated, A: an agent is absent)
     "cartpole": ("cartpole", {"max_steps": 14}, "TC"),
     "pendulum": ("pendulum", {"max_steps": 9, "normalize": True, "mode": "normalize"}, "C"),
     "pendulum beta": ("pendulum", {"max_steps": 9, "distribution": "beta"}, "C"),
@@ -266,7 +266,7 @@ def test_rollouts_of_several_lengths_follow_on():
 def test_many_short_episodes_need_several_slots():
     collector = on_device("pendulum", max_steps=3)
     other = general(collector)
-    for num_steps in (10, 10, 9):  # from the middle of an episode: up to four cuts of a row
+    for num_steps in (10, 10, 9):  # starting mid-episode: up to four truncations per row
         compare(collector, other, num_steps, rollouts=1)
     assert collector.overflow == 0
 
@@ -286,7 +286,7 @@ def test_without_a_slot_the_observation_before_must_do(slots):
         assert torch.equal(rollout.final_values[~late], expected.final_values[~late])
         assert torch.equal(rollout.final_values[late], rollout.values[late])
         assert not rollout.final_values[~cut].any()
-        assert (rollout.final_values[late] - expected.final_values[late]).abs().min() > 1e-6  # which is not the same
+        assert (rollout.final_values[late] - expected.final_values[late]).abs().min() > 1e-6  # they do differ
     assert few.overflow == lost > 0
 
 
@@ -325,7 +325,7 @@ def test_episodes_are_reported_once():
 
 
 def test_what_is_done_of_the_stage():
-    """Rewards and statistics where it knows the learner's stage, V of what came after always."""
+    """Rewards and statistics if it knows the learner's stage; bootstrap values always."""
     staged = on_device("pendulum", max_steps=3, mode="normalize", normalize=True)
     collector, rollout = staged.collector, staged.new_rollout(8)
     collector.collect(rollout)
@@ -350,7 +350,7 @@ def test_weights_of_another_policy():
     assert (rollout.version, expected.version) == (4, 0)
 
 
-# Going on from a saved state, in both directions
+# Resuming from a saved state, in both directions
 
 MOVES = {
     "cartpole": ("cartpole", {"max_steps": 14}),
@@ -391,7 +391,7 @@ def test_going_on_from_a_saved_state_changes_no_bit(case):
     first.collect(rollout)
     saved = copy.deepcopy(first.state_dict())
     last.collect(again)
-    last.collect(again)  # what it did before does not matter
+    last.collect(again)  # its earlier state does not matter
     last.load_state_dict(saved)
     for _ in range(2):
         assert_equal_episodes(last.collect(again), first.collect(rollout))
@@ -413,7 +413,7 @@ def test_without_the_envs_new_episodes_begin_with_other_seeds():
     assert not torch.equal(again.obs[0], rollout.obs[0])
 
 
-# What it cannot do
+# Unsupported cases
 
 
 def test_vectors_that_it_cannot_step():
@@ -443,12 +443,12 @@ def test_rollouts_that_do_not_fit():
     assert collector.steps == 4
 
 
-# Numbers that are not finite
+# Non-finite numbers
 
 
 def spoil(collector, what, when):
-    """`what` and `when` by env."""
-    collector.state_dict()  # the envs are reset now
+    """Set `what` and `when` per env."""
+    collector.state_dict()  # resets the envs
     collector.vec.set_attr("what", what)
     collector.vec.set_attr("when", when)
     return collector.new_rollout(4)
@@ -498,7 +498,7 @@ def test_of_several_the_first_is_named(times):
 
 @pytest.mark.parametrize("when", [2, 4])
 def test_a_bad_observation_is_named_where_actions_are_numbers(when):
-    """The action that the policy then takes is not finite either, and no env takes that; but it is not the cause."""
+    """The policy's next action is not finite either and is rejected by the env, but it is not the cause."""
     collector = on_device(Spoilt)
     rollout = spoil(collector, [0, 0, 2, 0, 0], when)
     with pytest.raises(NonFiniteError, match=rf"The observation of env 2, at step {when}"):

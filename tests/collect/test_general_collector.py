@@ -89,7 +89,7 @@ def test_masks(kind, mode):
 
 
 class SometimesMasked(Script):
-    """Tells legal actions only in the first observation, where just action 2 is one; later all are."""
+    """Reports legal actions only at the first observation, where just action 2 is legal; later all are."""
 
     def told(self):
         return {"action_mask": np.array([0, 0, 1], np.int8)} if self.now == 0 else {}
@@ -115,11 +115,11 @@ def test_no_mask_means_that_all_actions_are_legal(kind):
 @pytest.mark.parametrize("recurrent", ["none", "lstm", "gru", "mingru"])
 @pytest.mark.parametrize("mode", [SAME, NEXT])
 def test_the_update_sees_the_log_probs_and_values_of_the_collection(mode, recurrent):
-    """Before any gradient step, the learner's view of a rollout is the actor's: memory rebuilt and reset in the same places."""
+    """Before any gradient step, the learner's view of a rollout is the actor's: memory rebuilt and reset at the same steps."""
     vec = VECTORS["serial"](mode)
     policy = sharp_policy(vec.single_observation_space, vec.single_action_space, recurrent)
     collector, rollout = collector_of(vec, policy, 16)
-    for k in range(3):  # the later ones begin in the middle of episodes
+    for k in range(3):  # later ones begin mid-episode
         collector.collect(rollout)
         assert rollout.starts[1:].any()
         remembers = recurrent != "none"
@@ -127,7 +127,7 @@ def test_the_update_sees_the_log_probs_and_values_of_the_collection(mode, recurr
         log_probs, _, values = evaluate_actions(policy, batch)
         torch.testing.assert_close(log_probs, batch.log_probs, rtol=0, atol=1e-5)
         torch.testing.assert_close(values, batch.values, rtol=0, atol=1e-5)
-        if remembers and k:  # the test can fail: without the resets, or from another state, it would
+        if remembers and k:  # the test has power: it would fail without resets, or from another state
             for wrong in (
                 batch._replace(starts=torch.zeros_like(batch.starts)),
                 batch._replace(state=tuple(part + 1 for part in batch.state)),
@@ -234,7 +234,7 @@ def test_python_envs_resume_with_new_seeds():
 @pytest.mark.parametrize("recurrent", ["none", "lstm"])
 @pytest.mark.parametrize("mode", [SAME, NEXT])
 def test_a_gpu_in_between_changes_no_bit(mode, recurrent):
-    """With pinned buffers on the way to the policy and back, and outcomes copied at the end."""
+    """With pinned buffers to the policy and back, and outcomes copied at the end."""
     found = []
     for gpu in (None, FakeGpu(late_uploads=False)):
         vec = VECTORS["serial"](mode, masked_script)
@@ -254,7 +254,7 @@ def test_a_gpu_in_between_changes_no_bit(mode, recurrent):
 
 
 def test_a_step_waits_for_its_actions_and_for_nothing_else():
-    """One wait before each step of the envs, after everything of the step was launched; none in between."""
+    """One wait before each env step, after all of its work was launched; none in between."""
     vec, gpu = VECTORS["serial"](SAME), FakeGpu(late_uploads=False)
     policy = sharp_policy(vec.single_observation_space, vec.single_action_space)
     collector, rollout = collector_of(vec, policy, 6)

@@ -1,4 +1,4 @@
-"""`NativeCollector` against `GeneralCollector`, which is made to take the same actions: every field of every step."""
+"""`NativeCollector` against `GeneralCollector`, which is forced to take the same actions: every field of every step."""
 
 import copy
 import runpy
@@ -37,9 +37,9 @@ CLOSE = ("log_probs", "values", "final_values", "last_values", "advantages", "re
 
 
 class Comings(Env):
-    """Four agents: 0 stays, 1 dies and comes back, 2 goes away without a flag, 3 is there in the first steps only.
+    """Four agents: 0 stays, 1 dies and returns, 2 leaves without a flag, 3 is present only in the first steps.
 
-    The env is over after `span` steps; in some episodes everybody is away by then, or time is up first.
+    The env is over after `span` steps; in some episodes all agents are gone by then, or the time limit comes first.
     """
 
     observation_space = Box(-100, 100, (3,))
@@ -82,7 +82,7 @@ class Comings(Env):
 
 
 class Spoilt(Env):
-    """A walk; set `what` and `when`, and one number of that step is not finite."""
+    """A walk with one non-finite number in the step set by `what` and `when`."""
 
     observation_space = Box(-100, 100, (2,))
     action_space = Box(-1, 1, (1,))
@@ -113,7 +113,7 @@ class Spoilt(Env):
 
 
 class Taught(Actor):
-    """Would have taken the actions of a rollout, too, up to rounding; takes those."""
+    """Checks that it would take a rollout's actions, up to rounding, then takes them."""
 
     def learn_from(self, rollout):
         self.rollout, self.now = rollout, 0
@@ -149,7 +149,7 @@ def native(env, num_envs, config=None, seed=3, num_threads=1, rewards=None, adva
 
 
 def general(collector, seed=3, rewards=None, **parameters):
-    """The general collector with a policy and envs of its own, that begin as those of the native one did."""
+    """A general collector with its own policy and envs, which start in the same state as the native one's."""
     env = type(collector.vec.native_spec.env)
     vec = hurtle.make_vec(env, collector.vec.num_envs, num_workers=1, **parameters)
     actor = Taught(copy.deepcopy(collector.policy), collector.rows.num_rows, seed)
@@ -217,7 +217,7 @@ CASES = {
 BOTH_ENDS = {"cartpole", "masked", "comings"}
 
 
-SLOW = {"squared", "asterix", "memory", "thrust", "snake"}  # what they show, others show too; each is a module to compile
+SLOW = {"squared", "asterix", "memory", "thrust", "snake"}  # covered by others; each is one more module to compile
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow) if case in SLOW else case for case in CASES])
@@ -233,7 +233,7 @@ def test_every_field_of_every_step(case):
 
 @pytest.mark.parametrize("num_envs", [1, 3, 130])
 def test_rows_that_fill_tiles_and_rows_that_do_not(num_envs):
-    """130 envs of 4 agents are 520 rows: eight tiles and a rest; 130 truncations in one step fill tiles, too."""
+    """130 envs of 4 agents are 520 rows: eight tiles and a remainder; 130 truncations in one step also fill tiles."""
     collector = native(Comings, num_envs)
     compare(collector, general(collector), 13, rollouts=2)
 
@@ -292,14 +292,14 @@ def test_advantages_are_computed_at_once_if_wanted():
     assert rollout.done == Done.BOOTSTRAP | Done.ADVANTAGES
     advantages, returns = rollout.advantages.clone(), rollout.returns.clone()
     rollout.compute_advantages(GAMMA, LAMBDA)
-    assert torch.equal(rollout.advantages, advantages)  # to the bit
+    assert torch.equal(rollout.advantages, advantages)  # bitwise
     assert torch.equal(rollout.returns, returns)
     collector.collect(rollout)
     advantages = rollout.advantages.fill_(7.0).clone()
     postprocess(rollout)
-    assert torch.equal(rollout.advantages, advantages)  # there was nothing left to do
+    assert torch.equal(rollout.advantages, advantages)  # nothing left to do
     postprocess(rollout)
-    assert not torch.equal(rollout.advantages, advantages)  # what the collector did counts once
+    assert not torch.equal(rollout.advantages, advantages)  # the collector's work counts once
     before = rollout.advantages.clone()
     rollout.rewards += 1.0
     rollout.compute_advantages(GAMMA, LAMBDA)
@@ -326,7 +326,7 @@ def test_a_rollout_with_masks_of_an_env_without():
     assert bool(rollout.masks.all())
 
 
-# Going on from a saved state, in both directions
+# Resuming from a saved state, in both directions
 
 
 @pytest.mark.parametrize("env", ["cartpole", Comings])
@@ -395,7 +395,7 @@ def test_weights_are_the_policys_first_ones_until_others_are_loaded():
     assert torch.equal(rollout.values, expected.values)
     with torch.no_grad():
         for parameter, new in zip(same.policy.parameters(), other.parameters(), strict=True):
-            parameter.copy_(new)  # trained in place: the next rollout is the old policy's all the same
+            parameter.copy_(new)  # trained in place: the next rollout still uses the old policy
     for one, found in ((collector, rollout), (same, expected)):
         one.collect(found)
     assert torch.equal(rollout.values, expected.values)
@@ -408,8 +408,8 @@ def test_weights_are_the_policys_first_ones_until_others_are_loaded():
         assert torch.equal(rollout.log_probs, expected.log_probs)
         assert (rollout.version, expected.version) == (7, 0)
     for mine, new in zip(collector.policy.parameters(), other.parameters(), strict=True):
-        assert torch.equal(mine, new)  # the module has them, too
-    flat.zero_()  # the learner's memory, which the collector has copied
+        assert torch.equal(mine, new)  # the module also has them
+    flat.zero_()  # the learner's memory, which the collector copied
     collector.collect(rollout)
     assert bool(rollout.values.any())
     collector.load_weights(Weights(flat))
@@ -454,7 +454,7 @@ def test_a_policy_from_a_config():
     assert all(torch.equal(a, b) for a, b in zip(collector.policy.parameters(), built.parameters(), strict=True))
 
 
-# What it cannot do
+# Unsupported cases
 
 
 def test_vectors_that_it_cannot_step():
@@ -474,7 +474,7 @@ def test_vectors_that_it_cannot_step():
 
 def test_a_vector_on_the_gpu_is_named_as_one(monkeypatch):
     vec = hurtle.make_vec("cartpole", 2)
-    monkeypatch.setattr(vec, "_batch", object())  # the class of its envs tells where they are
+    monkeypatch.setattr(vec, "_batch", object())  # the envs' class tells where they are
     with pytest.raises(HurtleError, match=r"on the GPU, not on the CPU.*GeneralCollector"):
         NativeCollector(vec, PolicyConfig())
 
@@ -505,7 +505,7 @@ def test_rollouts_that_do_not_fit():
         collector.collect(collector.new_rollout(2))
 
 
-# Numbers that are not finite
+# Non-finite numbers
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -521,7 +521,7 @@ def test_bad_numbers_are_found(what, when, message, threads):
     messages = []
     for make in (lambda: native(Spoilt, 5, num_threads=threads), lambda: general(native(Spoilt, 5))):
         collector = make()
-        collector.state_dict()  # the envs are reset now
+        collector.state_dict()  # resets the envs
         values = [0, 0, what, 0, what]
         collector.vec.set_attr("what", values)
         collector.vec.set_attr("when", when)
@@ -578,7 +578,7 @@ def test_a_request_to_stop():
 
 
 def test_others_run_meanwhile():
-    """While one thread collects for a while, another one counts: the GIL is free."""
+    """While one thread collects, another one counts: the GIL is released."""
     collector = native("cartpole", 64).collector
     rollout = collector.new_rollout(2_000)
     collector.collect(rollout)
@@ -630,7 +630,7 @@ def test_ctrl_c_is_heard():
 
 
 def test_the_example_learns(capsys):
-    """A loop of one's own in plain torch, around the collector."""
+    """A custom training loop in plain torch, around the collector."""
     example = runpy.run_path(str(ROOT / "examples" / "own_loop.py"))
     example["main"](total_steps=24_000)
     last = capsys.readouterr().out.strip().splitlines()[-1]
@@ -647,7 +647,7 @@ def test_threads_are_counted_and_never_more_than_there_are_cores(monkeypatch):
 
 
 def test_a_learners_weights_arrive_when_they_are_loaded():
-    """Its policy is the collector's: nothing is copied into the module, and all of it into compiled code."""
+    """Shares the collector's policy: nothing is copied into the module, everything into compiled code."""
     collector = native("cartpole", 4)
     learner = native_ppo(collector.policy, PPOConfig(minibatch_size=16, learning_rate=0.1))
     rollout, kept = collector.new_rollout(4), Rollout(collector.policy, 4, 4)

@@ -1,4 +1,4 @@
-"""`PoolCollector`: envs that come back in any order, at any pace; no step is lost, doubled or misplaced."""
+"""`PoolCollector`: envs return in any order, at any pace; no step is lost, duplicated or misplaced."""
 
 from functools import partial
 
@@ -22,7 +22,7 @@ SAME, NEXT = AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP
 
 
 class OddPool:
-    """A pool whose envs come back as the dice fall; env i with a chance of `speeds[i]`. It steps a serial vector of its own."""
+    """A pool whose envs return at random, env i with probability `speeds[i]`. It steps its own serial vector."""
 
     num_agents = 1
 
@@ -70,7 +70,7 @@ class OddPool:
 
 
 def followed(vec, make_env, policy, mode, num_steps, rollouts, seed=3, env_of=None, masks=False):
-    """Collect, and check every segment as the next piece of its env's life; returns how many segments each env filled."""
+    """Collect, and check every segment as the next piece of its env's trajectory; returns segment counts per env."""
     collector, rollout = collector_of(vec, policy, num_steps, seed=seed)
     assert collector.has_masks == masks
     replays = [Replay(make_env(), seed + i, policy, mode is NEXT) for i in range(vec.num_envs)]
@@ -96,7 +96,7 @@ def test_odd_orders_and_speeds(mode, recurrent):
     counts, _, _ = followed(vec, Script, policy, mode, 3, 12)
     assert counts[0].max() > 1  # several in one rollout
     assert 0 in counts[:, 2]  # a rollout without the slow one
-    assert counts[:, 2].sum() > 0  # whose segment came in the end
+    assert counts[:, 2].sum() > 0  # its segment arrived eventually
     assert counts.sum() == 12 * 6
 
 
@@ -115,7 +115,7 @@ def test_masks_of_a_pool():
 
 
 def test_episodes_are_reported_once():
-    """All that ended up to the last step of each env that came back: no more and no less than their lives have."""
+    """All episodes that ended up to the last returned step of each env, no more and no less."""
     vec = OddPool([3, 1, 2], 1, SAME)
     policy = sharp_policy(vec.single_observation_space, vec.single_action_space)
     collector, rollout = collector_of(vec, policy, 5, seed=3)
@@ -161,7 +161,7 @@ def test_the_update_sees_the_log_probs_of_the_collection(recurrent):
 
 
 def test_rewards_and_observations_of_a_pool_are_normalized():
-    """Segment by segment, in the order in which they were handed over; a row's running return goes on in its next segment."""
+    """Segment by segment, in the order in which they were handed over; a row's running return continues in its next segment."""
     vec = OddPool([5, 1, 0.5, 2], 2, SAME)
     policy = sharp_policy(vec.single_observation_space, vec.single_action_space, normalize=True)
     collector, rollout = collector_of(vec, policy, 4, mode="normalize")
@@ -179,7 +179,7 @@ def test_rewards_and_observations_of_a_pool_are_normalized():
                 seen.append(obs)
                 assert float(rollout.rewards[t, n]) == pytest.approx(reward, rel=1e-6)
                 assert float(rollout.scaled_rewards[t, n]) == pytest.approx(np.clip(reward / std, -10, 10), rel=1e-5)
-                np.testing.assert_array_equal(rollout.obs[t, n], obs)  # raw, to the last digit
+                np.testing.assert_array_equal(rollout.obs[t, n], obs)  # raw, exactly
                 running[env] = 0.9 * running[env] + reward
                 returns.append(running[env])
                 running[env] *= not over
@@ -240,7 +240,7 @@ def test_stopping_a_pool():
 
 
 def test_statistics_of_a_fair_pool():
-    """With one batch and equal speeds everything is known: all episodes of the segments handed over."""
+    """With one batch and equal speeds the result is known: all episodes of the segments handed over."""
     vec = hurtle.make_vec(Script, 4, backend="serial", batch_size=2, order="fair")
     policy = sharp_policy(vec.single_observation_space, vec.single_action_space)
     counts, stats, replays = followed(vec, Script, policy, SAME, 12, 1)
@@ -270,7 +270,7 @@ def test_a_gpu_in_between_changes_no_bit(mode, recurrent):
 
 
 def test_a_batch_is_sent_as_soon_as_its_actions_are_there():
-    """Before anything is asked of the next batch, with one wait, and before what else the policy said is written down."""
+    """Before the next batch is requested, with one wait, and before the policy's other outputs are stored."""
     vec, gpu = OddPool([1, 1, 1, 1], 2, SAME), FakeGpu(late_uploads=False)
     policy = sharp_policy(vec.single_observation_space, vec.single_action_space)
     collector, rollout = collector_of(vec, policy, 3)
@@ -299,7 +299,7 @@ def test_a_batch_is_sent_as_soon_as_its_actions_are_there():
 
 
 class Seer(torch.nn.Module):
-    """Its value is a view of what it saw."""
+    """Its value is a view of its input."""
 
     def __init__(self):
         super().__init__()
@@ -331,7 +331,7 @@ def test_which_pools_are_double_buffered(monkeypatch):
     assert double_buffered_batch(6, 3, "process", "cuda:0") == 3
     assert double_buffered_batch(14, None, "process", "cuda") is None  # eight workers: some would have one env
     assert double_buffered_batch(4, None, "process", "cuda") is None  # four workers with one each
-    assert double_buffered_batch(15, 2, "process", "cuda") is None  # no half
+    assert double_buffered_batch(15, 2, "process", "cuda") is None  # cannot be halved
     assert double_buffered_batch(16, 4, "process", "cpu") is None
     for backend in ("serial", "native", "ray", "auto"):
         assert double_buffered_batch(16, 4, backend, "cuda") is None

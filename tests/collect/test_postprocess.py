@@ -25,7 +25,7 @@ PARTS = {
 
 
 def filled(recurrent="none", mode="normalize"):
-    """A rollout straight from a collector, after one that gave the statistics something to know; and its stage."""
+    """A rollout straight from a collector, after one that filled the statistics; and its stage."""
     vec = hurtle.make_vec(Script, NUM_ENVS, backend="serial")
     policy = sharp_policy(vec.single_observation_space, vec.single_action_space, recurrent, normalize=True)
     staged, rollout = collector_of(vec, policy, 8, mode=mode, gamma=GAMMA)
@@ -43,7 +43,7 @@ def test_a_collector_of_any_env_leaves_all_to_the_stage():
     rollout, stage = filled()
     assert rollout.done == Done.NOTHING
     stage(rollout)
-    assert rollout.done == Done.NOTHING  # used up: the next rollout says anew what was done
+    assert rollout.done == Done.NOTHING  # consumed: the next rollout reports anew what was done
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -80,7 +80,7 @@ def test_one_part_at_a_time_is_the_whole(recurrent):
 
 
 def test_values_are_those_of_the_statistics_that_acted():
-    """V of what came after is computed before the normalizer learns from the rollout."""
+    """Bootstrap values are computed before the normalizer learns from the rollout."""
     rollout, stage = filled()
     acted = copy.deepcopy(stage.policy)
     stage(rollout)
@@ -144,7 +144,7 @@ COLLECTORS = {
 
 @pytest.mark.parametrize("kind", COLLECTORS)
 def test_observations_are_stored_raw_and_finals_kept(kind):
-    """In every collector, with a normalizer: a `Walk`'s observation is a cell and the steps so far, whole numbers both."""
+    """In every collector, with a normalizer: a `Walk`'s observation is a cell and the steps so far, both integers."""
     policy = sharp_policy(Walk.observation_space, Walk.action_space, normalize=True)
     collector = COLLECTORS[kind](policy, 12)
     rollout, cuts, used = collector.new_rollout(12), 0, []
@@ -161,14 +161,14 @@ def test_observations_are_stored_raw_and_finals_kept(kind):
         assert_finals_of_truncations(rollout)
         for (step, row), obs in finals_of(rollout).items():
             moved = rollout.obs[step, row, 0] + rollout.actions[step, row] - 1
-            assert obs.tolist() == [float(moved), 5.0]  # where its last action led, in the last step of the time limit
+            assert obs.tolist() == [float(moved), 5.0]  # the cell after its last action, at the time limit
             cuts += 1
     assert cuts > 0
     collector.close()
 
 
 def test_all_collectors_make_the_same_of_the_same():
-    """Same seed, same weights: what differs is who did which part of the stage."""
+    """Same seed, same weights: only who did which part of the stage differs."""
     found = {}
     for kind in ("general", "native", "device"):
         policy = sharp_policy(Walk.observation_space, Walk.action_space, normalize=True)

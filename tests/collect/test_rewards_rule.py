@@ -1,4 +1,4 @@
-"""Scaled rewards and normalized observations: what learners and policies see of what the env gave."""
+"""Scaled rewards and normalized observations: what learners and policies see of the env's outputs."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def test_signs():
 @pytest.mark.parametrize("autoreset", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
 @pytest.mark.parametrize("clip", [10.0, 0.3])
 def test_rewards_over_the_std_of_returns(autoreset, clip):
-    """By the statistics of all rollouts before this one; running returns go on from rollout to rollout."""
+    """By the statistics of all rollouts before this one; running returns continue from rollout to rollout."""
     with_rule, without = collected("normalize", autoreset, clip=clip)
     running, returns = np.zeros(NUM_ENVS), []
     for scaled, raw in zip(with_rule, without, strict=True):
@@ -66,12 +66,12 @@ def test_rewards_over_the_std_of_returns(autoreset, clip):
                     returns.append(running[n])
                     if raw["terminated"][t, n] or raw["truncated"][t, n]:
                         running[n] = 0.0
-        np.testing.assert_array_equal(scaled["stats"].returns, raw["stats"].returns)  # those of the env itself
+        np.testing.assert_array_equal(scaled["stats"].returns, raw["stats"].returns)  # the env's own returns
     assert without[-1]["valid"].all() == (autoreset is AutoresetMode.SAME_STEP)
 
 
 class FakeRollout:
-    """The fields that a rule looks at."""
+    """The fields that a rule reads."""
 
     def __init__(self, rewards, ended, valid, columns=None):
         self.rewards, self.terminated, self.valid = (torch.from_numpy(part.copy()) for part in (rewards, ended, valid))
@@ -80,7 +80,7 @@ class FakeRollout:
 
 
 def test_segments_of_a_pool_give_what_their_rows_would():
-    """Row 1 fills three segments of a rollout, row 2 none, and the next rollout goes on from there."""
+    """Row 1 fills three segments of a rollout, row 2 none, and the next rollout continues from there."""
     rng = np.random.default_rng(0)
     steps, orders = 4, [[1, 0, 1, 1], [2, 1, 0, 2]]
     lives = {row: [rng.normal(size=20).astype(np.float32), rng.random(20) < 0.3, rng.random(20) < 0.8] for row in range(3)}
@@ -96,7 +96,7 @@ def test_segments_of_a_pool_give_what_their_rows_would():
         std = np.sqrt(np.var(returns) + 1e-8) if returns else 1.0
         pool.apply(rollout)
         np.testing.assert_allclose(rollout.scaled_rewards, np.clip(rewards / std, -10, 10), rtol=1e-5)
-        for (segment, ends, real), row in zip(columns, rows, strict=True):  # in order, so that a row's own are too
+        for (segment, ends, real), row in zip(columns, rows, strict=True):  # in order, so that each row's segments are too
             for reward, end, counts in zip(segment, ends, real, strict=True):
                 if counts:
                     running[row] = 0.9 * running[row] + reward

@@ -1,4 +1,4 @@
-"""`Staging`: what arrives is what was sent, however late the copies run, and nobody waits for more than they need."""
+"""`Staging`: what arrives is what was sent, however late the copies run, and nothing waits longer than needed."""
 
 import numpy as np
 import pytest
@@ -51,14 +51,14 @@ def test_nothing_is_overwritten_while_it_is_copied(gpu, staging):
         array = random_array(rng, (int(rng.integers(1, 9)), 4))
         sent.append(array.copy())
         arrived.append(staging.to_device("obs", array))
-        array[:] = -1.0  # the env's memory: it changes at once
+        array[:] = -1.0  # the env's memory: overwritten at once
         if step % 7 == 0:
             sent.append(random_array(rng, (3,)))
             arrived.append(staging.to_device("starts", sent[-1]))
     gpu.run(len(gpu.queue))
     for array, tensor in zip(sent, arrived, strict=True):
         np.testing.assert_array_equal(tensor.numpy(), array)
-    assert gpu.log.count("wait") >= 48  # the test can fail: every buffer was used again before its copy had run
+    assert gpu.log.count("wait") >= 48  # the test has power: every buffer was reused before its copy had run
 
 
 def test_what_came_back_stays_until_the_second_next_copy(gpu, staging):

@@ -387,14 +387,14 @@ def test_native_refuses_what_is_not_an_observation():
     native = CompiledMLP(MLPDescription.of(made(OBSERVATIONS["vector"], spaces.Discrete(3)))).native
     with pytest.raises(TypingError, match="obs: expected a contiguous array of float32"):
         native(np.zeros(4))
-    with pytest.raises(ValueError, match="size is not the policy"):
+    with pytest.raises(ValueError, match="size does not match the policy"):
         native(np.zeros(3, np.float32))
     with pytest.raises(ValueError, match="NaN"):
         native(np.array([0, 0, 0, np.nan], np.float32))
     into = CompiledMLP(MLPDescription.of(made(OBSERVATIONS["vector"], spaces.Box(-1, 1, (2,))))).native
     with pytest.raises(TypingError, match="out: expected a contiguous array of float32"):
         into(np.zeros(4, np.float32), np.zeros(2))
-    with pytest.raises(ValueError, match="array for the action"):
+    with pytest.raises(ValueError, match="output array's size"):
         into(np.zeros(4, np.float32), np.zeros(1, np.float32))
 
 

@@ -1,4 +1,4 @@
-"""Indices of env code: negative ones mean what they mean in Python; no index leaves its array, on any target."""
+"""Indices in env code: negative ones mean the same as in Python; none goes out of bounds, on any target."""
 
 import json
 import linecache
@@ -43,7 +43,7 @@ def uncompiled():
 
 
 def outcome(vec, case, index):
-    """What one step gives that indexes there: reward, observation and State, or the error."""
+    """The result of one step that indexes there: reward, observation and State, or the error."""
     vec.reset(seed=0, options={"case": 99, "index": 0})
     vec.set_attr("case", case)
     vec.set_attr("index", index)
@@ -157,7 +157,7 @@ def test_unsafe_is_for_native_envs():
 def test_constants_and_own_lengths_are_not_checked_when_run():
     text = generated(Indexer())
     body = text[text.index("def env_reset") : text.index("def env_step")]
-    assert "_at(k, i8(4)," in body  # the compiler removes it: it knows that k < 4
+    assert "_at(k, i8(4)," in body  # the compiler removes the check: it knows that k < 4
     assert "state.grid[_at(state.index" not in body
     assert "obs[U64(0) * U64(3) + U64(0)]" in text
 

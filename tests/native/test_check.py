@@ -80,7 +80,7 @@ class MixesIntAndFloat(Good):
 
 
 class SlipsOutOfBounds(Good):
-    """Right in the first steps, wrong later: only a longer look finds it."""
+    """Correct in the first steps, wrong later: only a longer check finds it."""
 
     def step(self, state, action, rng):
         state.n += 1

@@ -1,4 +1,4 @@
-"""What is known at compile time keeps its meaning in compiled code, and what would lose it is refused."""
+"""Compile-time constants keep their meaning in compiled code; those that would not are rejected."""
 
 import functools
 
@@ -158,7 +158,7 @@ def test_options_that_do_not_fit_are_refused(value):
     vec = hurtle.make_vec(Base, 2)
     with pytest.raises(EnvDefinitionError, match=r"Option 'option' of Base holds int8"):
         vec.reset(options={"option": value})
-    with pytest.raises(Exception, match="reset"):  # a failed reset is no reset
+    with pytest.raises(Exception, match="reset"):  # a failed reset does not count
         vec.step(np.zeros(2, np.int64))
 
 

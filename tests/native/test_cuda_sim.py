@@ -1,6 +1,6 @@
-"""The CUDA target in Numba's simulator: every env of the zoo does on the GPU what it does on the CPU.
+"""The CUDA target in Numba's simulator: every env of the zoo behaves on the GPU as on the CPU.
 
-The CPU plays and is recorded here; one process with the simulator switched on replays all of it from the same records.
+CPU play is recorded here; one process with the simulator enabled replays all of it.
 """
 
 import json
@@ -69,7 +69,7 @@ print(json.dumps(report))
 
 
 def fresh(infos, vec):
-    """What infos hold that is new in this step, in the order of rows; empty where no episode ended."""
+    """The new entries of infos in this step, in row order; empty if no episode ended."""
     found = {name: infos[name].copy() for name in ("action_mask", "agent_mask") if name in infos}
     arrays, several = vec._batch.arrays, vec.num_agents > 1
     ended = arrays.episode_ended.copy() if several else arrays.episode_ended[:, 0].copy()
@@ -96,7 +96,7 @@ def record(name, num_envs, num_steps, seed=3):
         steps.append({"records": before, "actions": actions, "expected": expected})
         if len(steps) == num_steps and any(len(step["expected"]["final_obs"]) for step in list(steps)[2:-3]):
             break
-    # Envs of real numbers are set to the same state before each step: rounding errors must not add up.
+    # Envs of real numbers are set to the same state before each step: rounding errors must not accumulate.
     recording["steps"] = list(steps)
     for step in recording["steps"][1:]:
         step["records"] = step["records"] if obs.dtype.kind == "f" else None
@@ -106,7 +106,7 @@ def record(name, num_envs, num_steps, seed=3):
 @pytest.fixture(scope="module")
 def recordings():
     found = {name: record(name, 3, STEPS.get(name, 15)) for name in names()}
-    found |= {name: record(name, 9, 10) for name in SAMPLES}  # more than one block of 8 threads, and the last not full
+    found |= {name: record(name, 9, 10) for name in SAMPLES}  # more than one block of 8 threads, the last one partial
     return found
 
 

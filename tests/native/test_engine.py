@@ -23,7 +23,7 @@ BOTH_MODES = pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
 
 
 def play(vec, actions, seed=0, options=None):
-    """All that a vector of envs returns while it takes the given actions. actions [T, N, …]"""
+    """Everything a vector of envs returns for the given actions. actions [T, N, …]"""
     obs, infos = vec.reset(seed=seed, options=options)
     outcomes = [(obs.copy(), *([None] * 3), copied(infos))]
     for row in actions:
@@ -33,7 +33,7 @@ def play(vec, actions, seed=0, options=None):
 
 
 def copied(infos, fresh=None):
-    """A copy of infos in which stale rows, those that no mask calls new, are zero."""
+    """A copy of infos in which stale rows, those no mask marks as new, are zero."""
     if not isinstance(infos, dict):
         rows = np.ones(len(infos), bool) if fresh is None else fresh
         if rows.ndim > 1 and infos.ndim == 1:
@@ -43,7 +43,7 @@ def copied(infos, fresh=None):
 
 
 def assert_same(first, second):
-    """Two played outcomes are equal to the bit, infos included."""
+    """Two outcomes are bitwise equal, including infos."""
     assert len(first) == len(second)
     for t, (a, b) in enumerate(zip(first, second, strict=True)):
         for x, y in zip(a[:4], b[:4], strict=True):
@@ -220,7 +220,7 @@ def test_trajectories_depend_on_nothing_but_the_seed(name):
     two = hurtle.make_vec(name, many, num_workers=2)
     assert two.num_workers == 2
     assert_same(reference, play(two, actions, seed=11))
-    assert_same(reference, play(two, actions, seed=11))  # what was played before leaves no trace
+    assert_same(reference, play(two, actions, seed=11))  # earlier play leaves no trace
     timed = hurtle.make_vec(name, many)
     assert_same(reference, play(timed, actions, seed=11))
     fewer = play(hurtle.make_vec(name, few), actions[:, :few], seed=11)
@@ -309,14 +309,14 @@ def test_compiled_code_does_what_plain_python_does(name):
 
 
 def test_agents_come_and_go():
-    """Agent a works a + 2 steps, is away for two, and comes back; the shift closes after 9 steps."""
+    """Agent a works a + 2 steps, is absent for two, and returns; the shift closes after 9 steps."""
     vec = hurtle.make_vec(Shift, 2)
     obs, infos = vec.reset(seed=0)
     assert obs.shape == (2, 3, 2)
     assert infos["agent_mask"].tolist() == [[True] * 3] * 2
     assert infos["action_mask"].shape == (2, 3, 3)
     assert infos["action_mask"][0].tolist() == [[True, True, False]] * 3
-    # For each step: who was done, with which return and length; who is there afterwards.
+    # For each step: who was done, with which return and length; who is present afterwards.
     story = [
         ({}, "012"),
         ({0: (2.0, 2)}, "12"),
@@ -326,7 +326,7 @@ def test_agents_come_and_go():
         ({0: (2.0, 2)}, "12"),
         ({}, "12"),
         ({1: (6.0, 3)}, "02"),
-        ({0: (1.0, 1), 2: (9.0, 3)}, "012"),  # closing time: all that are there are done, then it begins anew
+        ({0: (1.0, 1), 2: (9.0, 3)}, "012"),  # closing time: everyone present is done, then it starts over
         ({}, "012"),
         ({0: (2.0, 2)}, "12"),
     ]
@@ -376,7 +376,7 @@ def test_truncation_ends_the_episodes_of_those_present():
         vec.step(np.zeros((1, 3), int))
     _, _, terminated, truncated, infos = vec.step(np.zeros((1, 3), int))
     assert terminated.tolist() == [[False, True, False]]
-    assert truncated.tolist() == [[False, True, True]]  # agent 0 was away
+    assert truncated.tolist() == [[False, True, True]]  # agent 0 was absent
     assert infos["_episode"].tolist() == [[False, True, True]]
     assert infos["episode"]["l"][0, 1:].tolist() == [3, 3]
     assert infos["_final_obs"].tolist() == [True]
@@ -593,7 +593,7 @@ def test_played_actions_cover_the_space(env):
     if env is Thrust:
         assert -1.0 <= drawn[..., 0].min() < -0.9
         assert 0.9 < drawn[..., 0].max() <= 1.0
-        assert -1.0 <= drawn[..., 1].min() < -0.8  # a side without a bound is taken for ±1
+        assert -1.0 <= drawn[..., 1].min() < -0.8  # a missing bound counts as ±1
         assert 1.8 < drawn[..., 1].max() <= 2.0
     elif env is Levers:
         assert set(drawn[..., 0].ravel()) == {1, 2}
@@ -626,7 +626,7 @@ def test_arrays_are_reused_unless_copies_are_wanted():
 
 
 def helper_threads_of(make):
-    """Step a vector of envs once; returns it with the threads that it started."""
+    """Step a vector of envs once; returns it and the threads it started."""
     before = set(threading.enumerate())
     vec = make()
     vec.reset(seed=0)
@@ -687,7 +687,7 @@ def test_errors_in_a_thread_reach_the_caller():
 
     with pytest.raises(RuntimeError, match="shard"):
         vec._batch._threads.run(fail)
-    vec.step(np.ones(8, int))  # and the threads live on
+    vec.step(np.ones(8, int))  # and the threads stay alive
     vec.close()
 
 

@@ -1,4 +1,4 @@
-"""Env definitions: parameters, State, spaces, signatures; and what the author of a wrong one is told."""
+"""Env definitions: parameters, State, spaces, signatures; and the errors for wrong ones."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ class Good(Env):
 
 
 def variant(**changes):
-    """`Good` with other attributes; a value of None takes one away."""
+    """`Good` with other attributes; None removes one."""
     members = {**vars(Good), **changes}
     kept = {name: value for name, value in members.items() if value is not None and name not in ("__dict__", "__weakref__")}
     return type("Variant", (Env,), kept)
@@ -59,7 +59,7 @@ def refused(env, *parts):
     return str(caught.value)
 
 
-# What is right -------------------------------------------------------------------------------------------------------
+# Valid definitions ---------------------------------------------------------------------------------------------------
 
 
 def test_parameters_are_the_annotated_attributes_with_a_default():

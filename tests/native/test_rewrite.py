@@ -1,4 +1,4 @@
-"""The rewriter: what each construct means, compiled and uncompiled, and what the author is told of all others."""
+"""The rewriter: what each construct means, compiled and uncompiled, and the errors for all others."""
 
 import enum
 import math
@@ -49,7 +49,7 @@ def bump(state, by):
 
 
 class Basis(Env):
-    """What a derived env inherits: parameters, State, methods."""
+    """The base of a derived env: parameters, State, methods."""
 
     observation_space = Box(-1e9, 1e9, (1,))
     action_space = Discrete(4)
@@ -123,9 +123,9 @@ class Features(Basis):
         return a - b, a + b
 
     def fill(self, state, action):
-        """Docstrings are no statements."""
+        """Docstrings are not statements."""
         f, n = state.floats, state.ints
-        # Floats are float32 whatever they come from.
+        # Floats are float32, wherever they come from.
         f[0] = state.x + 0.1 - 0.4
         f[1] = state.x * self.gain
         f[2] = state.x * TENTH * Sizes.ratio
@@ -158,7 +158,7 @@ class Features(Basis):
             total += 0.1
         f[26] = total
 
-        # Ints are 64-bit whatever they are stored in.
+        # Ints are 64-bit, whatever they are stored in.
         n[0] = self.area
         n[1] = Side.RIGHT - Side.LEFT
         n[2] = LIMIT + PAIR[1]
@@ -329,7 +329,7 @@ def test_parameters_are_constants_of_the_generated_module():
     assert "self.gain" not in text
 
 
-# Integers that reach code by other ways than a field or an element of it ----------------------------------------------
+# Integers that reach code other than through a field or its elements -------------------------------------------------
 
 
 def difference(items, i, j):
@@ -337,7 +337,7 @@ def difference(items, i, j):
 
 
 class Detours(Env):
-    """Small unsigned integers subtracted after a detour; each difference is negative."""
+    """Small unsigned integers subtracted indirectly; each difference is negative."""
 
     observation_space = Box(-1e9, 1e9, (6,))
     action_space = Discrete(2)
@@ -401,7 +401,7 @@ def test_small_unsigned_ints_do_not_wrap(detours, slot):
 
 
 class Corners(Env):
-    """Observations of two dimensions."""
+    """Two-dimensional observations."""
 
     observation_space = Box(0.0, 100.0, (2, 3))
     action_space = Discrete(2)
@@ -431,7 +431,7 @@ class AsksForShape(Corners):
 
 @pytest.mark.parametrize("env", [CountsFromTheEnd, AsksForShape])
 def test_observation_indices_mean_the_same_everywhere(env):
-    """Where the engine cannot give them their meaning in compiled code, it must refuse them."""
+    """If compiled code cannot preserve their meaning, the engine must reject them."""
     try:
         expected = hurtle.make_vec(env, 1, debug=True).reset(seed=0)[0]
         got = hurtle.make_vec(env, 1).reset(seed=0)[0]

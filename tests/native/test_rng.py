@@ -1,4 +1,4 @@
-"""The random library: compiled code against its plain reference, and both against what randomness promises."""
+"""The random library: compiled code against its plain reference, and both against statistical tests."""
 
 import math
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ def compiled():
 
 @pytest.fixture(scope="module")
 def draw(compiled):
-    """Fills arrays with draws of every kind, from one stream, in turns."""
+    """Fills arrays with draws of every kind, from one stream, interleaved."""
     rng_next, rng_random, rng_uniform, rng_integers = (
         compiled.rng_next,
         compiled.rng_random,
@@ -88,7 +88,7 @@ def test_compiled_stream_is_the_reference_stream(draw, seed):
 
 
 def test_splitmix64_gives_its_published_numbers():
-    # The first outputs of SplitMix64 from the state 1234567, as its authors' test vector has them.
+    # The first outputs of SplitMix64 from the state 1234567, from its authors' test vector.
     rng = SimpleNamespace(_rng=1234567)
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
     assert [reference.rng_next(rng) for _ in published] == published
@@ -133,7 +133,7 @@ def test_shuffle_keeps_the_items_and_reaches_every_order():
 
 
 def chi_square(counts):
-    """Standard deviations by which a chi-square statistic of equally likely outcomes lies above its mean."""
+    """How many standard deviations a chi-square statistic of equally likely outcomes is above its mean."""
     expected = counts.sum() / counts.size
     freedom = counts.size - 1
     return (((counts - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom)
@@ -228,7 +228,7 @@ def test_actions_and_dynamics_share_no_numbers():
 
 
 def unmix(z):
-    """The number that `mix` scatters to z: each of its three steps undone."""
+    """The inverse of `mix`: each of its three steps undone."""
     for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
         unshifted = z
         for _ in range(64 // shift + 1):

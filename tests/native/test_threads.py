@@ -1,4 +1,4 @@
-"""The helper threads: nothing hangs and no shard outlives its call, also after Ctrl-C, an error, a fork or close()."""
+"""The helper threads: nothing hangs and no shard outlives its call, even after Ctrl-C, an error, a fork or close()."""
 
 import os
 import threading

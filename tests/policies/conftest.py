@@ -1,4 +1,4 @@
-"""One torch thread, which is faster for small networks, and a seed for what tests draw themselves."""
+"""One torch thread, which is faster for small networks, and a seed for the tests' own draws."""
 
 import pytest
 import torch

@@ -65,7 +65,7 @@ def test_what_the_env_gets():
     gaussian = ActionHead(BOX)
     raw = np.array([[-9.0, 1.5, 9.0]], np.float32)
     assert gaussian.env_actions(raw).tolist() == [[-1.0, 1.5, 6.0]]
-    assert raw.tolist() == [[-9.0, 1.5, 9.0]]  # what is trained on stays
+    assert raw.tolist() == [[-9.0, 1.5, 9.0]]  # raw actions are unchanged
     squashed = ActionHead(BOX, "squashed_gaussian").env_actions(np.array([[0.0, np.arctanh(0.5), 50.0]], np.float32))
     np.testing.assert_allclose(squashed, [[0.0, 3.0, 6.0]], rtol=1e-6)
     np.testing.assert_allclose(ActionHead(BOX, "beta").env_actions(np.array([[0.5, 0.25, 1.0]], np.float32)), [[0.0, 1.0, 6.0]])
@@ -81,7 +81,7 @@ def test_alpha_and_beta_are_above_one():
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(HurtleError, match=r"distribution='beta' is for Box actions, and those of this env are Discrete\(2\)"):
+    with pytest.raises(HurtleError, match=r"distribution='beta' is for Box actions, but this env's are Discrete\(2\)"):
         ActionHead(spaces.Discrete(2), "beta")
     with pytest.raises(HurtleError, match=r"'squashed_gaussian' needs a Box with finite bounds, got Box\(-inf, inf"):
         ActionHead(spaces.Box(-np.inf, np.inf, (2,)), "squashed_gaussian")
@@ -118,7 +118,7 @@ def test_tensors_at_and_beyond_the_bounds():
     assert ActionHead(BOX, "beta").env_tensor(torch.tensor([[0.0, 0.25, 1.0]])).tolist() == [[-1.0, 1.0, 6.0]]
     integers = ActionHead(MANY["integers"][0])
     assert integers.env_tensor(torch.tensor([[0.6, -99.0], [0.5, 1.5]])).tolist() == [[1, -3], [0, 2]]  # halves to even
-    with torch.inference_mode():  # what it keeps for later can be used in training, too
+    with torch.inference_mode():  # cached tensors can also be used in training
         head = ActionHead(BOX)
         head.env_tensor(raw)
     weight = torch.ones(3, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Which network the spaces and the config lead to, and what the policy made of it does."""
+"""Which network the spaces and the config select, and how the resulting policy behaves."""
 
 import numpy as np
 import pytest
@@ -90,7 +90,7 @@ def test_actor_and_critic_are_separate_in_mlps_without_memory():
     assert build(recurrent="lstm").network.critic_body is None
     assert build(spaces.Box(0, 1, (10, 10, 4))).network.critic_body is None
     assert build(spaces.Box(0, 1, (10, 10, 4)), separate_networks=True).network.critic_body is not None
-    with pytest.raises(HurtleError, match=r"separate_networks needs a policy without memory, and recurrent is 'lstm'"):
+    with pytest.raises(HurtleError, match=r"separate_networks needs a policy without memory, but recurrent is 'lstm'"):
         build(recurrent="lstm", separate_networks=True)
 
 
@@ -154,9 +154,9 @@ def test_normalizers_are_for_floats():
     assert {"normalizer.count", "normalizer.mean", "normalizer.m2"} <= set(policy.state_dict())
     assert of_layout(FLOATS, normalize_observations=True).normalizer is not None
     for space in (spaces.Discrete(3), spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Box(0, 9, (2,), np.int64)):
-        with pytest.raises(HurtleError, match=r"normalize_observations needs observations that are floats, got"):
+        with pytest.raises(HurtleError, match=r"normalize_observations needs float observations, got"):
             build(space, normalize_observations=True)
-    with pytest.raises(HurtleError, match=r"floats, got Box\(0, 255, \(16,\), uint8\)"):
+    with pytest.raises(HurtleError, match=r"float observations, got Box\(0, 255, \(16,\), uint8\)"):
         of_layout(STRUCTURE, normalize_observations=True)
 
 
@@ -175,7 +175,7 @@ def test_forward_does_not_normalize():
 def test_a_sequence_is_its_steps(space, recurrent):
     layout = SpaceLayout(space)
     policy = build(layout.flat_space, spaces.MultiDiscrete([3, 2]), layout, recurrent=recurrent)
-    policy.network.actor.weight.data.mul_(300.0)  # so that actions depend on what is seen and remembered
+    policy.network.actor.weight.data.mul_(300.0)  # so that actions depend on observations and memory
     steps, rows = 6, 3
     memory = layout.memory(steps, rows)
     for row in memory.reshape(steps * rows, -1):

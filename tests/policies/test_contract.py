@@ -1,4 +1,4 @@
-"""The two-method contract of a user's module, and the errors of those that do not keep it."""
+"""The two-method contract of a user's module, and the errors for modules that violate it."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_any_module_with_the_two_methods_is_a_policy():
 def test_a_module_without_the_methods_is_refused_by_what_it_lacks():
     with pytest.raises(HurtleError, match=r"encode\(obs\) -> features .* Linear has no encode and no decode\."):
         checked_policy(nn.Linear(3, 2))
-    with pytest.raises(HurtleError, match=r"Bare is no torch.nn.Module"):
+    with pytest.raises(HurtleError, match=r"Bare is not a torch.nn.Module"):
         checked_policy(type("Bare", (), {"encode": None, "decode": None})())
     with pytest.raises(HurtleError, match=r"Linear has no encode and no decode\."):
         build(nn.Linear(3, 2))

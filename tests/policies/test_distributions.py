@@ -26,7 +26,7 @@ NVEC = (3, 2, 5)
 
 
 def uniforms(rows, count, seed=0):
-    """As the kernel makes them: multiples of 2^-24 in [0, 1)."""
+    """As the kernel draws them: multiples of 2^-24 in [0, 1)."""
     bits = np.random.default_rng(seed).integers(0, 1 << 24, (rows, count))
     return torch.from_numpy((bits * 2.0**-24).astype(np.float32))
 
@@ -36,7 +36,7 @@ def parameters(*shape, scale=1.0):
 
 
 def multi(logits):
-    """The reference for MultiCategorical: one torch Categorical a component."""
+    """The reference for MultiCategorical: one torch Categorical per component."""
     return [td.Categorical(logits=part) for part in logits.split(NVEC, -1)]
 
 
@@ -294,7 +294,7 @@ def test_a_row_without_a_legal_action_is_uniform():
 
 def test_a_choice_without_a_legal_option_is_uniform_over_its_own_options():
     mask = torch.ones(1, sum(NVEC), dtype=torch.bool)
-    mask[0, 3:5] = False  # the second choice has but two options; the third has five
+    mask[0, 3:5] = False  # the second choice has only two options; the third has five
     distribution = masked(MultiCategorical(torch.zeros(1, sum(NVEC), requires_grad=True), NVEC), mask)
     assert distribution.entropy().item() == pytest.approx(sum(math.log(n) for n in NVEC))
     assert distribution.sample(torch.full((1, 3), LARGEST_UNIFORM)).tolist() == [[2, 1, 4]]

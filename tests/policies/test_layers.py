@@ -32,6 +32,6 @@ def test_bytes_that_stay_what_they_are_go_straight_to_half_precision(space, dtyp
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(obs).dtype == torch.bfloat16
         assert layer(obs).tolist() == [[0.0, 1.0, 1.0]]
-        assert layer(obs.float() + 1e-3).dtype == torch.float32  # what would be rounded is left to the layers
+        assert layer(obs.float() + 1e-3).dtype == torch.float32  # inexact values are left to the layers
     with torch.autocast("cpu", torch.float16):
         assert layer(obs).dtype == torch.float32

@@ -112,14 +112,14 @@ def test_the_mlp_is_what_it_says():
 
 
 def seen(space, obs):
-    """What an MLP without hidden layers hands on: its inputs."""
+    """The features of an MLP without hidden layers: its inputs."""
     return MLP(space, TWO, (), separate_networks=False).encode(torch.as_tensor(obs))
 
 
 def test_inputs_become_vectors():
     assert seen(spaces.Discrete(3, start=2), [2, 4]).tolist() == [[1, 0, 0], [0, 0, 1]]
     assert seen(spaces.Discrete(3), [[1], [2]]).tolist() == [[0, 1, 0], [0, 0, 1]]  # emulated: one more axis
-    assert seen(spaces.Discrete(3, start=2), [0, 9]).tolist() == [[1, 0, 0], [0, 0, 1]]  # an absent agent's zeros are no error
+    assert seen(spaces.Discrete(3, start=2), [0, 9]).tolist() == [[1, 0, 0], [0, 0, 1]]  # an absent agent's zeros are fine
     assert seen(spaces.MultiDiscrete([2, 3], start=[0, -1]), [[1, -1], [0, 1]]).tolist() == [[0, 1, 1, 0, 0], [1, 0, 0, 0, 1]]
     assert seen(spaces.MultiBinary((2, 2)), [[[0, 1], [1, 0]]]).tolist() == [[0, 1, 1, 0]]
     assert seen(spaces.Box(0, 1, (2,), np.bool_), [[True, False]]).tolist() == [[1, 0]]

@@ -73,7 +73,7 @@ def test_statistics_are_saved():
 
 
 def reference(batches, gamma, clip=10.0):
-    """Row by row, step by step: the scaled rewards of each rollout, by the variance of all returns before it."""
+    """Row by row, step by step: the rewards of each rollout, scaled by the variance of all earlier returns."""
     running, returns, outputs = np.zeros(N), [], []
     for rewards, ended, valid in batches:
         variance = np.var(returns) if returns else 1.0
@@ -124,7 +124,7 @@ def test_rewards_are_clipped_and_returns_saved():
 @pytest.mark.parametrize("shape", [(3,), (2, 2), ()])
 @pytest.mark.parametrize("part", [None, 0.5])
 def test_moments_are_merged_without_the_host(shape, part):
-    """All at once, against NumPy's statistics of everything and against the host's own way."""
+    """All at once, against NumPy's statistics and against the host's implementation."""
     rng, seen = np.random.default_rng(1), []
     normalizer, by_host = ObservationNormalizer(shape), ObservationNormalizer(shape)
     for obs in rollouts(shape=shape):

@@ -1,4 +1,4 @@
-"""Memories: a sequence is its steps one after the other, also where episodes start inside it."""
+"""Memories: a sequence equals its single steps, even if episodes start inside it."""
 
 import pytest
 import torch

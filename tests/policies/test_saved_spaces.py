@@ -47,7 +47,7 @@ def test_odd_ones_come_back_equal(space):
     assert again == space
     assert again.dtype == space.dtype
     if isinstance(space, spaces.Dict):
-        assert list(again.spaces) == list(space.spaces)  # the order, which a record of bytes has
+        assert list(again.spaces) == list(space.spaces)  # order matters for byte records
 
 
 def test_an_image_is_short():
@@ -56,7 +56,7 @@ def test_an_image_is_short():
 
 
 class Mission(Space):
-    """A custom space of strings, as MiniGrid has."""
+    """A custom space of strings, like MiniGrid's."""
 
     def __init__(self):
         super().__init__(dtype=str)
@@ -82,7 +82,7 @@ def test_what_cannot_be_saved_is_named():
     class Odd(Space):
         pass
 
-    with pytest.raises(HurtleError, match=r"Cannot save the space .*a Odd is none of Gymnasium's"):
+    with pytest.raises(HurtleError, match=r"Cannot save the space .*Odd is not one of Gymnasium's"):
         space_to_dict(Odd())
     with pytest.raises(HurtleError, match=r"key \(1, 2\): keys must be str or int"):
         space_to_dict(spaces.Dict({(1, 2): spaces.Discrete(2)}))

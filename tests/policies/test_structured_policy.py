@@ -42,7 +42,7 @@ def flat_obs(layout, memory):
 
 
 def fill_padding(space, tree):
-    """Write junk wherever a value is padding: `tree` holds writable views of one record."""
+    """Write junk into all padding: `tree` contains writable views of one record."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         for key in space.spaces if isinstance(space, spaces.Dict) else range(len(space.spaces)):
             fill_padding(space.spaces[key], tree[key])
@@ -90,7 +90,7 @@ def check(space, value_of=sample, rows=24):
     assert features.shape == (rows, network.num_features)
     assert torch.isfinite(features).all()
 
-    # rows do not know of each other
+    # rows are independent
     torch.testing.assert_close(network.encode(flat_obs(layout, memory[3:4])), features[3:4], atol=1e-5, rtol=1e-5)
 
     loss = distribution.log_prob(torch.zeros(rows, 2, dtype=torch.int64)).sum() + value.square().sum()
@@ -113,7 +113,7 @@ def test_every_kind_of_space():
     EVERY_KIND.seed(1)
     names, grads = check(EVERY_KIND, every_kind_sample)
     unreached = {n for n, grad in zip(names, grads, strict=True) if grad is None or not grad.any()}
-    assert unreached == {"actor.weight", "actor.bias", "critic.weight", "critic.bias"}  # which come after the features
+    assert unreached == {"actor.weight", "actor.bias", "critic.weight", "critic.bias"}  # these come after the features
 
 
 def test_padding_is_where_the_test_says():

@@ -1,15 +1,15 @@
-"""What all tests of runs need: nothing is drawn at the end of a run, which would take longer than the run itself."""
+"""Shared setup of run tests: no plot at the end of a run, which would take longer than the run itself."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
 def no_curve(request, monkeypatch):
-    """Unless a test asks for `with_curve`; tests/tracking/test_curves.py looks at the pictures."""
+    """Unless a test asks for `with_curve`; tests/tracking/test_curves.py checks the plots."""
     if "with_curve" not in request.fixturenames:
         monkeypatch.setattr("hurtle.runners.reporting.plot_run", lambda folder: None)
 
 
 @pytest.fixture
 def with_curve():
-    """Asks for the curve."""
+    """Enable the curve."""

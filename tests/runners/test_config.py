@@ -188,7 +188,7 @@ def test_files_may_have_tables(toml):
     [
         ("clip_rang = 0.1", r"No setting clip_rang in .*my\.toml\. Did you mean clip_range\?"),
         ("[ppo]\nclip_rang = 0.1", r"No setting clip_rang in .*my\.toml"),
-        ("[a2c]\ngama = 0.1", r"No setting gama in .*my\.toml\. Did you mean gamma"),  # not used, still a mistake
+        ("[a2c]\ngama = 0.1", r"No setting gama in .*my\.toml\. Did you mean gamma"),  # unused, but still an error
         ("num_envs = 'eight'", r"num_envs in .*my\.toml must be a whole number, got 'eight'"),
         ("gamma = 0.9\n[ppo]\ngamma = 0.8", r"gamma in .*my\.toml: set twice, the second time in \[ppo\]"),
         ("gamma = ", r"my\.toml is not a TOML file: Invalid value"),
@@ -213,7 +213,7 @@ def test_config_toml_reads_back_equal(tmp_path, algorithm):
     run.write_config(settings_to_dict(settings))
     assert settings_from_dict(run.read_config()) == settings
     assert make_settings("cartpole", {}, run.path / "config.toml") == settings
-    assert set(read_settings_file(run.path / "config.toml")) == set(setting_types(algorithm))  # None too, so no preset gets in
+    assert set(read_settings_file(run.path / "config.toml")) == set(setting_types(algorithm))  # None too, so no preset applies
 
 
 def test_minibatches_must_divide_the_batch():

@@ -20,7 +20,7 @@ def numba_error(code, text):
 
 
 def explained(error, device="cuda"):
-    """What leaves `gpu_errors` when this error goes in."""
+    """The error that `gpu_errors` raises for this one."""
     with pytest.raises(DeviceError) as caught, gpu_errors(device):
         raise error
     assert caught.value.__cause__ is error

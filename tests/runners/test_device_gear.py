@@ -1,4 +1,4 @@
-"""Runs in the device gear, on the CPU: they learn what the general gear learns, go on exactly, and change gears."""
+"""Runs in the device gear, on the CPU: they learn what the general gear learns, resume exactly, and change gears."""
 
 import copy
 import json
@@ -26,7 +26,7 @@ BATCH = 64
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Faster than several for tiny networks."""
+    """One thread: faster than several for tiny networks."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -34,7 +34,7 @@ def one_thread():
 
 
 def train(env, tmp_path, updates=3, stop_after=None, batch=BATCH, **words):
-    """A short run; what is None is left at its default."""
+    """A short run; settings that are None keep their defaults."""
     callbacks = [] if stop_after is None else [lambda trainer: trainer.updates < stop_after]
     words = {**SMALL, **QUIET, "threads": 1, "runs": str(tmp_path), "learning_rate": 1e-3, **words}
     words = {key: value for key, value in words.items() if value is not None}
@@ -61,7 +61,7 @@ def assert_same_weights(found, expected):
 
 
 def assert_equal_trees(found, expected, where=""):
-    """To the bit; but for the time that was taken, and the learning rate, which every update sets."""
+    """Bitwise equal, except for the time taken and the learning rate, which every update sets."""
     assert type(found) is type(expected), where
     if isinstance(expected, dict):
         assert found.keys() == expected.keys(), where
@@ -79,7 +79,7 @@ def assert_equal_trees(found, expected, where=""):
         assert found == expected or found != found, where
 
 
-# What is learned
+# Learning
 
 POLICIES = {
     "discrete": ("cartpole", {"normalize_observations": True}),
@@ -113,7 +113,7 @@ def test_the_same_is_learned_as_in_the_general_gear(case, tmp_path):
         assert mine["progress"]["episodes"][name] == pytest.approx(theirs["progress"]["episodes"][name], nan_ok=True), name
 
 
-# Going on
+# Resuming
 
 
 RESUMED = {
@@ -159,7 +159,7 @@ def test_a_run_changes_gears_at_a_checkpoint(optimizer, chain, tmp_path):
         assert_same_weights(saved(run)["policy"], saved(expected)["policy"])
 
 
-# Which parts a run has
+# Parts of a run
 
 
 def test_ppo_is_updated_on_the_device():
@@ -185,7 +185,7 @@ PREPARED = {
 
 @pytest.mark.parametrize("case", PREPARED)
 def test_getting_ready_leaves_everything_as_it_was(case):
-    """At the start of a run, and in its middle, where a resumed one goes on."""
+    """At the start of a run, and midway, where a resumed run continues."""
     env, words = PREPARED[case]
     parts = parts_of(env, **words)
     try:

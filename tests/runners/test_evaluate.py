@@ -1,4 +1,4 @@
-"""Evaluation counts every episode once, without bias, and plays as training did."""
+"""Evaluation counts every episode once, without bias, and acts as in training."""
 
 import json
 
@@ -44,7 +44,7 @@ class Lottery(Env):
 
 
 class Gate(Env):
-    """Only one action is legal, now this one and now that; an illegal one costs 100."""
+    """Only one action is legal, and it changes; an illegal one costs 100."""
 
     observation_space = Box(0.0, 1.0, (1,))
     action_space = Discrete(3)
@@ -70,7 +70,7 @@ class Gate(Env):
 
 
 class Clock(Env):
-    """Shows how many steps the episode has; action 1 pays 1. Episodes have 1 to 6 steps."""
+    """Observes the episode's length; action 1 pays 1. Episodes have 1 to 6 steps."""
 
     observation_space = Box(0.0, 100.0, (1,))
     action_space = Discrete(2)
@@ -92,7 +92,7 @@ class Clock(Env):
 
 
 class Counter(nn.Module):
-    """A memory that counts its steps; puts out whether the count agrees with the clock."""
+    """A memory that counts its steps; outputs whether the count agrees with the clock."""
 
     def initial_state(self, rows, device=None):
         return (torch.zeros(rows, 1),)
@@ -103,7 +103,7 @@ class Counter(nn.Module):
 
 
 class Sign(nn.Module):
-    """Action 1 where the first feature is positive."""
+    """Action 1 if the first feature is positive."""
 
     def encode(self, obs):
         return obs.flatten(1).float()
@@ -114,7 +114,7 @@ class Sign(nn.Module):
 
 
 class Broken(gymnasium.Env):
-    """Gives NaN where it is asked to, later than start-up checks look, and ends after 20 steps unless it is asked not to."""
+    """Returns NaN where told to, after the start-up checks, and ends after 20 steps unless told not to."""
 
     observation_space = spaces.Dict({"n": spaces.Discrete(9), "x": spaces.Box(-1, 1, (2,))})
     action_space = spaces.Discrete(2)
@@ -143,7 +143,7 @@ class Broken(gymnasium.Env):
 
 
 def alone(env, seed, episodes, actions, **parameters):
-    """The episodes of one env that is played by itself: (return, length) of each."""
+    """The episodes of one env played alone: (return, length) of each."""
     made = hurtle.make(env, **parameters)
     found = []
     made.reset(seed=seed)
@@ -217,7 +217,7 @@ def test_all_episodes_of_all_agents_count():
             for agent in np.flatnonzero(info.get("_episode", np.zeros(3, bool))):
                 expected.append((info["episode"]["r"][agent], info["episode"]["l"][agent]))
     assert sorted(zip(found.returns, found.lengths, strict=True)) == sorted(expected)
-    assert found.episodes > 8  # some died and came back
+    assert found.episodes > 8  # some died and respawned
 
 
 def test_structured_spaces():
@@ -259,7 +259,7 @@ def test_nan_in_an_observation(emulate):
 
 def test_nan_in_a_reward():
     policy, _, _ = policy_for(lambda: Broken(plain=True), Fixed([0.0, 1.0]))
-    with pytest.raises(NonFiniteError, match="env 0 has the return NaN"):
+    with pytest.raises(NonFiniteError, match="env 0 has a NaN return"):
         evaluate_policy(policy, lambda: Broken("reward", plain=True), episodes=2, backend="serial")
 
 

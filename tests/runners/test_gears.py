@@ -1,4 +1,4 @@
-"""Which gear a run takes, that it says why, and that runs may change gears."""
+"""Which gear a run uses, the reason it gives, and changing gears."""
 
 import json
 
@@ -78,7 +78,7 @@ def test_everything_else_is_general_and_says_why(reason):
 def test_a_ready_vector_that_compiled_code_cannot_step_trains_in_general(how, tmp_path):
     vec = hurtle.make_vec("cartpole", num_envs=4, **how)
     run = hurtle.train(vec, total_steps=64, runs=str(tmp_path), **SMALL, **QUIET)
-    assert run.steps >= 64 - 4  # steps that were resets do not count
+    assert run.steps >= 64 - 4  # resets do not count as steps
     assert json.loads((run.path / "about.json").read_text())["gear"] == "general"
     vec.close()
 

@@ -1,4 +1,4 @@
-"""Evaluation in compiled code plays the episodes that torch plays, and what was played when somebody stops it is kept."""
+"""Evaluation in compiled code plays the episodes that torch plays, and keeps what was played when it is stopped."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ CASES = {
 
 @pytest.fixture
 def no_torch(monkeypatch):
-    """Fails where evaluation goes step by step."""
+    """Fails if evaluation runs step by step."""
 
     def refuse(*arguments):
         raise AssertionError("played by torch")
@@ -44,7 +44,7 @@ def test_compiled_code_plays_the_same_episodes(case, deterministic, no_torch):
     policy, _, _ = policy_for(env, parameters=parameters, **options)
     if policy.normalizer is not None:
         policy.normalizer.update(np.random.default_rng(0).normal(1, 3, (10, 5, 4)).astype(np.float32))
-    with torch.no_grad():  # a new policy's outputs are nearly even, and rounding would tip them
+    with torch.no_grad():  # a new policy's outputs are nearly equal, and rounding could tip them
         for parameter in policy.parameters():
             parameter.mul_(1.5)
     before = {name: value.clone() for name, value in policy.state_dict().items()}
@@ -90,17 +90,17 @@ def test_an_unfinished_tally_counts_only_rounds_that_every_env_has_finished():
     step(0)
     step(0, 1)
     assert tally.is_biased
-    np.testing.assert_array_equal(tally.episodes()[0], [0, 0, 1])  # all there is
+    np.testing.assert_array_equal(tally.episodes()[0], [0, 0, 1])  # everything so far
     step(1, 2)
     assert not tally.is_biased
-    np.testing.assert_array_equal(tally.episodes()[0], [0, 1, 2])  # the first of each
+    np.testing.assert_array_equal(tally.episodes()[0], [0, 1, 2])  # each env's first
     step(2)
     assert tally.complete
     assert len(tally.episodes()[0]) == 6
 
 
 def stop_after(monkeypatch, calls):
-    """Ctrl-C in the so manieth stretch."""
+    """Ctrl-C in the n-th stretch."""
     play = NativePlayer.play
     left = [calls]
 
@@ -129,7 +129,7 @@ def test_ctrl_c_keeps_what_was_played(tmp_path, monkeypatch, capsys):
     found = evaluate_policy(policy, episodes=100_000, keep_stopped=True, **arguments)
     assert found.stopped == "stopped by Ctrl-C before 100000 were played"
     assert 8 <= found.episodes < 100_000
-    assert found.episodes % 8 == 0  # whole rounds
+    assert found.episodes % 8 == 0  # complete rounds
     assert str(found).endswith("episodes) stopped by Ctrl-C before 100000 were played")
     assert found.summary()["stopped"] == found.stopped
     stop_after(monkeypatch, 2)

@@ -59,7 +59,7 @@ def test_the_ocean_envs_share_one_configuration_but_for_memory():
 def test_all_atari_games_and_nothing_else():
     assert preset_for("atari/Breakout", "ppo")["policy"] == "nature_cnn"
     assert preset_for("breakout", "ppo")["policy"] == "grid_cnn"  # MinAtar's
-    assert preset_for("ALE/Pong-v5", "ppo") == {}  # raw frames: another env
+    assert preset_for("ALE/Pong-v5", "ppo") == {}  # raw frames: a different env
 
 
 def test_cartpole_is_that_of_the_literature():

@@ -1,4 +1,4 @@
-"""`hurtle sanity` passes what has learned, and says of what has not what that means."""
+"""`hurtle sanity` passes envs that were learned, and explains failures for the others."""
 
 import io
 from types import SimpleNamespace

@@ -59,7 +59,7 @@ def test_a_run_leaves_a_folder_that_explains_itself(small, with_curve):
     assert {"config.toml", "about.json", "metrics.jsonl", "summary.json", "README.md", "checkpoints", "curve.png"} <= files
     config = tomllib.loads((run.path / "config.toml").read_text())
     assert (config["env"], config["num_steps"], config["hidden_sizes"]) == ("cartpole", 16, [16])
-    assert len(metrics_of(run)) >= 10  # one line an update
+    assert len(metrics_of(run)) >= 10  # one line per update
     assert json.loads((run.path / "summary.json").read_text())["steps"] == 640
 
 
@@ -127,7 +127,7 @@ def test_a_damaged_checkpoint_names_the_older_one(small, capsys):
     with pytest.raises(CheckpointError, match=r"step-000000000512.pt"):
         hurtle.train(resume=newest)
     capsys.readouterr()
-    assert hurtle.train(resume=run, total_steps=704).steps == 704  # a folder takes the newest that is whole
+    assert hurtle.train(resume=run, total_steps=704).steps == 704  # a folder means its newest intact checkpoint
     assert f"{newest} is damaged" in capsys.readouterr().err
 
 
@@ -340,7 +340,7 @@ def test_memory_stays_under_a_gigabyte(small):
         "print(pathlib.Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert float(done.stdout.split()[-1]) < 1_000_000  # KB; the highest so far, of this process alone
+    assert float(done.stdout.split()[-1]) < 1_000_000  # peak KB of this process
 
 
 class Chat(gymnasium.Env):
@@ -392,7 +392,7 @@ def test_a_dead_worker_is_replaced_if_asked(small, tmp_path):
     assert run.evaluation is not None
 
 
-# What goes wrong on the way.
+# Errors during a run.
 
 
 def test_a_finished_run_asks_for_more_steps(small):
@@ -419,7 +419,7 @@ def test_a_checkpoint_outside_a_run_folder_is_not_resumed(small, tmp_path):
     elsewhere = tmp_path / "some" / "folder" / "my.pt"
     elsewhere.parent.mkdir(parents=True)
     shutil.copy(max((run.path / "checkpoints").glob("step-*.pt")), elsewhere)
-    with pytest.raises(HurtleError, match="in no run folder"):
+    with pytest.raises(HurtleError, match="not in a run folder"):
         hurtle.train(resume=elsewhere, total_steps=128)
     assert sorted(path.name for path in (tmp_path / "some").iterdir()) == ["folder"]
 
@@ -468,7 +468,7 @@ def test_files_of_envs_and_policies_are_found_from_another_folder(small, tmp_pat
     folder.mkdir()
     (folder / "my_env.py").write_text("from hurtle.envs.cartpole import CartPole\n\n\nclass MyEnv(CartPole):\n    pass\n")
     monkeypatch.chdir(folder)
-    run = hurtle.train("my_env.py:MyEnv", total_steps=64, gear="general", **small)  # with the least to compile
+    run = hurtle.train("my_env.py:MyEnv", total_steps=64, gear="general", **small)  # minimal compilation
     monkeypatch.chdir(tmp_path)
     assert hurtle.train(resume=run, total_steps=128).steps == 128
 

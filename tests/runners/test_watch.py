@@ -1,4 +1,4 @@
-"""Watching draws in the terminal or writes videos, and what it plays is what an evaluation plays."""
+"""Watching draws in the terminal or writes videos, and plays the same episodes as an evaluation."""
 
 import io
 import json
@@ -49,7 +49,7 @@ class Told(Env):
 
 
 class Painted(gymnasium.Env):
-    """A grey picture that gets brighter; three steps."""
+    """A gray frame that gets brighter; three steps."""
 
     metadata = {"render_modes": ["human", "rgb_array"]}
     observation_space = spaces.Box(0, 1, (1,))
@@ -141,7 +141,7 @@ def test_evaluations_take_the_same_parameters(tmp_path):
 def test_without_a_terminal_only_results_are_printed(tmp_path):
     path, _ = write_run(tmp_path, "cartpole", parameters={"max_steps": 5})
     console = Console(file=io.StringIO())
-    watch_run(path, episodes=2, fps=1, console=console)  # and nobody waits for a frame
+    watch_run(path, episodes=2, fps=1, console=console)  # and does not wait for frames
     assert shown(console) == "episode 1: return 5 in 5 steps\nepisode 2: return 5 in 5 steps\n"
 
 
@@ -149,7 +149,7 @@ def test_text(tmp_path):
     path, _ = write_run(tmp_path, Told)
     console = terminal()
     assert watch_run(path, fps=1000, env=Told, console=console) == [(6.0, 3)]
-    for time in range(4):  # the last picture of the episode, too
+    for time in range(4):  # including the episode's last frame
         assert f"time is {time}" in shown(console)
     with pytest.raises(HurtleError, match="returns text"):
         watch_run(path, video=tmp_path / "told.gif", env=Told, console=console)
@@ -161,12 +161,12 @@ def test_gymnasium_envs(tmp_path):
     assert watch_run(path, fps=1000, env=Painted, console=console) == [(4.5, 3)]
     for grey in (0, 60, 120, 180):
         assert f"38;2;{grey};{grey};{grey}" in shown(console)
-    with pytest.raises(HurtleError, match=r"offers the render modes \['human'\], and ansi or rgb_array is needed"):
+    with pytest.raises(HurtleError, match=r"offers the render modes \['human'\], but ansi or rgb_array is needed"):
         watch_run(path, env=Unseen, console=console)
     path, _ = write_run(tmp_path, "FrozenLake-v1")
     console = terminal()
     assert watch_run(path, fps=1000, console=console)[0][1] > 0
-    assert "FHFH" in shown(console)  # ansi, where it is offered
+    assert "FHFH" in shown(console)  # ansi, if available
 
 
 def test_several_agents(tmp_path):

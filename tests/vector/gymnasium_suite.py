@@ -4,7 +4,7 @@
 
 PATH is a checkout or an unpacked source distribution of the Gymnasium release that is installed. In its `tests/vector`,
 `SyncVectorEnv` becomes the back end `serial` and `AsyncVectorEnv` becomes `process` with two workers. Tests in which Hurtle
-differs on purpose are in `DIFFERENCES`, with the reason; each must fail (a strict xfail), so that the list stays true.
+differs on purpose are in `DIFFERENCES`, with the reason; each must fail (a strict xfail), so that the list stays accurate.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hurtle.vector.process_vec import ProcessVecEnv
 from hurtle.vector.serial_vec import SerialVecEnv
 
 OWN_INFOS = ("episode", "_episode")
-"""Keys that Hurtle adds to infos when an episode ends; left out here, as Gymnasium's tests compare whole dicts."""
+"""Keys that Hurtle adds to infos when an episode ends; removed here, as Gymnasium's tests compare entire dicts."""
 
 FILES = ("vector_env", "vector_env_info", "autoreset_mode", "observation_mode", "sync_vector_env", "async_vector_env")
 
@@ -44,7 +44,7 @@ DIFFERENCES = {
 
 
 class _Makers:
-    """Makes the envs of a shard one after the other: Gymnasium's vectors take one callable per env, Hurtle's one for all."""
+    """Makes the envs of a shard in turn: Gymnasium's vectors take one callable per env, Hurtle's one for all."""
 
     def __init__(self, env_fns: Sequence[Callable[[], Any]], first: int):
         self._env_fns, self._next = env_fns, first
@@ -55,7 +55,7 @@ class _Makers:
 
 
 class _AsGymnasium:
-    """What the two have in common: Gymnasium's arguments and defaults."""
+    """Common base of both: Gymnasium's arguments and defaults."""
 
     def __init__(
         self,
@@ -85,11 +85,11 @@ class _AsGymnasium:
 
 
 class Serial(_AsGymnasium, SerialVecEnv):
-    """`serial` in the place of `SyncVectorEnv`: its maker is called for a throw-away env first."""
+    """`serial` in place of `SyncVectorEnv`: its maker is called for a throw-away env first."""
 
 
 class Process(_AsGymnasium, ProcessVecEnv):
-    """`process` in the place of `AsyncVectorEnv`: each worker begins with its first env."""
+    """`process` in place of `AsyncVectorEnv`: each worker begins with its first env."""
 
     def _send_setup(self, worker: Any) -> None:
         _, description, plan = self._setup

@@ -2,9 +2,9 @@
 
     python tests/vector/soak.py --faults 2000
 
-Each run makes a vector with random settings, steps it, and does something bad to it: kills a worker at a random moment, lets an
-env raise, exit, crash or hang, interrupts the learner, closes in the middle of a step, or kills the learner's whole process.
-After each run there must be no worker, no open file and no shared memory more than before.
+Each run makes a vector with random settings, steps it, and injects a fault: kills a worker at a random moment, makes an env
+raise, exit, crash or hang, interrupts the learner, closes in the middle of a step, or kills the learner's process. After each
+run there must be no more workers, open files or shared memory than before.
 """
 
 import argparse
@@ -33,7 +33,7 @@ STEP_TIMEOUT = 0.3
 
 
 class Flaky(Counter):
-    """Does something bad with a small probability, at a time that is random in every process."""
+    """Injects a fault with a small probability, at a time that is random in every process."""
 
     def __init__(self, what, chance):
         super().__init__()
@@ -74,7 +74,7 @@ def state():
 
 
 def one_run(rng, tally):
-    """One vector, at least one fault; returns how many faults were injected."""
+    """One vector, at least one fault; returns the number of faults injected."""
     kind = str(
         rng.choice(
             ["kill", "restart", "restart", "restart", "raise", "exit", "crash", "stick", "interrupt", "close", "learner"]
@@ -135,7 +135,7 @@ def harm(vec, rng, kind, after):
 
 
 def restarts(rng, tally, num_envs, settings):
-    """Many faults in one vector that goes on."""
+    """Many faults in one vector that keeps running."""
     faults = int(rng.integers(2, 8))
     with hurtle.make_vec(Counter, num_envs, restart_workers=True, **settings) as vec:
         follower = Follower(vec, rng, seed=0)
@@ -179,7 +179,7 @@ def killed_learner(rng, tally, num_envs, settings):
 
 
 def soak(faults, seed, log=print):
-    """Inject so many faults; returns the tally. A hang ends the process with a traceback."""
+    """Inject this many faults; returns the tally. A hang ends the process with a traceback."""
     rng, tally = np.random.default_rng(seed), Tally()
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     before, done, runs, began = state(), 0, 0, time.monotonic()

@@ -53,7 +53,7 @@ def test_structured_envs():
 
 
 class TestAgents:
-    """PettingZoo envs, padded to the most agents that can be there."""
+    """PettingZoo envs, padded to the maximum number of agents."""
 
     @pytest.fixture(autouse=True)
     def crowd(self):

@@ -29,7 +29,7 @@ def played(vec, steps=25):
 
 
 def reference(steps=25):
-    """The same envs one by one, with the array face of `emulate` and a reset whenever one is over."""
+    """The same envs one by one, with the array interface of `emulate` and a reset whenever one is over."""
     rng = np.random.default_rng(0)
     envs = [hurtle.emulate(crowd()) for _ in range(NUM_ENVS)]
     rows = [AgentRows.zeros(env.layout.memory(env.num_agents_max), env.mask_size) for env in envs]
@@ -129,7 +129,7 @@ def test_one_env_is_reset():
 
 
 def test_returns_of_agents_that_vanished_do_not_leak():
-    """An agent that goes away without a flag, before the env is over, begins the next episode from zero."""
+    """An agent that leaves without a flag, before the env is over, starts the next episode from zero."""
     script = [["a_1", "a_2"], ["a_1", "a_2"], ["a_1"], ["a_1"]]
     with hurtle.make_vec(partial(Crowd, script, {(2, "a_2"): None}), 1, backend="serial") as vec:
         vec.reset(seed=0)

@@ -1,4 +1,4 @@
-"""What goes wrong in workers: every fault is a named error in time, and nothing is left behind. With real kills."""
+"""Worker faults: each one raises a named error in time and leaves nothing behind. With real kills."""
 
 import gc
 import os
@@ -22,12 +22,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /pro
 
 
 def children():
-    """Workers of this process that are still there, zombies too."""
+    """Workers of this process that still exist, including zombies."""
     return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
 
 
 def descriptors():
-    """How many files this process has open, shared memory included."""
+    """Number of files this process has open, including shared memory."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
@@ -127,7 +127,7 @@ def test_worker_is_killed_before_a_call():
 
 @pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP"])
 def test_restart(mode):
-    """Lost envs come back reset and truncated; the others do not notice."""
+    """Lost envs return reset and truncated; the others are unaffected."""
     with make(Counter, restart_workers=True, autoreset_mode=mode) as vec:
         vec.reset(seed=0)
         before, *_ = step(vec, 2)
@@ -262,7 +262,7 @@ def test_an_env_is_not_charged_for_those_before_it():
 
 
 def test_slow_envs_are_not_stuck():
-    """The limit is for one step of one env, not for all that a worker does."""
+    """The limit is for one step of one env, not for all of a worker's work."""
     with make(partial(Slow, seconds=0.3), 8, step_timeout=1.0) as vec:
         vec.reset(seed=0)
         step(vec)
@@ -290,7 +290,7 @@ def test_close_at_any_time():
     start = time.monotonic()
     vec.close()  # in the middle of a step of two minutes
     assert time.monotonic() - start < 60
-    make(Counter)  # let go of without close
+    make(Counter)  # dropped without close
     gc.collect()
 
 
@@ -338,7 +338,7 @@ def test_death_is_noticed_though_a_child_of_the_env_keeps_the_pipes_open():
         else:
             with pytest.raises(WorkerDiedError, match="SIGKILL"):
                 step(vec)
-        assert time.monotonic() - start < 60  # the child lives on for two minutes
+        assert time.monotonic() - start < 60  # the child lives for two more minutes
         vec.close()
 
 
@@ -369,7 +369,7 @@ def interrupted(call, after=0.1):
 
 
 def test_ctrl_c_in_a_step_ends_the_vector():
-    """Going on would take the results of the old step for those of the new one."""
+    """Continuing would mistake the results of the old step for those of the new one."""
     with make(partial(Slow, seconds=0.3), 2, check=False) as vec:
         vec.reset(seed=0)
         interrupted(lambda: step(vec))
@@ -440,7 +440,7 @@ def test_a_call_to_a_dead_worker_that_is_replaced():
 
 
 class Chatty(Counter):
-    """Says something at every reset."""
+    """Prints at every reset."""
 
     def reset(self, *, seed=None, options=None):
         obs, _ = super().reset(seed=seed, options=options)
@@ -517,7 +517,7 @@ STUCK = """
 
 @pytest.mark.parametrize("seconds", [0.0, 60.0])
 def test_learner_is_killed(tmp_path, seconds):
-    """Workers end by themselves, also in the middle of a long step."""
+    """Workers exit on their own, even in the middle of a long step."""
     then = "while True: vec.step(np.zeros(4, int))"
     learner = script(tmp_path, STUCK.format(seconds=seconds, then=then))
     pids = [int(pid) for pid in learner.stdout.readline().split()]

@@ -1,4 +1,4 @@
-"""What Gymnasium's own vector envs promise, on every back end; gymnasium_suite.py runs its whole suite."""
+"""What Gymnasium's own vector envs promise, on every back end; gymnasium_suite.py runs its full suite."""
 
 import gymnasium
 import numpy as np
@@ -56,7 +56,7 @@ def test_wrong_masks(backend):
             with pytest.raises(ResetMaskError, match=rf"^`options\['reset_mask'\]`.*{message}") as error:
                 vec.reset(options={"reset_mask": mask})
             assert isinstance(error.value, kind)
-        vec.step(np.zeros(3, int))  # nothing was reset, and the vector goes on
+        vec.step(np.zeros(3, int))  # nothing was reset, and the vector continues
 
 
 @pytest.mark.parametrize("backend", ["native", "serial", "process"])

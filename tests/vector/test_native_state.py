@@ -1,4 +1,4 @@
-"""A native vector goes on bitwise from its state_dict: in a fresh vector, with other threads, in a pool, before a recv."""
+"""A native vector resumes bitwise from its state_dict: in a fresh vector, with other threads, in a pool, before a recv."""
 
 import json
 
@@ -41,7 +41,7 @@ def endings(outputs):
 
 
 def continued(make, before, after, load_into=None):
-    """Outputs of `after` steps, once going straight on and once from a state in a fresh vector; and both vectors."""
+    """Outputs of `after` steps, once continuing directly and once from a state in a fresh vector; and both vectors."""
     vec = make()
     actions = actions_of(vec, before + after)
     vec.reset(seed=3)
@@ -161,7 +161,7 @@ def test_a_pool_goes_on_in_the_middle_of_a_round(name, received):
     vec.reset(seed=5)
     for action in actions[:20]:
         vec.step(action)
-    for _ in range(received - 1):  # several batches are in the caller's hands
+    for _ in range(received - 1):  # the caller holds several batches
         vec.recv()
     fresh.load_state_dict(vec.state_dict())
     for action in actions[20:]:

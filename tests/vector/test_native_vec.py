@@ -182,7 +182,7 @@ def test_closed_comes_before_not_yet_reset():
 @BOTH_MODES
 @pytest.mark.parametrize("copy", [False, True])
 def test_reset_env_resets_that_env_and_no_other(mode, copy):
-    """Envs 0, 1 and 3 go on as in a vector that is left alone, env 2 as a single env with the new seed."""
+    """Envs 0, 1 and 3 continue as in an untouched vector, env 2 as a single env with the new seed."""
     vec, calm = (hurtle.make_vec(Walk, 4, autoreset_mode=mode, copy=copy, debug=True) for _ in range(2))
     single = hurtle.make_vec(Walk, 1, autoreset_mode=mode, copy=copy, debug=True)
     for each in (vec, calm):
@@ -357,7 +357,7 @@ def test_env_ids_are_the_callers_own():
 
 @BOTH_MODES
 def test_record_episode_statistics_agrees_with_our_own(mode):
-    """Under a key of its own: `episode` is where native envs put theirs."""
+    """Under a key of its own: native envs use `episode` themselves."""
     vec = RecordEpisodeStatistics(hurtle.make_vec(Walk, 6, autoreset_mode=mode), stats_key="recorded")
     vec.reset(seed=0)
     actions = np.random.default_rng(0).integers(3, size=(100, 6))
@@ -376,11 +376,11 @@ def test_record_episode_statistics_agrees_with_our_own(mode):
 
 
 def test_record_episode_statistics_under_its_usual_key_says_that_they_are_there_already():
-    """As with any env that tells its own: the wrapper never overwrites them."""
+    """As with any env that reports its own: the wrapper never overwrites them."""
     vec = RecordEpisodeStatistics(hurtle.make_vec(Walk, 6))
     vec.reset(seed=0)
     for _ in range(6):
-        vec.env.step(np.ones(6, int))  # to the last step but one, whoever has not ended before
+        vec.env.step(np.ones(6, int))  # to the last step but one, for envs that have not ended earlier
     with pytest.raises(ValueError, match="'episode' but this key already exists"):
         vec.step(np.ones(6, int))
 

@@ -1,4 +1,4 @@
-"""What an env returns after its start-up checks is looked at too: what is no data must not become data."""
+"""Env outputs are checked even after the start-up checks: invalid data must not pass as data."""
 
 import gymnasium
 import numpy as np
@@ -22,7 +22,7 @@ GOOD = {
 
 
 class Turning(gymnasium.Env):
-    """Returns what it should, but for one part of one step."""
+    """Returns what it should, except for one part of one step."""
 
     observation_space = spaces.Dict(count=spaces.Discrete(5), vector=spaces.Box(-1, 1, (3,)))
     action_space = spaces.Discrete(2)

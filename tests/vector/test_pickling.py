@@ -1,4 +1,4 @@
-"""What is defined in `__main__` travels to workers by value: run as a script, and as a notebook's cells."""
+"""Definitions in `__main__` are sent to workers by value: run as a script, and as a notebook's cells."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""Vectors of Python envs: the same results from every back end, which are Gymnasium's own."""
+"""Vectors of Python envs: every back end gives the same results as Gymnasium."""
 
 from functools import partial
 
@@ -22,7 +22,7 @@ def make(env, num_envs=4, **options):
 
 
 def play(vec, steps=30, seed=3):
-    """Everything that comes out of a vector env under fixed actions, copied."""
+    """Everything a vector env returns for fixed actions, copied."""
     rng = np.random.default_rng(0)
     obs, infos = vec.reset(seed=seed)
     history = [(np.copy(obs), {**infos})]
@@ -107,7 +107,7 @@ def test_autoreset_disabled(backend):
 
 @both
 def test_trees_and_text(backend):
-    """Structured observations come as Gymnasium batches them, structured actions are taken as it batches them."""
+    """Structured observations and actions are batched as in Gymnasium."""
     theirs = SyncVectorEnv([Nested] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
     with make(Nested, 3, backend=backend, copy=True) as vec:
         assert vec.observation_space == theirs.observation_space
@@ -243,7 +243,7 @@ def test_single_envs(backend):
             vec.call("nonsense")
         with pytest.raises(EnvFailedError, match=r"Env 1 raised TypeError in the call of 'triple'"):
             vec.call("triple", indices=[1, 2])
-        assert vec.get_attr("given") == (0, 30, 2)  # what a call raises does not end the vector
+        assert vec.get_attr("given") == (0, 30, 2)  # an error in a call does not end the vector
 
 
 @both
@@ -481,7 +481,7 @@ def test_fair_is_fair(backend, num_envs, batch_size):
             *_, infos = vec.recv()
             counts[infos["env_id"]] += 1
             assert counts.max() - counts.min() <= 1
-            infos["env_id"] += 1  # what is handed out is the user's own
+            infos["env_id"] += 1  # the user owns what is returned
             vec.send(np.zeros(batch_size, int))
 
 
@@ -495,7 +495,7 @@ def test_a_pool_is_reset_again(backend):
             for _ in range(5):
                 vec.step(np.zeros(2, int))
         vec.reset(seed=1)
-        for wrong in ({"options": 3}, {"seed": "x"}):  # refused before anything that runs is thrown away
+        for wrong in ({"options": 3}, {"seed": "x"}):  # rejected before discarding anything that runs
             with pytest.raises(HurtleError, match="must be"):
                 vec.async_reset(**wrong)
         vec.step(np.zeros(2, int))

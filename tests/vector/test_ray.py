@@ -1,4 +1,4 @@
-"""Envs in Ray actors: exactly what serial gives; actors that die, stick or find no place are errors, and nothing is left."""
+"""Envs in Ray actors: the same results as serial; actors that die, hang or cannot be placed raise errors; nothing is left."""
 
 import os
 import signal
@@ -32,18 +32,18 @@ def cluster():
 
 
 class Placed(Counter):
-    """Tells about the process that it lives in."""
+    """Reports on the process it runs in."""
 
     def process(self):
         return os.getpid(), os.environ.get("OMP_NUM_THREADS"), "torch" in sys.modules
 
     def plus_one(self, array):
-        array += 1  # Ray's own way of passing arrays would refuse
+        array += 1  # would fail with Ray's read-only arrays
         return array
 
 
 class Deaf(Faulty):
-    """Stuck where no signal reaches it, as in code of another language."""
+    """Stuck where no signal reaches it, as in native code."""
 
     def _maybe(self, now):
         if now == self.at and self.given in self.seeds:
@@ -61,7 +61,7 @@ def crowd():
 
 
 def play(vec, steps=20):
-    """Everything that comes out under fixed actions."""
+    """Everything returned for fixed actions."""
     vec.action_space.seed(0)
     return [vec.reset(seed=3), *(vec.step(vec.action_space.sample()) for _ in range(steps))]
 
@@ -83,7 +83,7 @@ def assert_same(one, other):
 
 
 def gone(pids, within=5.0):
-    """Whether these processes end within so many seconds."""
+    """Whether these processes end within this many seconds."""
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
         if not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
@@ -132,7 +132,7 @@ def test_equals_serial(env, options):
 
 @pytest.mark.parametrize("order", ["ready", "fair"])
 def test_pool_by_env_id(order):
-    """Every env of a pool takes the trajectory that it takes alone."""
+    """Every env of a pool takes the same trajectory as on its own."""
     with make(Counter, 6, batch_size=2, order=order) as vec, make(Counter, 6, backend="serial", num_workers=None) as serial:
         obs, _ = serial.reset(seed=5)
         expected = [[(*obs[i], 0.0, False, False)] for i in range(6)]
@@ -208,12 +208,12 @@ def test_a_killed_actor_is_an_error():
             vec.step(np.zeros(4, int))
         vec.close()
         vec.close()
-    assert ray.is_initialized()  # it is not ours to shut down
+    assert ray.is_initialized()  # not ours to shut down
 
 
 @pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP"])
 def test_lost_envs_come_back_truncated(mode, tmp_path):
-    """Env 3 kills its process in its second step; envs 2 and 3 begin new episodes, and envs 0 and 1 notice nothing."""
+    """Env 3 kills its process in its second step; envs 2 and 3 start new episodes, and envs 0 and 1 are unaffected."""
     env = partial(Faulty, "kill", at=2, seeds=(3,), once=str(tmp_path / "once"))
     with (
         make(env, restart_workers=True, autoreset_mode=mode) as vec,
@@ -244,7 +244,7 @@ def test_lost_envs_come_back_truncated(mode, tmp_path):
             ours, theirs = vec.step(np.zeros(4, int)), serial.step(np.zeros(4, int))
             assert_same(ours[0][:2], theirs[0][:2])
             assert (ours[0][2:, 0] == seeds).all()
-        # An actor that dies between steps; its envs are reset by the user, who is told nothing.
+        # An actor dies between steps; the user resets its envs and gets no error.
         os.kill(vec._fleet.workers[1].pid, signal.SIGKILL)
         obs, infos = vec.reset(seed=20)
         assert obs[:, 0].tolist() == [20, 21, 22, 23]
@@ -306,7 +306,7 @@ def test_a_stuck_env_that_cannot_be_interrupted():
 
 
 def test_slow_is_not_stuck_and_stuck_is_replaced(tmp_path):
-    """Three steps that together take longer than the timeout are fine; one that does is replaced."""
+    """Three steps that together take longer than the timeout are fine; a worker whose single step does is replaced."""
     slow = partial(Slow, seconds=0.5)
     with make(slow, 3, num_workers=1, step_timeout=1.2) as vec:
         vec.reset(seed=0)
@@ -329,12 +329,12 @@ def test_more_actors_than_cpus(capfd):
     ):
         make(Counter, num_workers=3, start_timeout=1.0)
     assert "hurtle: 3 Ray workers need 3 CPUs and the cluster has 2; waiting up to 1 s" in capfd.readouterr().err
-    with make(Counter, num_workers=None) as vec:  # what they took is free again
+    with make(Counter, num_workers=None) as vec:  # their resources are free again
         assert vec.num_workers == 2
 
 
 def test_a_module_that_makes_vectors_when_imported(write_module, tmp_path, monkeypatch):
-    """Actors that import it must not start actors of their own."""
+    """Actors that import it must not start more actors."""
     monkeypatch.syspath_prepend(tmp_path)
     module = write_module(
         f"import os, hurtle\nfrom vector_envs import Counter\nclass Mine(Counter): pass\n"
@@ -344,11 +344,11 @@ def test_a_module_that_makes_vectors_when_imported(write_module, tmp_path, monke
         make(module.Mine, 1, num_workers=1)
 
 
-# A Ray of our own.
+# Our own Ray instance.
 
 
 def test_our_own_ray(run_python, tmp_path):
-    """Started when needed, with CPUs enough, and ended with its last user, also at exit; then the envs are closed too."""
+    """Started when needed, with enough CPUs, and ended with its last user or at exit, which also closes the envs."""
     code = """
 import atexit, pathlib, sys
 import ray
@@ -394,7 +394,7 @@ vec.step([0])
 """
     folders = Path(__file__).parents[2], Path(__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
-    environment["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address  # one of its own would take seconds to start
+    environment["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address  # starting another would take seconds
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as learner:
         actor = int(learner.stdout.readline())
         time.sleep(0.2)
@@ -403,7 +403,7 @@ vec.step([0])
 
 
 def test_a_cluster_of_others(run_python):
-    """RAY_ADDRESS means a cluster that is there; it is still there afterwards."""
+    """RAY_ADDRESS names an existing cluster, which keeps running afterwards."""
     code = """
 import ray, hurtle
 vec = hurtle.make_vec("CartPole-v1", 2, backend="ray", num_workers=1)

@@ -1,4 +1,4 @@
-"""The soak as a test: a few faults always, two thousand on request."""
+"""The soak as a test: always a few faults, two thousand on request."""
 
 import subprocess
 import sys

@@ -27,7 +27,7 @@ REPO = Path(__file__).parent.parent.parent
 
 
 class Sleeper(gymnasium.Env):
-    """Each step takes `seconds`; what happens to the instances is written down."""
+    """Each step takes `seconds`; logs what happens to the instances."""
 
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     action_space = spaces.Discrete(3)
@@ -99,7 +99,7 @@ def options(num_envs, **others):
 
 @pytest.fixture
 def cores(monkeypatch):
-    """A function that sets how many cores there are."""
+    """A function that sets the number of cores."""
 
     def set_cores(count):
         for module in (backend_choice, autotune_module):
@@ -111,7 +111,7 @@ def cores(monkeypatch):
 
 @pytest.fixture
 def a_step_takes(monkeypatch):
-    """A function that fixes what the trial finds, so that the choice can be checked exactly."""
+    """A function that fixes the trial's result, so that the choice can be checked exactly."""
 
     def fix(seconds, name="CartPole-v1"):
         monkeypatch.setattr(backend_choice, "try_env", lambda maker, options: Trial(name, seconds))
@@ -190,9 +190,9 @@ class Machine:
     "slowness",
     [
         lambda now: 1.0,
-        lambda now: 1.0 + now / 20,  # ever slower
-        lambda now: max(5.0 - now / 20, 1.0),  # ever faster
-        lambda now: 1.0 if now < 6 else 5.0,  # somebody else begins to use it
+        lambda now: 1.0 + now / 20,  # slower and slower
+        lambda now: max(5.0 - now / 20, 1.0),  # faster and faster
+        lambda now: 1.0 if now < 6 else 5.0,  # another process starts using it
         lambda now: 1.0 + 0.5 * np.sin(now / 3),
     ],
 )
@@ -204,7 +204,7 @@ def test_a_machine_whose_speed_changes_favours_nobody(slowness, ratio):
 
 
 def test_one_turn_after_the_other_would_be_fooled():
-    machine = Machine(lambda now: 1.0 if now > 8 else 3.0)  # what the alternation is for
+    machine = Machine(lambda now: 1.0 if now > 8 else 3.0)  # why turns alternate
     serial, workers = machine.turn(1.0), machine.turn(1.0)
     seconds = []
     for turn in (serial, workers):
@@ -229,7 +229,7 @@ def test_only_doubtful_cases_are_measured(cores, a_step_takes, monkeypatch):
     assert choose(None, options(8))[0] == "serial"  # workers promise too little
     a_step_takes(2e-3)
     monkeypatch.setattr(backend_choice, "measured_speed_up", unmakable)
-    assert choose(None, options(8))[0] == "process"  # what workers cost is negligible
+    assert choose(None, options(8))[0] == "process"  # the cost of workers is negligible
 
 
 def test_real_vectors_are_measured(cores):
@@ -293,7 +293,7 @@ def test_the_trial_makes_one_env_resets_it_as_its_episodes_end_and_closes_it():
     assert (log.count("made"), log.count("closed"), log[-1]) == (1, 1, "closed")
     steps = log.count("step")
     assert backend_choice.FEWEST_STEPS <= steps <= backend_choice.TRIAL_STEPS
-    assert log.count("reset") == 2 + steps // 10  # to look at it, to begin, and after each episode
+    assert log.count("reset") == 2 + steps // 10  # to inspect it, to start, and after each episode
 
 
 def test_slow_envs_are_tried_for_a_few_steps_and_very_slow_ones_for_one(monkeypatch):
@@ -329,7 +329,7 @@ def test_structured_envs_and_agents_are_tried():
     trial = try_env(make, options(8))
     assert (trial.name, len(envs)) == ("crowd", 1)
     taken = {int(action) for actions in envs[0].received for action in actions.values()}
-    assert taken == {1, 3}  # what its masks allow
+    assert taken == {1, 3}  # allowed by its masks
 
 
 def test_the_envs_own_random_actions_are_left_alone():
@@ -422,7 +422,7 @@ def test_autotune_measures_every_setting(cores):
 def test_the_work_of_a_policy_counts_and_a_pool_hides_it(cores):
     with_policy = autotune(Sleeper, 2, seconds=0.1, backends=["serial"], policy_ms=5)[0]
     assert with_policy.steps_per_second < 2 / 0.005
-    # 100 ms of sleep in the env and 80 ms of policy: one after the other a batch takes 180 ms, at the same time 140 at most.
+    # 100 ms of sleep in the env and 80 ms of policy: in sequence a batch takes 180 ms, overlapped 140 at most.
     slow = partial(Sleeper, 0.1)
     rates = {}
     for batch in (2, 1):

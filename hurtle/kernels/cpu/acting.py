@@ -1,6 +1,6 @@
 """The most likely action of an MLP policy, for one observation or a batch, called by address or from other compiled loops.
 
-observation → numbers or one-hot → layers → most likely action, as the env takes it. A table describes a policy and where its
+observation → numbers or one-hot → layers → most likely action, as the env expects it. A table describes a policy and where its
 arrays are, so that one compiled function serves every policy. Knows nothing of torch, sampling or learning.
 """
 
@@ -63,7 +63,7 @@ _SUMS = 8  # independent sums: two multiply-adds start per cycle, and each takes
 
 def _stack(typing_context: Any, floats: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        with builder.goto_entry_block():  # not cgutils.alloca_once, which zeroes it
+        with builder.goto_entry_block():  # not cgutils.alloca_once, which zeroes the memory
             memory = builder.alloca(ir.ArrayType(ir.FloatType(), floats.literal_value))
         memory.align = 64
         return builder.ptrtoint(memory, ir.IntType(64))
@@ -139,7 +139,7 @@ def _layer(weights, layers, n, given, into, values, lists):
     """Layer n of one row; all arguments but n are addresses.
 
     Its inputs are `given`, unless `lists` is not 0: then the nonzero inputs are the first lists[0] of `values`, and their
-    places follow in `lists`.
+    indices follow in `lists`.
     """
     table, w, y = table_at(layers, n + 1, COLUMNS), floats_at(weights, ANY), floats_at(into, ANY)
     inputs, stride, width = table[n, INPUTS], table[n, STRIDE], table[n, PANEL_WIDTH]
@@ -166,7 +166,7 @@ def _layer(weights, layers, n, given, into, values, lists):
 
 @jit
 def _vectors(count):
-    """The count rounded up to whole vectors, plus one vector: writing a list may overrun its end."""
+    """The count rounded up to full vectors, plus one vector: writing a list may overrun its end."""
     return (count // WIDTH + 2) * WIDTH
 
 
@@ -430,7 +430,7 @@ def _make_checked_address(what: str, dtype: np.dtype, written: bool) -> Any:
 
 
 def bound(table: np.ndarray, obs_dtype: np.dtype, action_dtype: np.dtype, kept: Any) -> Any:
-    """A function for compiled loops that acts for one policy: (obs) → int64, or (obs, out) where actions are arrays.
+    """A function for compiled loops that acts for one policy: (obs) → int64, or (obs, out) if actions are arrays.
 
     Args:
         table: The policy's table.
@@ -459,7 +459,7 @@ def bound(table: np.ndarray, obs_dtype: np.dtype, action_dtype: np.dtype, kept: 
         @inlined
         def given(obs):
             if obs.size != numbers:
-                raise ValueError("The observation's size is not the policy's.")
+                raise ValueError("The observation's size does not match the policy's.")
             return obs_address(obs)
 
     if table[HEAD_KIND] == CATEGORICAL:
@@ -468,16 +468,16 @@ def bound(table: np.ndarray, obs_dtype: np.dtype, action_dtype: np.dtype, kept: 
         def native(obs):
             action = _call_row(table_address(), given(obs), 0)
             if action == REFUSED:
-                raise ValueError("The observation holds NaN.")
+                raise ValueError("The observation contains NaN.")
             return action
     else:
 
         @njit(nogil=True, error_model="numpy")
         def native(obs, out):
             if out.size != size:
-                raise ValueError("The size of the array for the action is not the action's.")
+                raise ValueError("The output array's size does not match the action's.")
             if _call_row(table_address(), given(obs), out_address(out)) == REFUSED:
-                raise ValueError("The observation holds NaN.")
+                raise ValueError("The observation contains NaN.")
 
     native.kept = kept
     return native

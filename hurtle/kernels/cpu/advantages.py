@@ -1,7 +1,7 @@
 """GAE and V-trace over the rows of a rollout, from the last step to the first.
 
 arrays [T, N] → advantages [T, N], in the same order of operations for every column. Knows no rollout and no policy.
-Inner loops write one or two arrays and use `select` instead of `if`: LLVM vectorizes no others. Their order is measured, too.
+Inner loops write one or two arrays and use `select` instead of `if`: LLVM vectorizes no others. Their order was measured.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}  # no contrac
 
 @cache
 def compiled_gae(masked: bool) -> Any:
-    """`gae` below for exactly the dtypes and layouts that it takes (others are a TypeError); `valid` is None if not masked."""
+    """`gae` below for exactly the dtypes and layouts it supports (others raise TypeError); `valid` is None if not masked."""
     numbers = [types.float64] * 2
     signature = types.bool_(*_COLUMNS, *numbers, _FLAGS if masked else types.none, _FLOATS)
     return njit(signature, cache=True, **_OPTIONS)(gae)
@@ -32,14 +32,14 @@ def compiled_gae(masked: bool) -> Any:
 
 @cache
 def compiled_vtrace(masked: bool) -> Any:
-    """`vtrace` below, in the same way."""
+    """`vtrace` below, likewise."""
     numbers = [types.float64] * 4
     signature = types.bool_(_FLOATS, *_COLUMNS, *numbers, _FLAGS if masked else types.none, _FLOATS, _FLOATS)
     return njit(signature, cache=True, **_OPTIONS)(vtrace)
 
 
 def gae(rewards, values, terminated, truncated, final_values, last_values, gamma, decay, valid, out):
-    """What `hurtle.kernels.gae` computes; `decay` is gamma times lambda. False: shapes do not match, nothing was written."""
+    """See `hurtle.kernels.gae`; `decay` is gamma times lambda. False: shapes do not match, nothing was written."""
     fit = _fit(rewards, values, terminated, truncated, final_values, last_values, valid)
     if not fit or out.shape != rewards.shape:
         return False
@@ -65,7 +65,7 @@ def vtrace(
     log_ratios, rewards, values, terminated, truncated, final_values, last_values,
     gamma, decay, rho_clip, c_clip, valid, targets, advantages,
 ):  # fmt: skip
-    """What `hurtle.kernels.vtrace` computes; `decay` is gamma times lambda. False: shapes do not match, nothing was written."""
+    """See `hurtle.kernels.vtrace`; `decay` is gamma times lambda. False: shapes do not match, nothing was written."""
     fit, shape = _fit(rewards, values, terminated, truncated, final_values, last_values, valid), rewards.shape
     if not fit or log_ratios.shape != shape or targets.shape != shape or advantages.shape != shape:
         return False
@@ -122,5 +122,5 @@ def _learns(valid, t, n):
 
 @njit(forceinline=True, **_OPTIONS)
 def _clipped(ratio, limit):
-    """The ratio, at most `limit`; NaN stays NaN, so that it is noticed."""
+    """The ratio, capped at `limit`; NaN stays NaN, so that it is noticed."""
     return select(ratio > limit, limit, ratio)

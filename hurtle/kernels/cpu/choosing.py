@@ -1,4 +1,4 @@
-"""From the outputs of an MLP to the most likely action, as the env takes it: start, squashing, bounds, rounding, dtype."""
+"""From the outputs of an MLP to the most likely action, as the env expects it: start, squashing, bounds, rounding, dtype."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FAR_EDGE = f4(1.0 - 1e-6)
 
 @jit
 def _best(y, at, count, mask, mask_at):
-    """The first of the largest legal logits; the first legal one if NaN or infinity is among them, 0 if none is legal."""
+    """Index of the largest legal logit; the first legal one if any is NaN or infinite, 0 if none is legal."""
     first, best, largest = -1, 0, f4(0.0)
     is_masked = mask.shape[0] > 0
     for j in range(count):
@@ -81,7 +81,7 @@ def _beta_mean(a, b):
 
 @jit
 def _box_action(t, y, at, d, bounds):
-    """Number d of a Box's action, before rounding to its dtype."""
+    """Element d of a Box's action, before rounding to its dtype."""
     size, kind = t[ACTION_SIZE], t[HEAD_KIND]
     if kind == SQUASHED_GAUSSIAN:
         return bounds[d] + (math.tanh(np.float64(y[at + d])) + 1.0) / 2.0 * bounds[size + d]

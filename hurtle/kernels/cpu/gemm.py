@@ -1,4 +1,4 @@
-"""Matrix products at the speed of the host's vector unit: register tiles written in LLVM's vectors, beside a NumPy reference.
+"""Matrix products at the speed of the host's vector unit: register tiles of LLVM vectors, beside a NumPy reference.
 
 C = finish(start + A · B), a tile of rows × vectors at a time, B in panels of adjacent columns. Knows nothing of networks.
 """
@@ -37,13 +37,13 @@ def panel_width(columns: int) -> int:
 
 
 def padded(columns: int) -> int:
-    """The number of columns rounded up to whole panels."""
+    """The number of columns rounded up to full panels."""
     width = panel_width(columns)
     return -(-columns // width) * width
 
 
 def panels_of(matrix: np.ndarray) -> np.ndarray:
-    """A matrix [rows, columns] as flat panels: each holds `panel_width` adjacent columns of all rows, zeros beyond the last."""
+    """A matrix [rows, columns] as flat panels: each has `panel_width` adjacent columns of all rows, zero-padded."""
     rows, columns = matrix.shape
     whole = np.zeros((rows, padded(columns)), np.float32)
     whole[:, :columns] = matrix
@@ -63,7 +63,7 @@ def product_reference(start: Any, a: np.ndarray, b: np.ndarray, finish: str, h: 
 
 
 class Tile:
-    """Writes the code of one tile into a function that is being compiled."""
+    """Emits the code of one tile into the function being compiled."""
 
     def __init__(self, builder: Any, vectors: int):
         self.b, self.vectors = builder, vectors
@@ -119,7 +119,7 @@ class Tile:
         return self.b.fmul(x, self.fma(estimate, missing, estimate))
 
     def tanh(self, x: Any) -> Any:
-        """A rational function, accurate to 3e-7; NaN stays NaN, since the comparisons below are false for it."""
+        """A rational function, accurate to 3e-7; NaN stays NaN, since comparisons with it are false."""
         low, high = self.constant(-_LIMIT), self.constant(_LIMIT)
         x = self.b.select(self.b.fcmp_ordered("<", x, low), low, x)
         x = self.b.select(self.b.fcmp_ordered(">", x, high), high, x)
@@ -201,7 +201,7 @@ def _make_tile(rows: int, vectors: int, start: str, finish: str, transposed: boo
                 starts = [made.constant(0.0)] * (rows * vectors)
 
             def scalars(k: Any, count: int) -> list[list[Any]]:
-                """A's elements for `count` steps from k on, [step][row]."""
+                """A's elements for `count` steps starting at k, [step][row]."""
                 if transposed:
                     steps = [builder.add(k, ir.Constant(k.type, u)) for u in range(count)]
                     firsts = [made.at(a_first, builder.mul(step, a_step)) for step in steps]
@@ -238,7 +238,7 @@ def _make_tile(rows: int, vectors: int, start: str, finish: str, transposed: boo
 @allocating
 def _check(name, array, first, rows, stride, columns):
     if first < 0 or (rows > 0 and first + (rows - 1) * stride + columns > array.shape[0]):
-        raise IndexError("a matrix product would leave its " + name)
+        raise IndexError("a matrix product would go out of bounds of its " + name)
 
 
 def _make_band(rows: int, vectors: int, start: str, finish: str, transposed: bool) -> Any:

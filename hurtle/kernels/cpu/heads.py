@@ -1,7 +1,7 @@
 """Action distributions for a tile of rows: sample, log-probabilities, entropies and their gradients.
 
 network outputs [rows, stride] → raw actions, log_probs, entropies → gradients of the outputs. `hurtle.policies.distributions`
-is the reference; tests/kernels/test_heads.py holds them equal. Knows nothing of networks or losses.
+is the reference; tests/kernels/test_heads.py compares them. Knows nothing of networks or losses.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _LOWEST = f4(np.finfo(np.float32).min)
 _EDGE = f4(1e-6)
 _OTHER_EDGE = f4(1.0 - 1e-6)
-_ZERO, _ONE = np.int64(0), np.int64(1)  # a literal 0 has its own type, for which functions would be compiled again
+_ZERO, _ONE = np.int64(0), np.int64(1)  # a literal 0 has its own type, for which functions would be recompiled
 
-# The scratch holds tiles of TILE numbers, one per row. Loops run over whole tiles, whatever `rows` is, so that every row goes
-# through the same instructions. Each loop writes one or two tiles, since the compiler vectorizes only if few pairs of tiles
-# might overlap. Tiles of choices, with N outputs and k choices: log-probabilities [N], probabilities [N], actions [k],
-# entropies [k], and four temporaries. Of a Gaussian: (action - mean) / std [D], and three temporaries. Of a Beta: the slopes
-# of log_prob and entropy with respect to each output, [2D] each, and two temporaries.
+# The scratch consists of tiles of TILE numbers, one per row. Loops run over full tiles, whatever `rows` is, so that every row
+# goes through the same instructions. Each loop writes one or two tiles, since the compiler vectorizes only if few pairs of
+# tiles might overlap. Tiles for choices, with N outputs and k choices: log-probabilities [N], probabilities [N], actions [k],
+# entropies [k], and four temporaries. For a Gaussian: (action - mean) / std [D], and three temporaries. For a Beta: the
+# slopes of log_prob and entropy with respect to each output, [2D] each, and two temporaries.
 #
 # Inside, `given` is (outputs, at, stride, rows), `legal` is (masks, masks_at, has_masks), `into` is (grads, grads_at,
 # grads_stride).
@@ -44,7 +44,7 @@ def num_uniforms(kind: int, nvec: np.ndarray) -> int:
 
 
 def scratch_size(kind: int, nvec: np.ndarray) -> int:
-    """Floats of scratch that a tile of rows needs."""
+    """Scratch floats needed for a tile of rows."""
     outputs = int(np.sum(nvec))  # for a Beta, half the outputs
     tiles = 4 * outputs + 2 if kind == BETA else outputs + 3 if kind == GAUSSIAN else 2 * outputs + 2 * len(nvec) + 4
     return tiles * TILE
@@ -128,7 +128,7 @@ def _total(nvec):
 
 @allocating
 def _tile(scratch, n):
-    """Tile n of the scratch, which must outlive it. A slice would count references, at the cost of a few loops over tiles."""
+    """Tile n of the scratch, which must outlive it. A slice would count references, as slow as a few loops over tiles."""
     if CHECKED:
         return scratch[n * TILE : (n + 1) * TILE]
     return floats_at(address_of(scratch, n * TILE), TILE)
@@ -137,7 +137,7 @@ def _tile(scratch, n):
 @jit
 def _gather(source, at, stride, rows, tile):
     """tile[q] = source[at + q * stride]; zeros beyond the last row."""
-    place, step = np.uint64(at), np.uint64(stride)  # unsigned: negative indices would have to be checked for
+    place, step = np.uint64(at), np.uint64(stride)  # unsigned: signed indices would need a check for negative ones
     for q in range(rows):
         tile[q] = source[place]
         place += step
@@ -412,7 +412,7 @@ def gradient_gaussian(size, rows, log_std, log_std_at, d_log_probs, d_entropy, s
 
 @jit
 def sample_beta(size, given, uniforms, floats, floats_at, log_probs, log_probs_at):
-    """X / (X + Y) of two Gammas; uniforms are [row, dimension, Gamma, try, 3]."""
+    """X / (X + Y) of two Gammas; uniforms are [row, dimension, Gamma, attempt, 3]."""
     outputs, at, stride, rows = given
     for q in range(rows):
         log_prob = 0.0
@@ -469,7 +469,7 @@ def gradient_beta(size, rows, d_log_probs, d_entropy, scratch, into):
 
 @jit
 def _alpha_beta(size, outputs, place):
-    """Rounded to float32 as in torch, but float64 from here on."""
+    """Alpha and beta, rounded to float32 as in torch, but float64 from here on."""
     alpha, beta = f4(1.0) + softplus(outputs[place]), f4(1.0) + softplus(outputs[place + size])
     return np.float64(alpha), np.float64(beta)
 

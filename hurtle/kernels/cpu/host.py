@@ -33,11 +33,11 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {
 _INNER: dict[str, Any] = {**_OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _FAST: dict[str, Any] = {**_INNER, "_nrt": False, "pipeline_class": InnerCompiler}
 jit = njit(**_FAST)
-"""Compile an inner function, which Python cannot call and which allocates nothing: that takes half the time."""
+"""Compile an inner function, which Python cannot call and which allocates nothing: this halves the compile time."""
 allocating = njit(**{**_INNER, "_nrt": True})
 """The same for a function that allocates arrays or raises formatted messages."""
 viewing = njit(**{**_FAST, "_nrt": True, "forceinline": True})
-"""The same for a function that returns a view of memory; it is inlined."""
+"""The same for a function that returns a view of memory; inlined."""
 inlined = njit(inline="always", **_OPTIONS)
 """Inline a function into each of its callers before LLVM sees it."""
 reordering = njit(**{**_FAST, "fastmath": {"contract", "reassoc"}})

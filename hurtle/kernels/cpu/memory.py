@@ -1,4 +1,4 @@
-"""Arrays and functions by address, with which compiled code calls code that was compiled separately."""
+"""Arrays and functions by address, so that compiled code can call separately compiled code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numba.np.arrayobj import np_cfarray
 from numba.np.numpy_support import from_dtype
 
 ANY = 1 << 40
-"""The size to give where the caller knows the real one."""
+"""The size to pass when only the caller knows the real one."""
 
 
 def view(dtype: Any, dimensions: int = 1) -> Any:
@@ -35,7 +35,7 @@ def _array_like(typing_context: Any, address: Any, size: Any, like: Any) -> Any:
 
 
 def _made(array: Any) -> Any:
-    """The code that makes an array of that type from an address, and a shape after it."""
+    """Code generation for an array of that type from an address followed by a shape."""
     shape = types.UniTuple(types.int64, array.ndim)
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -19,11 +19,11 @@ from .sparse import add_transposed_sparse, sparse_linear, sparse_relu, sparse_ta
 SOURCE = 0  # the layer whose outputs it reads; -1: the observations
 INPUTS = 1
 OUTPUTS = 2
-STRIDE = 3  # outputs rounded up to whole panels: the row stride in the workspace
+STRIDE = 3  # outputs rounded up to full panels: the row stride in the workspace
 PANEL_WIDTH = 4  # columns of a panel of its weights
 WEIGHT = 5  # offset of its weights, [panel][inputs][PANEL_WIDTH]
 BIAS = 6
-TRANSPOSED = 7  # offset of a transposed copy of its weights, for the gradient of its inputs; -1: not needed
+TRANSPOSED = 7  # offset of the transposed copy of its weights, for the gradient of its inputs; -1: not needed
 ACTIVATION = 8
 WORK = 9  # offset of its outputs in the workspace, [TILE, STRIDE]
 FLAT_WEIGHT = 10  # offset of its weights in the flat buffer, in torch's order [outputs, inputs]
@@ -38,7 +38,7 @@ TRANSPOSED_ROWS = WIDTH
 def forward(weights, layers, first, last, x, x_at, x_stride, rows, work, lists):
     """Run layers [first, last) on at most TILE rows; row q of the observations begins at x_at + q * x_stride.
 
-    With `lists`, it consists of lists[q] nonzero numbers, whose places begin at lists[TILE + q * x_stride].
+    With `lists`, it consists of lists[q] nonzero numbers, whose indices begin at lists[TILE + q * x_stride].
     """
     listed = lists.shape[0] > 0
     for n in range(first, last):
@@ -67,8 +67,8 @@ def forward(weights, layers, first, last, x, x_at, x_stride, rows, work, lists):
 def backward(weights, layers, first, last, x, x_at, x_stride, rows, work, slopes, gradient, at, lists):
     """Add the gradient of layers [first, last) to `gradient`, from offset `at` on.
 
-    `work` is the workspace after `forward`; `slopes`, of the same layout, holds the gradients of the last layers' outputs. Of
-    two layers with the same source, the second has one output (the value): its part is added to that of the first.
+    `work` is the workspace after `forward`; `slopes`, with the same layout, has the gradients of the last layers' outputs. If
+    two layers have the same source, the second has one output (the value): its part is added to that of the first.
     """
     listed = lists.shape[0] > 0
     for n in range(last - 1, first - 1, -1):

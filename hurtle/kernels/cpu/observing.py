@@ -1,4 +1,4 @@
-"""One observation, by address, as the first layer of an MLP takes it: numbers, scaled or normalized, or places of ones."""
+"""One observation, by address, as the first layer of an MLP expects it: numbers, scaled or normalized, or indices of ones."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _normalize_f4, _normalize_f8 = (_make_normalizer(dtype) for dtype in (np.float32
 
 @jit
 def _integer_at(address, k, dtype):
-    """Number k of an array of integers; those beyond int64 wrap, as they do in torch."""
+    """Element k of an integer array; values beyond int64 wrap, as in torch."""
     if dtype in (I8, U8):
         return ints_at(address, ANY)[k]
     if dtype == I4:
@@ -86,7 +86,7 @@ def _integer_at(address, k, dtype):
 
 @jit
 def read(t, obs, x, at):
-    """The numbers of the observation at this address, as the first layer takes them."""
+    """Read the observation at this address as inputs of the first layer."""
     count, dtype = t[NUM_NUMBERS], t[OBS_DTYPE]
     if t[INPUT_KIND] == NORMALIZED:
         mean, std = doubles_at(t[MEAN_AT], count), doubles_at(t[STD_AT], count + 1)
@@ -114,7 +114,7 @@ def read(t, obs, x, at):
 
 @jit
 def place_of(t, k, number):
-    """The place of entry k's one; a number outside the space counts as the nearest inside."""
+    """The index of entry k's one; a number outside the space counts as the nearest valid one."""
     index = number - ints_at(t[FIRST_AT], ANY)[k]
     return min(max(index, 0), ints_at(t[LAST_AT], ANY)[k]) + ints_at(t[OFFSET_AT], ANY)[k]
 
@@ -129,7 +129,7 @@ def list_ones(t, obs, values, places, value_at, place_at):
 
 @jit
 def holds_nan(x):
-    """Whether one of the numbers is NaN."""
+    """Whether any number is NaN."""
     found = False
     for k in range(x.shape[0]):
         found |= x[k] != x[k]
@@ -138,7 +138,7 @@ def holds_nan(x):
 
 @jit
 def item_size(dtype):
-    """Bytes of a number, by the place of its dtype in DTYPES."""
+    """Bytes per number, by the index of its dtype in DTYPES."""
     if dtype <= U1:
         return 1
     if dtype <= U2:

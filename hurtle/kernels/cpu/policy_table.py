@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-# Places in the table, which is int64; names that end in _AT are addresses.
+# Indices into the table, which is int64; names ending in _AT are addresses.
 (
     ROW_AT,  # the compiled functions: see `address_for_one` and `addresses_for_many`
     ROWS_AT,
@@ -16,10 +16,10 @@ import numpy as np
     WIDEST,  # the largest STRIDE of a layer
     WORK_SIZE,  # floats that `network.forward` needs for a tile
     INPUT_KIND,
-    NUM_NUMBERS,  # in an observation
-    NUM_INPUTS,  # that the first layer takes
-    LISTED,  # the most nonzeros of an observation that are listed; 0: none
-    OBS_DTYPE,  # place in DTYPES
+    NUM_NUMBERS,  # elements of an observation
+    NUM_INPUTS,  # inputs of the first layer
+    LISTED,  # maximum nonzeros listed per observation; 0: none
+    OBS_DTYPE,  # index in DTYPES
     LOW_AT,  # float32 [NUM_NUMBERS], like the next: lower bound and range of bytes
     SPAN_AT,
     MEAN_AT,  # float64 [NUM_NUMBERS], like the next; STD ends with the clip
@@ -29,13 +29,13 @@ import numpy as np
     OFFSET_AT,  # and offset among the inputs
     HEAD_KIND,
     NUM_OUTPUTS,
-    ACTION_SIZE,  # numbers in an action
-    ACTION_DTYPE,  # place in DTYPES
+    ACTION_SIZE,  # elements of an action
+    ACTION_DTYPE,  # index in DTYPES
     NVEC_AT,  # int64 [ACTION_SIZE], like the next: options of each choice, and the first one
     START_AT,
     BOUNDS_AT,  # float64 [4, ACTION_SIZE]: offset and range of a squashed action, lower and upper bound
     ARRAY_TYPE,  # what `data_of` compares an object with: the address of numpy.ndarray,
-    TYPE_NUMBER,  # NumPy's number of the dtype,
+    TYPE_NUMBER,  # NumPy's type number of the dtype,
     NUM_DIMENSIONS,
     SHAPE,  # and the shape, from here to the end of the table
 ) = range(32)
@@ -47,4 +47,4 @@ CATEGORICAL, MULTI_CATEGORICAL, GAUSSIAN, BETA, SQUASHED_GAUSSIAN = range(5)
 DTYPES = tuple(map(np.dtype, ("bool", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f4", "f8")))
 BOOL, I1, U1, I2, U2, I4, U4, I8, U8, F4, F8 = range(len(DTYPES))
 REFUSED = -(2**63)
-"""Returned instead of an action: the observation does not fit the policy's space, or holds NaN."""
+"""Returned instead of an action: the observation does not fit the policy's space, or contains NaN."""

@@ -1,8 +1,8 @@
 """The rollout of native envs: policy and envs in one loop over a shard of envs, called with the GIL released.
 
 observation → network → action → env step → rollout, for each step; then values, and advantages if requested. rollout_job.py
-describes `job`. Envs are called by address, so this is compiled once for all of them, and again only for another dtype of
-observations: `like` is an array of that dtype. Arrays are flat, which compiles in half the time.
+describes `job`. Envs are called by address, so this is compiled once for all of them, and again only for another observation
+dtype: `like` is an array of that dtype. Arrays are flat, which compiles in half the time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ i8 = np.int64
 U64 = np.uint64
 GAMMA = U64(0x9E3779B97F4A7C15)
 
-CLIP, DISCOUNT, DECAY = 0, 1, 2  # places in `constants`
+CLIP, DISCOUNT, DECAY = 0, 1, 2  # indices into `constants`
 
 
 @entry
@@ -107,7 +107,7 @@ def aligned(count):
 
 @strict_allocating
 def new_lists(length):
-    """Memory for a tile's nonzero numbers, and for their counts, followed by their places."""
+    """Memory for a tile's nonzero numbers, and for their counts, followed by their indices."""
     return np.empty(TILE * length + WIDTH, np.float32), np.empty(TILE * (length + 1) + WIDTH, np.int32)
 
 
@@ -301,7 +301,7 @@ def write_outcomes(job, t, row, end):
 
 @strict
 def end_last_step(job, row, t):
-    """The agent left without a flag, and the env ended before it came back: its last step ended its episode."""
+    """The agent left without a flag and the env ended before it returned: its last step ended its episode."""
     for before in range(t - 1, -1, -1):
         at = before * job[J.num_rows] + row
         if bools(job, J.valid)[at]:
@@ -324,7 +324,7 @@ def write_env_ends(job, t, lo, hi):
 
 @strict
 def first_error(job, like, t, row, end):
-    """The first number that is not finite after step t: a log-probability, reward, final observation or next observation."""
+    """The first non-finite number after step t: a log-probability, reward, final observation or next observation."""
     obs, final_obs = observations(job, J.env_obs, like), observations(job, J.env_final_obs, like)
     terminated, truncated = bools(job, J.terminated), bools(job, J.truncated)
     rewards, log_probs = floats(job, J.rewards), floats(job, J.log_probs)
@@ -347,7 +347,7 @@ def first_error(job, like, t, row, end):
 
 @strict_inlined
 def is_finite(obs, at, size):
-    """Whether the numbers at an offset include neither NaN nor infinity."""
+    """Whether the numbers at an offset are all finite."""
     bad, given = 0, obs[at : at + size]
     for k in range(size):
         bad += not abs(f4(given[k])) < f4(np.inf)
@@ -438,7 +438,7 @@ def write_advantages(job, row, end):
 
 @strict_inlined
 def bootstrapped(terminated, truncated, final_value, next_value):
-    """V of what comes after a step."""
+    """V of the state after a step."""
     return chosen(terminated, f4(0.0), chosen(truncated, final_value, next_value))
 
 

@@ -1,6 +1,6 @@
 """The arguments of a compiled rollout: a table of arrays and numbers in one int64 array, and the views that read it.
 
-`floats(job, J.values)` is the float32 array named values. It is not a record, as the update's job in update.py is: it holds no
+`floats(job, J.values)` is the float32 array named values. Unlike the update's job in update.py it is not a record: it has no
 floats, and each array comes with its size, so pairs of int64 are all it needs.
 """
 
@@ -18,8 +18,8 @@ from .network import COLUMNS
 JOB_ARRAYS = (
     # the policy, see NetworkPlan
     *("weights", "layers", "nvec"),
-    *("low", "range"),  # inputs that are bytes: (x - low) / range
-    *("mean", "std"),  # normalized observations: (x - mean) / std, clipped
+    *("low", "range"),  # for byte inputs: (x - low) / range
+    *("mean", "std"),  # for normalized observations: (x - mean) / std, clipped
     "constants",  # clip of normalized observations, gamma, gamma * lambda
     # from raw actions to the env's
     "action_start",  # added to choices
@@ -47,7 +47,7 @@ JOB_ARRAYS = (
 """Arrays of a job: address and size each."""
 JOB_NUMBERS = (
     *("num_steps", "num_rows", "num_agents"),
-    *("num_inputs", "list_length"),  # elements of one observation, and the most nonzeros of it that are listed
+    *("num_inputs", "list_length"),  # elements of one observation, and maximum nonzeros listed
     *("is_box", "has_present", "num_metrics"),
     "max_steps",  # of an episode; 0: no limit
     *("split", "actor", "critic", "head_kind", "num_uniforms", "mask_size", "log_std_at", "work_size", "scratch_size"),
@@ -59,7 +59,7 @@ JOB_NUMBERS = (
     *("handle", "actions"),  # their arguments: the addresses of the batch's table and of the env's actions
 )
 JOB = {name: 2 * k for k, name in enumerate(JOB_ARRAYS)} | {n: 2 * len(JOB_ARRAYS) + k for k, n in enumerate(JOB_NUMBERS)}
-"""Places in the job, one int64 array: an array's address followed by its size, or a number."""
+"""Indices into the job, one int64 array: an array's address followed by its size, or a number."""
 J: Any = namedtuple("J", JOB)(**JOB)
 """`JOB` for compiled code."""
 
@@ -68,47 +68,47 @@ words_at, bytes_at = view(np.uint64), view(np.uint8)
 
 @viewing
 def observations(job, k, like):
-    """The array of that place in the job, of the dtype of `like`."""
+    """The array at that index of the job, with the dtype of `like`."""
     return array_like(job[k], job[k + 1], like)
 
 
 @viewing
 def floats(job, k):
-    """The float32 array of that place in the job."""
+    """The float32 array at that index of the job."""
     return floats_at(job[k], job[k + 1])
 
 
 @viewing
 def doubles(job, k):
-    """The float64 array of that place in the job."""
+    """The float64 array at that index of the job."""
     return doubles_at(job[k], job[k + 1])
 
 
 @viewing
 def ints(job, k):
-    """The int64 array of that place in the job."""
+    """The int64 array at that index of the job."""
     return ints_at(job[k], job[k + 1])
 
 
 @viewing
 def lengths(job, k):
-    """The int32 array of that place in the job."""
+    """The int32 array at that index of the job."""
     return places_at(job[k], job[k + 1])
 
 
 @viewing
 def words(job, k):
-    """The uint64 array of that place in the job."""
+    """The uint64 array at that index of the job."""
     return words_at(job[k], job[k + 1])
 
 
 @viewing
 def bools(job, k):
-    """The bool array of that place in the job."""
+    """The bool array at that index of the job."""
     return bools_at(job[k], job[k + 1])
 
 
 @viewing
 def tables(job, k):
-    """The table of layers at that place in the job, int64 [layers, columns]."""
+    """The table of layers at that index of the job, int64 [layers, columns]."""
     return table_at(job[k], job[k + 1] // COLUMNS, COLUMNS)

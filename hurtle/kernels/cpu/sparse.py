@@ -1,6 +1,6 @@
-"""First layers whose inputs are mostly zeros (grids of bits, one-hot vectors): products that skip zeros, with the same bits.
+"""First layers whose inputs are mostly zeros (grids of bits, one-hot vectors): products that skip zeros, bitwise equal.
 
-observations → lists of their nonzeros → the products of gemm.py over these alone. A zero adds nothing to a sum, so the
+observations → lists of their nonzeros → the products of gemm.py over only these. A zero adds nothing to a sum, so the
 results equal those of the dense products. Knows nothing of networks.
 """
 
@@ -24,7 +24,7 @@ INPUTS_PER_PLACE = 4
 
 
 def list_length(inputs: int) -> int:
-    """The most nonzeros of a row that are listed; 0 where lists do not pay."""
+    """Maximum nonzeros listed per row; 0 if lists do not pay off."""
     return inputs // INPUTS_PER_PLACE if inputs >= LEAST_INPUTS else 0
 
 
@@ -60,14 +60,14 @@ def _list(typing_context: Any, obs: Any, at: Any, k: Any, values: Any, places: A
 
 
 _list_vector: Any = intrinsic(_list)
-"""List the nonzeros (NaN is one) of 16 numbers from obs[at + k] on without a branch; returns their number. AVX-512."""
+"""Branchless list of the nonzeros (including NaN) of 16 numbers from obs[at + k] on; returns their count. AVX-512."""
 
 
 if WIDTH == 16:
 
     @jit
     def _list_vectors(obs, at, inputs, values, places, first, length):
-        """List the nonzeros of whole vectors, until there are too many; returns their number, and that of the inputs read."""
+        """List the nonzeros of full vectors, until there are too many; returns their number and that of the inputs read."""
         whole, count = inputs // WIDTH * WIDTH, 0
         for k in range(0, whole, WIDTH):
             count += _list_vector(obs, at, k, values, places, first + count)
@@ -79,7 +79,7 @@ else:
 
     @jit
     def _list_vectors(obs, at, inputs, values, places, first, length):
-        """Leave all inputs to the loop over single numbers."""
+        """Leave all inputs to the scalar loop."""
         return 0, 0
 
 
@@ -88,10 +88,10 @@ def list_row(obs, at, inputs, low, span, values, places, first, length):
     """List the nonzeros of one observation from `first` on, at most `length`; returns their number, or -1 if there are more.
 
     Listed values are the network's inputs: (number - low) / span, or the number itself where `span` is empty. Zeros must stay
-    zero for the network: `low` is 0. Up to WIDTH elements behind the list are overwritten.
+    zero for the network: `low` is 0. Up to WIDTH elements past the end of the list are overwritten.
     """
     if CHECKED and first + length + WIDTH > min(values.shape[0], places.shape[0]):
-        raise IndexError("a list would leave its memory")
+        raise IndexError("a list would exceed its memory")
     count, whole = _list_vectors(obs, at, inputs, values, places, first, length)
     for k in range(whole, inputs):
         if obs[at + k] != 0:
@@ -118,7 +118,7 @@ def list_rows(obs, rows, inputs, low, span, values, places, counts, length):
 
 
 def list_memory(rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Memory for `list_rows`: values, and counts followed by places."""
+    """Memory for `list_rows`: values, and counts followed by indices."""
     return np.empty(rows * length + WIDTH, np.float32), np.empty(rows * (1 + length) + WIDTH, np.int32)
 
 

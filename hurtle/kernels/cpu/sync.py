@@ -1,4 +1,4 @@
-"""A barrier for threads that run compiled code in parallel: spin briefly, then yield, and leave on an abort."""
+"""A barrier for threads that run compiled code in parallel: spins briefly, then yields; leaves on an abort."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 from .host import jit
 
 SPINS = 5_000
-"""Spins before the processor is yielded, a few microseconds: two threads on one core must not wait for each other for long."""
+"""Spins before yielding, a few microseconds: two threads on one core must not wait for each other for long."""
 _ARRIVED, _GENERATION, ABORTED = 0, 16, 32  # a pair of cache lines apart; a 1 at ABORTED makes every thread leave
 _yield_processor = types.ExternalFunction("sched_yield", types.int32())
 
@@ -54,7 +54,7 @@ def _store(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
 
 @jit
 def wait_for_all(barrier, threads):
-    """Wait for all threads; False if one has aborted, and this thread must return, too."""
+    """Wait for all threads; False if one has aborted, and this thread must also return."""
     if threads > 1:
         generation = _load(barrier, _GENERATION)
         if _add(barrier, _ARRIVED, 1) == threads - 1:

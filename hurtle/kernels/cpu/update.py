@@ -1,7 +1,7 @@
 """The update of PPO and A2C on minibatches of a rollout: losses, gradients, clipping and the optimizer, on several threads.
 
 minibatch → shards of rows → gradient of each → sum → norm → Adam, AdamW or RMSprop → weights, one minibatch after another.
-Shards of rows and blocks of weights depend on sizes alone, so results are the same on any number of threads.
+Shards of rows and blocks of weights depend only on sizes, so results are the same on any number of threads.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ JOB = np.dtype(
 def shard_rows(count: int, weights: int, lists: bool) -> int:
     """Rows per shard for minibatches of up to `count` rows: at least two tiles, at most MAX_SHARDS shards.
 
-    Listed inputs are cheap to compute, but their many gradients cost as much to sum as any: they get larger shards, unless
+    Listed inputs are cheap to compute, but their gradients cost as much to sum as any: they get larger shards, unless
     hardly any shards would be left.
     """
     tiles = max(2, -(-count // (TILE * MAX_SHARDS)))
@@ -60,7 +60,7 @@ def shard_rows(count: int, weights: int, lists: bool) -> int:
 
 
 def copy_size(packed_size: int, trained_size: int, num_blocks: int) -> int:
-    """Floats of a thread's own copies, rounded up to pairs of cache lines."""
+    """Floats in a thread's own copies, rounded up to pairs of cache lines."""
     return -(-(packed_size + 3 * trained_size + STATS + num_blocks) // 32) * 32
 
 
@@ -73,7 +73,7 @@ def learn(job, first, last, thread, threads):
 
     It is lower if the gradient of the next minibatch is not finite (which then changed nothing), or if a thread aborted.
     Threads share the work of summing gradients and stepping weights. With `has_copies`, each does all of it on its own copy of
-    the weights, with the same bits: few weights are stepped faster than they are sent to another core.
+    the weights, with bitwise equal results: a few weights are stepped faster than sent to another core.
     """
     j = job[0]
     stride, size = j.trained_size + STATS, j.shard_rows
@@ -118,7 +118,7 @@ def learn(job, first, last, thread, threads):
                 transpose_rows(weights, layers, blocks[b, 2], blocks[b, 3], blocks[b, 4], blocks[b, 5])
         left = not j.has_copies and not wait_for_all(barrier, threads)
         if thread == 0:
-            j.done = m + 1  # in case the return value never reaches Python
+            j.done = m + 1  # in case the return value does not reach Python
         if left:
             return m - first + 1
     return last - first
@@ -141,7 +141,7 @@ def _own_arrays(j, thread):
         return weights, moments1, moments2, total, norms
     size = _copy_size(packed, trained, blocks)
     own = floats_at(j.copies, ANY)[(thread - 1) * size : thread * size]
-    for k in range(packed):  # slices would take seconds to compile
+    for k in range(packed):  # slices take seconds to compile
         own[k] = weights[k]
     for k in range(trained):
         own[packed + k] = moments1[k]
@@ -175,7 +175,7 @@ def _new_tile(j):
 
 @jit
 def _add_tile(j, layers, weights, first, rows, count, mean, scale, tile, gradients, at):
-    """Add the gradient and losses of `rows` steps, from place `first` of the order on, to those of one shard."""
+    """Add the gradient and losses of `rows` steps, from index `first` of the order on, to those of one shard."""
     x, lists, work, slopes, scratch, ints, floats, masks, numbers = tile
     _gather(j, first, rows, mean, scale, ints, floats, masks, numbers)
     _gather_inputs(j, first, rows, x, lists)
@@ -209,7 +209,7 @@ def _add_tile(j, layers, weights, first, rows, count, mean, scale, tile, gradien
 
 @jit
 def _gather_inputs(j, first, rows, x, lists):
-    """Copy the network's inputs in the steps of a tile, or the lists of their nonzeros."""
+    """Copy the network's inputs for the steps of a tile, or the lists of their nonzeros."""
     order, size = ints_at(j.order, ANY), j.num_inputs
     if not j.list_length:
         inputs = floats_at(j.inputs, j.rollout_size * size)
@@ -333,7 +333,7 @@ def _advantage_scale(advantages, order, low, high):
     )  # four independent sums
     for i in range(low, high - 3, 4):
         for k in range(4):
-            distance = advantages[order[i + k]] - first  # relative to one of them, to keep the squares small
+            distance = advantages[order[i + k]] - first  # relative to the first, to keep the squares small
             total[k] += distance
             squares[k] += distance * distance
     for i in range(low + count // 4 * 4, high):

@@ -1,6 +1,6 @@
 """float32 exp, log and relatives without branches or calls, so that loops over them are vectorized; Gamma functions in float64.
 
-NaN stays NaN everywhere. Knows nothing of arrays.
+NaN always stays NaN. Knows nothing of arrays.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from_bits: Any = intrinsic(_from_bits)
 @jit
 def exp(x):
     """e^x to 2 units in the last place: 2^n times a Taylor series around 0."""
-    x = f4(89.0) if x > f4(89.0) else x  # outside this range, n would not fit
+    x = f4(89.0) if x > f4(89.0) else x  # beyond this, n would not fit
     x = f4(-104.0) if x < f4(-104.0) else x
     shifted = x * _LOG2_E + _ROUNDS
     whole = shifted - _ROUNDS

@@ -1,4 +1,4 @@
-"""GPU kernels in Triton, each fusing a hot spot of the profile, beside the torch code that is its reference.
+"""GPU kernels in Triton, each fusing a hot spot, beside its torch reference.
 
 Modules here import triton, which comes with torch's GPU builds; check `has_triton()` first.
 """

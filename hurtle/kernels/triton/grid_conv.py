@@ -1,7 +1,7 @@
 """A 3x3 convolution of small grids with its bias, ReLU and flattening, forward and backward in one kernel each.
 
 observations [B, H, W, C] as stored, channels last → features [B, K * (H-2) * (W-2)]; gradients go to weight and bias
-only. The torch reference stands beside it. Knows no network.
+only. The torch reference is beside it. Knows no network.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ MOST_INPUTS = 64
 MOST_CHANNELS, MOST_FILTERS, MOST_PLACES = MOST_INPUTS // 3, 32, 2**30
 BYTES = (torch.uint8, torch.int8)
 OLDEST_GPU = (8, 0)
-"""The first compute capability that multiplies bfloat16."""
+"""The first compute capability with bfloat16 products."""
 
 
 @dataclass(frozen=True)
 class GridShape:
     """What the kernels are compiled for.
 
-    A row in the kernels stands for `width` adjacent outputs of one sample. Their inputs in each of three rows of the
+    A row in the kernels represents `width` adjacent outputs of one sample. Their inputs in each of three rows of the
     observation are contiguous in memory: (width + 2) * C numbers. So the weights become three banded matrices
     [inputs, width * K]: more to multiply, but much less to load and convert.
 
@@ -45,7 +45,7 @@ class GridShape:
         width: Adjacent outputs in a row.
         inputs: Their inputs in one row of the observation, padded.
         padded_filters: K, padded.
-        parts: Number of bfloat16 matrices whose sum stands for weights or gradients in products; 0 multiplies float32.
+        parts: Number of bfloat16 matrices whose sum represents weights or gradients in products; 0 multiplies float32.
         precision: The precision of float32 products.
     """
 
@@ -98,7 +98,7 @@ def grid_convolution(
         bias: float32. [K]
         scale: The input is obs * scale + shift.
         shift: See scale.
-        dtype: Dtype of the result: bfloat16, with bfloat16 products, or float32, with products about as precise as TF32 where
+        dtype: Dtype of the result: bfloat16, with bfloat16 products, or float32, with products about as precise as TF32 if
             torch may use that, else float32.
 
     Returns:
@@ -182,7 +182,7 @@ def _outputs(
     block, num_samples,
     ROWS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
-    """The places of a block's outputs [ROWS * WIDTH, KP] in the features, and which of them exist."""
+    """The indices of a block's outputs [ROWS * WIDTH, KP] in the features, and which of them exist."""
     ACROSS: tl.constexpr = (W - 2 + WIDTH - 1) // WIDTH * WIDTH
     at, k = block * (ROWS * WIDTH) + tl.arange(0, ROWS * WIDTH), tl.arange(0, KP)
     sample, y, x = (at // ((H - 2) * ACROSS)).to(tl.int64), at // ACROSS % (H - 2), at % ACROSS

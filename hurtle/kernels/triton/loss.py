@@ -16,7 +16,7 @@ from torch import Tensor
 from hurtle.errors import HurtleError
 
 MOST_SUMS = 256
-"""The most programs that sum moments: each program of the loss reads all of their sums."""
+"""Maximum programs that sum moments: each program of the loss reads all of their sums."""
 BLOCK = 256
 """Steps that a program processes at a time."""
 METRICS = 5
@@ -62,7 +62,7 @@ def _moments_kernel(advantages, valid, size, moments, turns: tl.constexpr, padde
 
 @triton.jit
 def _normalized(advantage, moments, num_moments, number, padded: tl.constexpr):
-    """Normalize to mean 0 and std 1 over the `number` (float64) of valid steps; a single one is left unchanged."""
+    """Normalize to mean 0 and std 1 over the `number` (float64) of valid steps; a single step is left unchanged."""
     n = tl.arange(0, padded)
     mean = tl.sum(tl.load(moments + padded + n, mask=n < num_moments, other=0.0), 0) / tl.maximum(number, 1.0)
     squares = tl.sum(tl.load(moments + 2 * padded + n, mask=n < num_moments, other=0.0), 0) - number * mean * mean
@@ -73,7 +73,7 @@ def _normalized(advantage, moments, num_moments, number, padded: tl.constexpr):
 
 @triton.jit
 def _share_of_smaller(a, b):
-    """The share of min(a, b)'s gradient that goes to a; torch gives each one half where they are equal."""
+    """The share of min(a, b)'s gradient that goes to a; torch gives each one half if they are equal."""
     return tl.where(a < b, 1.0, tl.where(a == b, 0.5, 0.0))
 
 
@@ -164,10 +164,10 @@ def ppo_gradients(
         clip_range: A tensor on the device. [1]
         value_coef: Weight of the value loss.
         entropy_coef: Weight of the entropy bonus.
-        clip_values: Whether the change of the values is clipped, too.
+        clip_values: Whether to also clip changes of the values.
         normalize_advantages: Whether to normalize them to mean 0 and std 1 first.
         weights: Importance weights of the steps. [B]
-        valid: False for steps to ignore, whatever they hold; if all are ignored, all results are 0. bool [B]
+        valid: False for steps to ignore, whatever they contain; if all are ignored, all results are 0. bool [B]
 
     Returns:
         The gradients of the loss with respect to the first three, and the metrics.

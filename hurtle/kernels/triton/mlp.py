@@ -1,4 +1,4 @@
-"""Small MLPs in single kernels: acting (forward, sampling, log-prob), values, and PPO's loss with its whole backward pass.
+"""Small MLPs in single kernels: acting (forward, sampling, log-prob), values, and PPO's loss with its full backward pass.
 
 observations, weights → actions, log-probs, values; minibatch → gradients. Two hidden layers of one width, separate actor
 and critic; weights are read once per program and kept in registers. Knows no env and no optimizer.
@@ -133,7 +133,7 @@ def _act_kernel(
         mass = tl.sum(parts, 1)
         reached = tl.cumsum(parts, 1)
         level = uniform * mass
-        # The last possible choice whose start the level has reached: up to rounding, the first whose end lies above it.
+        # The last possible choice whose start is below the level: up to rounding, the first whose end is above it.
         begun = (reached - parts <= level[:, None]) & (parts > 0.0) & real
         chosen = tl.max(tl.where(begun, ra[None, :], 0), 1)
         own = tl.sum(tl.where(ra[None, :] == chosen[:, None], logits - highest[:, None], 0.0), 1)
@@ -289,7 +289,7 @@ class FusedMLP:
 
     Args:
         shape: The shape of the policy.
-        weights: All its parameters, flat, as `FlatParameters` holds them.
+        weights: All its parameters, flat, as in `FlatParameters`.
         precision: Precision of the matrix products: "float32", "tf32" or "bf16"; sums are float32. With bf16, tanh is the GPU's
             own, accurate to 2^-11.
     """
@@ -382,17 +382,17 @@ class FusedMLP:
 
         Args:
             obs: Observations as the policy saw them, flat over steps and rows. [S, …]
-            order: The minibatch's places among the S steps. int64 [M]
+            order: The minibatch's indices among the S steps. int64 [M]
             actions: Raw actions. [S] or [S, A]
             log_probs: Log-probs when the policy acted. [S]
             values: Values when the policy acted. [S]
             advantages: [S]
             returns: [S]
-            moments: What is subtracted from advantages, and the factor that they are then multiplied by. [2]
+            moments: Offset subtracted from advantages, and the factor they are then multiplied by. [2]
             clip_range: [1]
             value_coef: Weight of the value loss.
             entropy_coef: Weight of the entropy bonus.
-            clip_values: Clip the change of the values by clip_range, too.
+            clip_values: Also clip changes of the values by clip_range.
 
         Returns:
             Policy loss, value loss, entropy, KL, fraction of clipped ratios. [5]

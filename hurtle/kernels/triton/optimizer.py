@@ -16,7 +16,7 @@ from torch import Tensor
 from hurtle.errors import HurtleError
 
 MOST_SUMS = 1024
-"""The most programs that sum squares: each program of the update reads all of their sums."""
+"""Maximum programs that sum squares: each program of the update reads all of their sums."""
 BLOCK = 256
 """Parameters that a program processes at a time."""
 ROWS, COLUMNS = 32, 64
@@ -127,7 +127,7 @@ def optimizer_step(
         gradients: Read, or written if there are `partials`. [size]
         first: The first moments; RMSprop does not use them. [size]
         second: The second moments. [size]
-        counts: The number of steps before the last one, for the kernels' use, and that of all steps. [2]
+        counts: The number of steps before the last one, for internal use, and that of all steps. [2]
         learning_rate: [1].
         partials: Summed into `gradients` first. [P, size]
         name: "adam" (weight decay is an L2 penalty), "adamw" or "rmsprop".
@@ -140,7 +140,7 @@ def optimizer_step(
         The norm before clipping, as a new tensor. If it is not finite, parameters, moments and count are unchanged.
 
     Raises:
-        HurtleError: `partials` have another shape, or their rows are not contiguous.
+        HurtleError: `partials` have the wrong shape, or their rows are not contiguous.
     """
     size, norm = len(values), torch.empty((), device=values.device)
     blocks = triton.cdiv(size, BLOCK if partials is None else COLUMNS)

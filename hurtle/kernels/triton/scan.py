@@ -1,7 +1,7 @@
-"""The recurrence of MinGRU over whole sequences, forward and backward in one kernel each, beside its torch reference.
+"""The recurrence of MinGRU over sequences, forward and backward in one kernel each, beside its torch reference.
 
 gates and candidates [T, B, 2F], starts [T, B], state [B, F] → hidden [T, B, F]. Every row and feature is
-computed on its own, in float32. Knows nothing of what made the gates.
+computed independently, in float32. Knows nothing of what made the gates.
 """
 # mypy: disable-error-code="assignment"
 
@@ -20,7 +20,7 @@ from hurtle.errors import HurtleError
 LANES, WARPS = 128, 2
 """Features per program, and its warps: two lanes per thread."""
 STEPS = 8
-"""Steps that are loaded at once: the kernel is bound by memory latency."""
+"""Steps loaded at once: the kernel is bound by memory latency."""
 
 
 def min_gru(terms: Tensor, starts: Tensor | None, state: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

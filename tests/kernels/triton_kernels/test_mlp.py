@@ -37,12 +37,12 @@ def test_gradients_with_relu():
 @pytest.mark.parametrize(
     ("config", "observations", "why"),
     [
-        (PolicyConfig(hidden_sizes=(64,)), spaces.Box(-1, 1, (4,)), "not two"),
-        (PolicyConfig(hidden_sizes=(64, 32)), spaces.Box(-1, 1, (4,)), "of one width"),
+        (PolicyConfig(hidden_sizes=(64,)), spaces.Box(-1, 1, (4,)), "not exactly two"),
+        (PolicyConfig(hidden_sizes=(64, 32)), spaces.Box(-1, 1, (4,)), "share one width"),
         (PolicyConfig(separate_networks=False), spaces.Box(-1, 1, (4,)), "share layers"),
         (PolicyConfig(recurrent="gru"), spaces.Box(-1, 1, (4,)), "has a memory"),
-        (PolicyConfig(), spaces.Box(-1, 1, (99,)), "up to 64 floats"),
-        (PolicyConfig(), spaces.Box(0, 9, (4,), np.uint8), "up to 64 floats"),
+        (PolicyConfig(), spaces.Box(-1, 1, (99,)), "at most 64 floats"),
+        (PolicyConfig(), spaces.Box(0, 9, (4,), np.uint8), "at most 64 floats"),
     ],
 )
 def test_other_policies_are_refused_with_a_reason(config, observations, why):
@@ -70,7 +70,7 @@ def test_networks_that_only_look_like_an_mlp_are_refused():
         mlp_shape(Policy(made.observation_space, made.action_space, own, made.head))
     for place, module, why in (
         (1, torch.nn.GELU(), "activation is GELU"),
-        (1, torch.nn.ReLU(), "not two, all with"),
+        (1, torch.nn.ReLU(), "not exactly two hidden layers"),
         (2, torch.nn.LayerNorm(64), "a LayerNorm where a float32 Linear"),
     ):
         policy = build_policy(PolicyConfig(), spaces.Box(-1, 1, (4,)), DISCRETE)
