@@ -66,11 +66,13 @@ class Reinforce(Learner):
 
     def state_dict(self) -> dict[str, Any]:
         """What resuming needs besides the policy."""
-        return {"optimizer": self.optimizer.state_dict(), "updates": self.updates}
+        parts = {"optimizer": self.optimizer.state_dict(), "postprocess": self.postprocess.state_dict()}
+        return {**parts, "updates": self.updates}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Continue from a saved state."""
         self.optimizer.load_state_dict(saved["optimizer"])
+        self.postprocess.load_state_dict(saved["postprocess"])
         self.updates = saved["updates"]
 
 

@@ -6,6 +6,7 @@ these protocols for their defaults; nothing outside a gear's own files asks whic
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -54,7 +55,7 @@ class Weights:
         parameters = [parameter.data for parameter in policy.parameters()]
         for own, part in zip(parameters, self.flat.split([own.numel() for own in parameters]), strict=True):
             own.copy_(part.view_as(own))
-        for own, part in zip(policy.buffers(), self.buffers, strict=False):
+        for own, part in zip(policy.buffers() if self.buffers else (), self.buffers, strict=True):
             own.copy_(part)
 
 
@@ -124,7 +125,7 @@ class Experience(Protocol):
     """
 
     version: int
-    """`Weights.version` that acted; the oldest one where an update fell into it."""
+    """`Weights.version` of the policy that acted; the oldest one if the weights changed in between."""
 
     @property
     def num_valid(self) -> int:
@@ -135,7 +136,8 @@ class Collector(Protocol):
     """Envs × acting policy → experience.
 
     The runner calls everything from one thread, `request_stop` excepted, which may come from a signal handler or any thread.
-    Order: `load_state_dict` (resumed runs only), `prepare`, then `load_weights` and `collect` in turn, `close`.
+    Order: `new_rollout`, `load_state_dict` (resumed runs only), `load_weights`, `prepare`, then `load_weights` and `collect` in
+    turn, `close`.
     """
 
     num_rows: int
@@ -143,9 +145,16 @@ class Collector(Protocol):
     resumes_exactly: bool = True
     """Whether `state_dict` can hold the states of the envs. If not, the runner calls `request_stop` to end a run quickly."""
 
+    @property
+    @abstractmethod
+    def has_masks(self) -> bool:
+        """Whether the envs report legal actions."""
+
+    @abstractmethod
     def new_rollout(self, num_steps: int) -> Any:
         """Memory that `collect` can fill, `num_steps` steps per row."""
 
+    @abstractmethod
     def load_weights(self, weights: Weights) -> None:
         """Act with these weights from now on. The only way in; the runner calls it before every `collect`."""
 
@@ -153,6 +162,7 @@ class Collector(Protocol):
         """Compile or capture what `collect` needs, before the clock starts; leaves everything as it was."""
         return
 
+    @abstractmethod
     def collect(self, experience: Any) -> Episodes | None:
         """Fill the experience. Releases the GIL wherever possible.
 
@@ -194,8 +204,8 @@ class Collector(Protocol):
 class Learner(Protocol):
     """Experience → a better policy. Subclass it to write your own algorithm, see docs/algorithms.md.
 
-    The runner calls everything from one thread: `load_state_dict` (resumed runs only), `prepare`, then `update` and `weights`
-    in turn, `close`.
+    The runner calls everything from one thread: `load_state_dict` (resumed runs only), `weights`, `prepare`, then `update` and
+    `weights` in turn, `close`.
     """
 
     postprocess: Any = None
@@ -206,9 +216,14 @@ class Learner(Protocol):
     """What the user should know about how it learns; continues the gear's reason."""
 
     def prepare(self, experience: Any) -> None:
-        """Compile or capture what `update` needs, before the clock starts; leaves everything as it was."""
+        """Compile or capture what `update` needs, before the clock starts; leaves everything as it was.
+
+        Args:
+            experience: The one that `update` will get; what it holds now means nothing.
+        """
         return
 
+    @abstractmethod
     def update(self, experience: Any, progress: float = 0.0) -> Metrics:
         """Learn from one experience.
 
@@ -227,6 +242,7 @@ class Learner(Protocol):
         """The newest metrics that a device has reported since the last call; `wait` for all. Empty on the CPU."""
         return {}
 
+    @abstractmethod
     def weights(self) -> Weights:
         """The weights to act with from now on."""
 

@@ -1,4 +1,4 @@
-"""The layout of DESIGN: no import circle between files, and imports point only down. Lazy imports inside functions count."""
+"""The layers of docs/architecture.md: no import circle between files, and imports point only down. Lazy imports inside functions count."""
 
 import ast
 from pathlib import Path

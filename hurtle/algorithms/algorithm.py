@@ -7,7 +7,7 @@ only when a learner is made, so that `hurtle train --help` stays fast.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -122,7 +122,7 @@ def find_algorithm(name: str) -> Algorithm:
     if name not in algorithm_names():
         raise UnknownNameError(f"No algorithm {name!r}. {did_you_mean(str(name), algorithm_names())}")
     found: Algorithm = import_module(f"hurtle.algorithms.{name}_config").ALGORITHM
-    return Algorithm(found.config, found.learners, name)
+    return replace(found, name=name)
 
 
 @cache
@@ -146,6 +146,8 @@ def algorithm_name(algorithm: str | type) -> str:
         name = reference_to(algorithm)
     except UnknownNameError:
         name = algorithm.__name__
+        if name in algorithm_names():
+            raise HurtleError(f"{name} is the name of a built-in algorithm: give your class another one.") from None
     _of_class(algorithm, name)
     _KNOWN[name] = algorithm
     return name
@@ -181,12 +183,12 @@ def allow_algorithm(source: Any, settings: Mapping[str, Any], trust: bool) -> No
 
 def _of_class(cls: Any, name: str) -> Algorithm:
     config = getattr(cls, "Config", None)
-    if not (isinstance(config, type) and is_dataclass(config) and callable(getattr(cls, "update", None))):
+    if not (isinstance(config, type) and is_dataclass(config) and issubclass(config, AlgorithmConfig)):
         raise HurtleError(
-            f"{name} is not an algorithm: it needs `update(rollout, progress)` and a dataclass `Config` with its settings; "
+            f"{name} is not an algorithm: it needs a dataclass `Config` with its settings, derived from AlgorithmConfig; "
             "see docs/algorithms.md."
         )
-    for setting in ("num_steps", "gamma"):
-        if not hasattr(config, setting):
-            raise HurtleError(f"{name}.Config needs a field {setting} with a default: derive it from AlgorithmConfig.")
+    missing = [name for name in ("update", "weights") if getattr(cls, name, None) in (None, getattr(Learner, name))]
+    if missing:
+        raise HurtleError(f"{name} is not an algorithm: it has no {' and no '.join(missing)}; see docs/algorithms.md.")
     return Algorithm(config, {"general": cls}, name)

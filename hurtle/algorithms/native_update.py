@@ -215,9 +215,6 @@ class NativeUpdate:
 
     def _call(self, first: int, last: int, threads: int) -> int:
         kernel = self._kernels.learn
-        if not kernel.signatures:
-            with COMPILING:
-                kernel(self._job, 0, 0, 0, 1)
         if threads == 1:
             return kernel(self._job, first, last, 0, 1)
         assert self._workers is not None
@@ -262,6 +259,7 @@ class NativeUpdate:
             job["forward"], job["backward"] = kernels.network.addresses()
             job["score"] = kernels.head_calls.score_address(plan.head_kind)
             job["gradient"] = kernels.head_calls.gradient_address(plan.head_kind)
+            update.learn(self._job, 0, 0, 0, 1)  # compiles it
         job["num_choices"] = len(plan.nvec)
         name = self.optimizer.name
         job["optimizer"], (job["beta1"], job["beta2"]) = OPTIMIZERS[name], BETAS[name]

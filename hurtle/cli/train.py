@@ -104,7 +104,10 @@ def _resume(arguments: list[str], resume: str, config: str, wants_help: bool) ->
     file = Path(resume)  # a checkpoint is RUN/checkpoints/step-….pt
     folder = file.parent.parent if file.is_file() else Path(find_run(resume, _given(arguments, "--runs") or "runs"))
     saved = RunFolder.open(folder).read_config()
-    allow_algorithm(folder / "config.toml", saved, "--trust" in arguments)
+    if moved := _given(arguments, "--algorithm"):  # the user names it, perhaps in another place
+        saved["algorithm"] = algorithm_name(moved)
+    else:
+        allow_algorithm(folder / "config.toml", saved, "--trust" in arguments)
     base = settings_from_dict(saved)
     if wants_help:
         _print_help(base)

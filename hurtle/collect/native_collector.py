@@ -201,6 +201,8 @@ class NativeCollector(Collector):
         try:
             error_code = min(self._threads.run(job))
         except OutOfBounds as error:
+            self._begun = False  # threads have not copied their arrays back: the next call resets the envs
+            self._starts[:] = True
             raise self._batch.out_of_bounds(error) from None
         finally:
             self.steps += size
@@ -313,7 +315,7 @@ class NativeCollector(Collector):
         """Make room for the last observations of as many truncated episodes as the env's time limit allows."""
         limit = self.vec.native_spec.max_steps
         slots = -(-rollout.num_steps // limit) if limit else 0
-        if len(rollout.finals.steps) != slots * self.num_rows:
+        if rollout.finals.steps.shape != (slots * self.num_rows,) or rollout.finals.steps.dtype != torch.int64:
             rollout.finals = rollout.new_finals(slots * self.num_rows, self.policy)
         rollout.finals.rows.copy_(torch.arange(self.num_rows).repeat(slots))
         self._tell(final_steps=rollout.finals.steps, final_obs=rollout.finals.obs)

@@ -139,6 +139,7 @@ class PoolCollector(Collector):
 
     def _begin(self, rollout: Rollout) -> None:
         policy = self.actor.policy
+        self._versions[:] = self._version
         has_masks = self.has_masks  # receives the first batch, unless already done
         self._segments = Rollout(policy, rollout.num_steps, self._num_segments, has_masks, str(rollout.device))
         self._host = {name: self.actor.staging.host_array(getattr(self._segments, name)) for name in OUTCOMES}

@@ -31,6 +31,8 @@ def load_kernels() -> ModuleType:
     with COMPILING:
         files = sorted(SOURCE.glob("*.py"))
         name = f"hurtle_generated_kernels_{host.WIDTH}{'_checked' * host.CHECKED}_{_digest([*files, *IMPORTED])}"
+        if name in sys.modules:  # another thread was faster
+            return sys.modules[name]
         folder = cache_folder() / name
         if folder.exists() and _digest(sorted(folder.glob("*.py"))) != _digest(files):  # damaged or edited
             shutil.rmtree(folder)

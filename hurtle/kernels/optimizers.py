@@ -196,11 +196,12 @@ class FlatParameters:
         sizes = [shape.numel() for shape in self._shapes]
         self.offsets = {name: sum(sizes[:n]) for n, name in enumerate(named)}
         self._views = self.views(self.values)
+        self._addresses = [view.data_ptr() for view in self._views]
         self._gradients: list[Tensor] = self.views(self.gradients) if has_gradients else []
         self._bind(list(named.values()))
 
     def _bind(self, parameters: list[nn.Parameter]) -> None:
-        self._parameters, self._places = parameters, _places(self.module)
+        self._parameters, self._places = parameters, _Places(self.module)
         for parameter, view in zip(parameters, self._views, strict=True):
             parameter.data = view
         for parameter, gradient in zip(parameters, self._gradients, strict=False):
@@ -217,11 +218,11 @@ class FlatParameters:
         Raises:
             HurtleError: One was frozen.
         """
-        if any(len(place) != size or place.get(name) is not part for place, size, name, part in self._places):
-            self._parameters, self._places = list(self.module.parameters()), _places(self.module)
-        if any(not parameter.requires_grad for parameter in self._parameters):
+        if not self._places.are_current():
+            self._parameters, self._places = list(self.module.parameters()), _Places(self.module)
+        if not all(parameter.requires_grad for parameter in self._parameters):
             raise HurtleError("A parameter was frozen after the learner was made: make a new one, which trains in torch.")
-        if any(p.data_ptr() != view.data_ptr() for p, view in zip(self._parameters, self._views, strict=True)):
+        if [parameter.data_ptr() for parameter in self._parameters] != self._addresses:
             self.values.copy_(torch.cat([parameter.detach().flatten() for parameter in self._parameters]))
             self._bind(self._parameters)
 
@@ -245,10 +246,21 @@ class FlatParameters:
         self.gradients.zero_()
 
 
-def _places(module: nn.Module) -> list[tuple[dict[str, Any], int, str, Any]]:
-    """The dicts in which a module keeps submodules and parameters, with each entry: cheap to compare."""
-    places = [place for part in module.modules() for place in (part._modules, part._parameters)]
-    return [(place, len(place), name, part) for place in places for name, part in place.items()]
+class _Places:
+    """Where a module keeps its submodules and parameters: `are_current` tells in microseconds whether any was replaced."""
+
+    def __init__(self, module: nn.Module):
+        self._dicts = [place for part in module.modules() for place in (part._modules, part._parameters)]
+        self._sizes = list(map(len, self._dicts))
+        self._parts = [part for place in self._dicts for part in place.values()]  # alive, so no other object gets its id
+        self._ids = list(map(id, self._parts))
+
+    def are_current(self) -> bool:
+        """Whether the module has the same submodules and parameters as before."""
+        return (
+            list(map(len, self._dicts)) == self._sizes
+            and [id(part) for place in self._dicts for part in place.values()] == self._ids
+        )
 
 
 class FlatOptimizer:

@@ -64,7 +64,7 @@ class CpuBatch:
     def reset(self, chosen: np.ndarray) -> None:
         """Begin a new episode in the chosen envs."""
         try:
-            self.functions.reset_envs(self.handle, chosen, 0, self.num_envs)
+            self.functions.reset_envs(self.handle, np.ascontiguousarray(chosen), 0, self.num_envs)
         except OutOfBounds as error:
             raise self.out_of_bounds(error) from None
 

@@ -128,7 +128,10 @@ class CpuFunctions:
         except NumbaError as error:
             raise self._program.explain(error) from None
         compiled = function.overloads[signature]
-        return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+        address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+        assert address
+        assert compiled.signature.return_type == types.int64  # what `call_env` reads
+        return address
 
 
 def build(spec: EnvSpec, target: str) -> Program:

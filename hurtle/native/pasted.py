@@ -1,7 +1,7 @@
 """Names that every generated module defines itself, declared here for the editors and linters that read the pasted sources.
 
-`stream.py`, `core.py`, `cpu_loops.py` and `cuda_loops.py` never run as modules: generate.py pastes their text, without these
-imports, after the code of one env. `adapters.py` writes the constants and adapters below.
+generate.py pastes the text of `stream.py`, `core.py`, `cpu_loops.py` and `cuda_loops.py`, without these imports, after the code
+of one env; as modules, they only give editors something to read. `adapters.py` writes the constants and adapters below.
 """
 
 from collections import namedtuple
@@ -59,7 +59,7 @@ def jit(function: Any) -> Any:
 
 
 def entry(function: Any) -> Any:
-    """Compile a function that Python calls, and keep it in the disk cache."""
+    """Compile an entry point, and keep it in the disk cache."""
     return function
 
 

@@ -16,10 +16,9 @@ from gymnasium import spaces
 from torch import nn
 
 from hurtle.algorithms.algorithm import find_algorithm
-from hurtle.buffers.rollout import Rollout
 from hurtle.collect.pool_collector import double_buffered_batch
 from hurtle.collect.rewards import RewardRule
-from hurtle.contracts import Collector, Learner
+from hurtle.contracts import Collector, Experience, Learner
 from hurtle.envs.registry import EnvLike, make, resolve
 from hurtle.errors import HurtleError
 from hurtle.native.batch_arrays import check_fits
@@ -45,10 +44,15 @@ class Parts:
 
     policy: Policy
     gear: Gear
-    rollout: Rollout
+    rollout: Experience
     spaces: dict[str, Any]  # as stored in a checkpoint
     timer: Timer
     owns_envs: bool  # users close vectors that they made
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy is trained."""
+        return next(self.policy.parameters()).device
 
     @property
     def collector(self) -> Collector:
@@ -154,7 +158,7 @@ def _join(
     algorithm = find_algorithm(train.algorithm)
     gear = choose_gear(Request(train, algorithm, config, vec, policy, rewards, seed, timer))
     rollout = gear.collector.new_rollout(config.num_steps)
-    described = {**describe_spaces(vec, own_actions), "masked": rollout.masks is not None}
+    described = {**describe_spaces(vec, own_actions), "masked": gear.collector.has_masks}
     return Parts(policy, gear, rollout, described, timer, owns_envs)
 
 

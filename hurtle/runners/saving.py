@@ -88,7 +88,7 @@ class Saver:
 
     def _state(self, with_envs: bool = True) -> dict[str, Any]:
         parts = self._parts
-        device = parts.rollout.device
+        device = parts.device
         return {
             **self._described,
             "policy": parts.policy.state_dict(),

@@ -255,7 +255,10 @@ def _check_value(name: str, value: Any, allowed: Range | None) -> None:
 
 
 def _parts(algorithm: str) -> tuple[type, ...]:
-    return TrainConfig, PolicyConfig, find_algorithm(algorithm).config
+    config = find_algorithm(algorithm).config
+    if taken := sorted(_types(config).keys() & (_types(TrainConfig).keys() | _types(PolicyConfig).keys())):
+        raise HurtleError(f"{config.__name__}.{taken[0]} is already the name of a setting of every run: choose another one.")
+    return TrainConfig, PolicyConfig, config
 
 
 @cache
@@ -270,6 +273,9 @@ def _ranges(algorithm: str) -> dict[str, Range]:
 
 @cache
 def _field_ranges(cls: type) -> dict[str, Range]:
-    hints = get_type_hints(cls, include_extras=True).items()
-    marks = [(name, mark) for name, kind in hints if get_origin(kind) is Annotated for mark in get_args(kind)[1:]]
-    return {name: mark for name, mark in marks if isinstance(mark, Range)}
+    found: dict[str, Range] = {}
+    for name, kind in get_type_hints(cls, include_extras=True).items():
+        for part in (kind, *get_args(kind)):  # also in a union: Annotated[float, positive()] | None
+            if get_origin(part) is Annotated:
+                found.update((name, mark) for mark in get_args(part)[1:] if isinstance(mark, Range))
+    return found

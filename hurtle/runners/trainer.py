@@ -75,7 +75,7 @@ class Trainer:
         self._display.status("building envs and policy")
         with gpu_errors():
             self._parts: Parts = assemble(settings, env, module)
-        self._device = self._parts.rollout.device
+        self._device = self._parts.device
         try:
             if saved is not None and folder is not None:
                 self._continue(saved, folder)

@@ -33,13 +33,16 @@ def fit(value: Any, kind: Any) -> Any:
             return None
         return fit(value, next(part for part in inner if part is not NoneType))
     if origin is Literal:
-        if value in inner:
-            return value
-        raise ValueError(f"must be one of {', '.join(inner)}, got {value!r}.")
+        for choice in inner:
+            if value == choice or (isinstance(value, str) and value == str(choice)):
+                return choice
+        raise ValueError(f"must be one of {', '.join(map(str, inner))}, got {value!r}.")
     if origin is tuple:
         return tuple(fit(item, inner[0]) for item in (value if isinstance(value, list | tuple) else [value]))
     if origin is dict:
         return _pairs(value)
+    if kind not in _SCALARS:
+        raise ValueError(f"is declared as {kind}: use int, float, bool, str, Literal, tuple or dict, or one of them | None.")
     return _SCALARS[kind](value)
 
 

@@ -1,8 +1,9 @@
 """A user's algorithm, by name and as a class: settings, resuming, exporting, and untrusted code in files."""
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
 import pytest
@@ -10,10 +11,13 @@ import torch
 
 import hurtle
 from hurtle.algorithms.algorithm import AlgorithmConfig, algorithm_name, algorithm_names, find_algorithm, short_name
+from hurtle.algorithms.ppo_config import PPOConfig
 from hurtle.cli import main
 from hurtle.contracts import Learner, Weights
 from hurtle.errors import HurtleError, TrustError, UnknownNameError
+from hurtle.ranges import positive
 from hurtle.references import load_reference
+from hurtle.runners.settings import check_settings
 from hurtle.tracking.checkpoints import Checkpoints, load_checkpoint
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_algorithm.py"
@@ -49,13 +53,14 @@ def test_it_learns(tmp_path):
 
 
 def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path):
-    whole = hurtle.train("cartpole", algorithm=NAME, total_steps=2048, runs=tmp_path, name="whole", **HOW)
+    how = {**HOW, "reward_mode": "normalize"}  # its statistics must be saved, too
+    whole = hurtle.train("cartpole", algorithm=NAME, total_steps=2048, runs=tmp_path, name="whole", **how)
 
     def halfway(trainer):
         return trainer.steps < 1024
 
     # The learning rate is annealed over total_steps, so the first part must know the full number.
-    part = hurtle.train("cartpole", algorithm=NAME, total_steps=2048, runs=tmp_path, name="part", callbacks=halfway, **HOW)
+    part = hurtle.train("cartpole", algorithm=NAME, total_steps=2048, runs=tmp_path, name="part", callbacks=halfway, **how)
     assert part.steps == 1024
     rest = hurtle.train(resume=part.path)
     assert rest.steps == 2048
@@ -131,20 +136,47 @@ def test_a_class_that_cannot_be_found_again(tmp_path):
 
 
 def test_what_is_no_algorithm():
-    with pytest.raises(HurtleError, match="is not an algorithm: it needs `update"):
+    with pytest.raises(HurtleError, match=r"is not an algorithm: it needs a dataclass `Config` .* from AlgorithmConfig"):
         algorithm_name(dict)
 
-    class NoSteps:
-        @dataclass
-        class Config:
-            gamma: float = 0.9
+    class Silent(Learner):
+        @dataclass(frozen=True)
+        class Config(AlgorithmConfig):
+            """Nothing."""
 
-        def update(self): ...
+    with pytest.raises(HurtleError, match="Silent is not an algorithm: it has no update and no weights"):
+        algorithm_name(Silent)
 
-    with pytest.raises(HurtleError, match="Config needs a field num_steps with a default"):
-        algorithm_name(NoSteps)
+    class ppo(Silent):
+        update = weights = close = Learner.close
+
+    with pytest.raises(HurtleError, match="ppo is the name of a built-in algorithm"):
+        algorithm_name(ppo)
+    assert find_algorithm("ppo").config is PPOConfig
     with pytest.raises(UnknownNameError, match="Did you mean ppo"):
         find_algorithm("pp0")
+
+
+def with_settings(**fields):
+    """The name of an algorithm whose config has these fields: (type, default)."""
+    made = make_dataclass("Config", [(name, *field) for name, field in fields.items()], bases=(AlgorithmConfig,), frozen=True)
+    return algorithm_name(type("Mine", (Learner,), {"Config": made, "update": len, "weights": len}))
+
+
+def test_a_setting_that_every_run_has_is_refused():
+    with pytest.raises(HurtleError, match=r"Config.compile is already the name of a setting of every run"):
+        check_settings({}, with_settings(compile=(bool, True)))
+
+
+def test_annotations_of_settings():
+    name = with_settings(stages=(Literal[1, 2], 1), limit=(Annotated[float, positive()] | None, None), widths=(list[int], ()))
+    assert check_settings({"stages": "2", "limit": None}, name) == {"stages": 2, "limit": None}
+    with pytest.raises(HurtleError, match="stages must be one of 1, 2, got '3'"):
+        check_settings({"stages": "3"}, name)
+    with pytest.raises(HurtleError, match=r"limit must be more than 0, got -3.0"):
+        check_settings({"limit": -3}, name)
+    with pytest.raises(HurtleError, match=r"widths is declared as list\[int\]: use int"):
+        check_settings({"widths": [1]}, name)
 
 
 def test_ours_are_the_files_of_the_folder():

@@ -687,3 +687,16 @@ def test_a_normalizer_of_another_precision_is_read_as_what_it_is():
     expected = ((rollout.obs - mean) / std).clamp(-10, 10)
     torch.testing.assert_close(rollout.inputs, expected.float(), rtol=1e-5, atol=1e-5)
     assert float((rollout.inputs - rollout.obs).abs().max()) > 0.1
+
+
+def test_the_finals_of_another_collector_are_replaced():
+    """The device collector counts steps in int32; compiled code writes int64."""
+    collector = native("cartpole", 4, max_steps=5).collector
+    rollout = collector.new_rollout(10)
+    collector.collect(rollout)
+    slots = rollout.finals.steps.shape
+    rollout.finals.steps = rollout.finals.steps.int()
+    collector._known = []
+    collector.collect(rollout)
+    assert (rollout.finals.steps.shape, rollout.finals.steps.dtype) == (slots, torch.int64)
+    assert rollout.finals.steps.tolist() == [4] * 4 + [9] * 4

@@ -178,10 +178,23 @@ def test_the_checked_kernels_refuse_to_leave_an_array():
         short = np.zeros(5 * w - 1, np.float32)
         weights = t.gemm.panels_of(b)
         x = np.zeros(w, np.float32)
-        with pytest.raises(IndexError, match="leave its result"):
+        with pytest.raises(IndexError, match="out of bounds of its result"):
             t.CALLS["linear"]((short, 0, w, w), (a.ravel(), 0, 3), (weights, 0, w, 3 * w), (x, 0, 0), 5, 3, 1, w)
-        with pytest.raises(IndexError, match="leave its left factor"):
+        with pytest.raises(IndexError, match="out of bounds of its left factor"):
             c = (np.zeros(5 * w, np.float32), 0, w, w)
             t.CALLS["linear"](c, (a.ravel(), 1, 3), (weights, 0, w, 3 * w), (x, 0, 0), 5, 3, 1, w)
     """
     run_here(code, HURTLE_CHECK_KERNELS="1")
+
+
+@pytest.mark.slow  # it compiles everything again
+def test_checked_kernels_collect_and_learn_as_the_others_do():
+    code = """
+        import hashlib, tempfile, hurtle
+        how = {"total_steps": 512, "num_envs": 4, "num_steps": 32, "minibatch_size": 64, "eval_episodes": 1}
+        with tempfile.TemporaryDirectory() as runs:
+            run = hurtle.train("cartpole", gear="native", preset=False, progress="quiet", trackers=(), runs=runs, **how)
+            weights = hurtle.load(run).module.state_dict()
+        print(hashlib.sha256(b"".join(part.numpy().tobytes() for part in weights.values())).hexdigest())
+    """
+    assert run_here(code, HURTLE_CHECK_KERNELS="1") == run_here(code)

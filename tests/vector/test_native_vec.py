@@ -406,3 +406,12 @@ def test_steps_between_send_and_recv_are_refused():
         vec.step(np.zeros(2, int))
     vec.recv()
     vec.step(np.zeros(2, int))
+
+
+def test_a_reset_mask_may_be_a_view():
+    vec = hurtle.make_vec("cartpole", 4)
+    vec.reset(seed=0)
+    obs = vec.step(np.ones(4, int))[0].copy()
+    strided = np.array([True, False, True, False, False, False, False, False])[::2]
+    after, _ = vec.reset(options={"reset_mask": strided})
+    assert (after != obs).all(axis=1).tolist() == strided.tolist() == [True, True, False, False]
