@@ -13,7 +13,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("gemm.py", "| 1 × 64 "),
+        pytest.param("gemm.py", "| 1 × 64 ", marks=pytest.mark.slow),
         ("gpu.py --device cpu --parts rates solve", "| breakout, minGRU, bf16 "),
         pytest.param("inference.py", "| 64×64, batch 1 ", marks=pytest.mark.slow),
         pytest.param("where.py", "| learn: backward", marks=pytest.mark.slow),

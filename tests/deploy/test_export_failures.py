@@ -32,7 +32,9 @@ def spoil(monkeypatch, amount):
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
-@pytest.mark.parametrize(("outputs", "amount"), [(("action",), 100.0), (("action", "logits"), 1e-4)])
+@pytest.mark.parametrize(
+    ("outputs", "amount"), [pytest.param(("action",), 100.0, marks=pytest.mark.slow), (("action", "logits"), 1e-4)]
+)
 def test_a_difference_leaves_no_file_and_the_old_one_untouched(tmp_path, monkeypatch, suffix, outputs, amount):
     run, folder = hand_made(tmp_path), tmp_path / "out"
     file = folder / f"policy{suffix}"

@@ -249,6 +249,7 @@ def test_transitions(recorded):
     assert_same(replay("seaquest", recorded), recorded, normalise)
 
 
+@pytest.mark.slow
 def test_transitions_without_difficulty_ramping():
     reference = foreseeable(seed=1, difficulty_ramping=False)
     recorded = settle_arrivals(reference.record(patrol, 3_000, prepare=mid_game))
@@ -389,6 +390,7 @@ def test_tables_are_large_enough():
     assert most == {"enemies": 29, "divers": 2, "bullets": 0, "torpedoes": 8}  # a frame has one or two more in between
 
 
+@pytest.mark.slow
 def test_sticky_actions(recorded):
     assert_sticky(Reference("seaquest", encode, seed=7), recorded, normalise)
 

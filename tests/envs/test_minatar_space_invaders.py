@@ -126,6 +126,7 @@ def test_transitions(recorded):
     assert_same(replay("space_invaders", recorded), recorded, normalise)
 
 
+@pytest.mark.slow
 def test_transitions_without_difficulty_ramping():
     reference = Reference("space_invaders", encode, seed=1, difficulty_ramping=False)
     recorded = reference.record(uniform_policy, 3_000, prepare=last_shot)
@@ -195,6 +196,7 @@ def test_start():
     vec.close()
 
 
+@pytest.mark.slow
 def test_sticky_actions(recorded):
     assert_sticky(Reference("space_invaders", encode, seed=3), recorded, normalise)
 

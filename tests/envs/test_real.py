@@ -93,6 +93,17 @@ def name_of(case):
 single = pytest.mark.parametrize("case", SINGLE, ids=name_of)
 agents = pytest.mark.parametrize("case", AGENTS, ids=name_of)
 backends = pytest.mark.parametrize("backend", ["serial", "process"])
+IN_PROCESSES = ("atari/Breakout", "MiniGrid-Empty-5x5-v0", "pettingzoo/mpe/simple_spread_v3")
+
+
+def beside_each_backend(cases):
+    """Every env in this process, and in worker processes a few of them, the others as slow tests."""
+    found = []
+    for case in cases:
+        for backend in ("serial", "process"):
+            is_slow = backend == "process" and name_of(case) not in IN_PROCESSES
+            found.append(pytest.param(case, backend, id=f"{name_of(case)}-{backend}", marks=[pytest.mark.slow] * is_slow))
+    return pytest.mark.parametrize(("case", "backend"), found)
 
 
 @pytest.fixture(autouse=True)
@@ -200,8 +211,7 @@ def test_agents_emulated_beside_the_env_itself(case):
     assert ended >= ("tictactoe" in case.env)
 
 
-@backends
-@single
+@beside_each_backend(SINGLE)
 def test_vectors_play_as_single_envs_do(case, backend):
     singles = [case.make() for _ in range(2)]
     expected = [env.reset(seed=7 + index)[0] for index, env in enumerate(singles)]
@@ -225,8 +235,7 @@ def test_vectors_play_as_single_envs_do(case, backend):
         vec.close()
 
 
-@backends
-@agents
+@beside_each_backend(AGENTS)
 def test_vectors_of_agents_play_as_single_envs_do(case, backend):
     singles = [hurtle.emulate(case.make()) for _ in range(2)]
     vec = hurtle.make_vec(case.env, num_envs=2, backend=backend, emulate=True, num_workers=2 if backend == "process" else None)

@@ -206,7 +206,10 @@ def careful_policy(env, obs, rng, carelessness=0.02):
 # Long play -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("parameters", [*PARAMETERS, {"respawn": False}])
+@pytest.mark.parametrize(
+    "parameters",
+    [*(pytest.param(each, marks=[pytest.mark.slow] * (n in (1, 3))) for n, each in enumerate(PARAMETERS)), {"respawn": False}],
+)
 def test_play_agrees_with_the_plain_rules(parameters):
     env = Snake(**parameters)
     num_envs, steps = 8 if env.respawn else 16, 100

@@ -122,7 +122,8 @@ agree(vtrace(log_ratios, *arrays, 0.99, valid=valid), vtrace_reference(log_ratio
 """
 
 
-@pytest.mark.parametrize("width", [pytest.param("4", marks=pytest.mark.slow), "8"])
+@pytest.mark.slow
+@pytest.mark.parametrize("width", ["4", "8"])
 def test_hosts_with_narrow_vectors(width, run_python, request):
     run_python(NARROW, request.path.parent, HURTLE_VECTOR_WIDTH=width)
 

@@ -49,7 +49,7 @@ class Race(Env):
             obs[a, 0] = state.clock
 
 
-@pytest.mark.parametrize("settings", [SMALL, {**SMALL, "respawn": False}])
+@pytest.mark.parametrize("settings", [SMALL, pytest.param({**SMALL, "respawn": False}, marks=pytest.mark.slow)])
 def test_pettingzoos_own_tests(settings):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -332,6 +332,7 @@ def test_a_disk_that_is_full_for_a_while_does_not_end_the_run(small, monkeypatch
     assert "No space left" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_stays_under_a_gigabyte(small):
     code = (

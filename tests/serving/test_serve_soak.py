@@ -13,7 +13,8 @@ sys.path.append(str(ROOT / "benchmarks"))
 from soak_client import Soaker  # noqa: E402
 
 
-@pytest.mark.parametrize("minutes", ["0.05", pytest.param("0.5", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("minutes", ["0.05", "0.5"])
 def test_mixed_load_with_reloads_cancels_and_killed_clients_is_answered_exactly_once(minutes):
     command = [sys.executable, "benchmarks/soak.py", "--minutes", minutes, "--dry"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)

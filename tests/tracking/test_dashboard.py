@@ -403,8 +403,9 @@ def test_a_log_says_what_is_done_before_the_first_update():
 
 def test_ctrl_c_on_a_real_terminal_leaves_it_in_order():
     code = """
-import sys, time
+import signal, sys, time
 from hurtle.tracking.dashboard import make_display
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 with make_display("auto", "cartpole", 1000) as display:
     display.start("runs/x")
     display.update({"steps": 10.0})

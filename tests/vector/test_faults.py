@@ -478,9 +478,9 @@ def test_a_constructor_may_take_its_time_for_each_env():
     class Slowly(Counter):
         def __init__(self):
             super().__init__()
-            time.sleep(0.4)
+            time.sleep(0.75)
 
-    with make(Slowly, 6, num_workers=1, start_timeout=1.5) as vec:
+    with make(Slowly, 6, num_workers=1, start_timeout=4) as vec:
         vec.reset(seed=0)
 
 

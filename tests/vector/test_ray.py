@@ -103,10 +103,10 @@ def pids_of(vec):
     ("env", "options"),
     [
         (Counter, {}),
-        (Masked, {"autoreset_mode": "NEXT_STEP"}),
-        (Nested, {}),
+        pytest.param(Masked, {"autoreset_mode": "NEXT_STEP"}, marks=pytest.mark.slow),
+        pytest.param(Nested, {}, marks=pytest.mark.slow),
         (Nested, {"emulate": True, "num_workers": 1}),
-        (crowd, {}),
+        pytest.param(crowd, {}, marks=pytest.mark.slow),
     ],
     ids=["plain", "masked next step", "trees", "emulated", "agents"],
 )
@@ -130,7 +130,7 @@ def test_equals_serial(env, options):
             assert_same(vec.recv(), serial.recv())
 
 
-@pytest.mark.parametrize("order", ["ready", "fair"])
+@pytest.mark.parametrize("order", ["ready", pytest.param("fair", marks=pytest.mark.slow)])
 def test_pool_by_env_id(order):
     """Every env of a pool takes the same trajectory as on its own."""
     with make(Counter, 6, batch_size=2, order=order) as vec, make(Counter, 6, backend="serial", num_workers=None) as serial:
@@ -211,7 +211,7 @@ def test_a_killed_actor_is_an_error():
     assert ray.is_initialized()  # not ours to shut down
 
 
-@pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP"])
+@pytest.mark.parametrize("mode", ["SAME_STEP", pytest.param("NEXT_STEP", marks=pytest.mark.slow)])
 def test_lost_envs_come_back_truncated(mode, tmp_path):
     """Env 3 kills its process in its second step; envs 2 and 3 start new episodes, and envs 0 and 1 are unaffected."""
     env = partial(Faulty, "kill", at=2, seeds=(3,), once=str(tmp_path / "once"))
@@ -253,6 +253,7 @@ def test_lost_envs_come_back_truncated(mode, tmp_path):
         assert not (terminated | truncated).any()
 
 
+@pytest.mark.slow
 def test_an_actor_that_keeps_dying_is_given_up():
     with (
         pytest.raises(WorkerDiedError, match="Gave up after 3 restarts in a row"),
@@ -296,6 +297,7 @@ def test_a_stuck_env_is_named():
         assert gone(pids)
 
 
+@pytest.mark.slow
 def test_a_stuck_env_that_cannot_be_interrupted():
     with make(partial(Deaf, "stick", at=1, seeds=(1,)), 2, num_workers=1, step_timeout=0.2) as vec:
         vec.reset(seed=0)
@@ -305,6 +307,7 @@ def test_a_stuck_env_that_cannot_be_interrupted():
         assert gone(pids)
 
 
+@pytest.mark.slow
 def test_slow_is_not_stuck_and_stuck_is_replaced(tmp_path):
     """Three steps that together take longer than the timeout are fine; a worker whose single step does is replaced."""
     slow = partial(Slow, seconds=0.5)
@@ -323,6 +326,7 @@ def test_slow_is_not_stuck_and_stuck_is_replaced(tmp_path):
         assert not any(restarted for _, restarted in seen[1])
 
 
+@pytest.mark.slow
 def test_more_actors_than_cpus(capfd):
     with pytest.raises(
         HurtleError, match=r"Ray started [0-2] of 3 workers within 1 s .* need 3 CPUs, one each; the cluster has 2, of"
@@ -333,6 +337,7 @@ def test_more_actors_than_cpus(capfd):
         assert vec.num_workers == 2
 
 
+@pytest.mark.slow
 def test_a_module_that_makes_vectors_when_imported(write_module, tmp_path, monkeypatch):
     """Actors that import it must not start more actors."""
     monkeypatch.syspath_prepend(tmp_path)
@@ -383,6 +388,7 @@ print(ray.is_initialized())
     assert {"closed_7", "closed_8"} <= {path.name for path in tmp_path.iterdir()}
 
 
+@pytest.mark.slow
 def test_no_actor_is_left_when_the_learner_is_killed():
     code = """
 from vector_envs import Slow
@@ -402,6 +408,7 @@ vec.step([0])
     assert gone([actor])
 
 
+@pytest.mark.slow
 def test_a_cluster_of_others(run_python):
     """RAY_ADDRESS names an existing cluster, which keeps running afterwards."""
     code = """

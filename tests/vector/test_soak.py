@@ -16,6 +16,7 @@ def run(faults, timeout):
     assert "no hang, no process, file or segment left" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_few_faults():
     run(20, timeout=600)
 
