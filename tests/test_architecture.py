@@ -1,4 +1,4 @@
-"""The layers of docs/architecture.md: no import circle between files, and imports point only down. Lazy imports inside functions count."""
+"""The layers of docs/architecture.md: imports point only down, without circles. Lazy imports inside functions count."""
 
 import ast
 from pathlib import Path
