@@ -92,6 +92,7 @@ class NativeCollector(Collector):
         self._seed, self._begun = seed, False
         stage = postprocess if postprocess is not None and postprocess.rewards.mode == "raw" else None
         self._discounts = None if stage is None else (stage.gamma, stage.gae_lambda)
+        self._done = Done.BOOTSTRAP if stage is None else Done.BOOTSTRAP | Done.ADVANTAGES
         self._weights = aligned_zeros((self._plan.packed_size,), np.float32)
         self.load_weights(Weights.of(policy))
         self._starts = np.ones(self.num_rows, np.bool_)  # rows whose next step starts an episode
@@ -165,7 +166,7 @@ class NativeCollector(Collector):
             rollout.last_obs.copy_(torch.from_numpy(self._batch.arrays.obs).view_as(rollout.last_obs))
             rollout.last_starts.copy_(torch.from_numpy(self._starts))
             rollout.all_valid = not self.vec.native_spec.has_present or bool(rollout.valid.all())
-            rollout.done = Done.BOOTSTRAP if self._discounts is None else Done.BOOTSTRAP | Done.ADVANTAGES
+            rollout.done = self._done
             rollout.version = self._version
             return self._episodes.episodes()
 

@@ -695,7 +695,7 @@ def test_the_finals_of_another_collector_are_replaced():
     rollout = collector.new_rollout(10)
     collector.collect(rollout)
     slots = rollout.finals.steps.shape
-    rollout.finals.steps = rollout.finals.steps.int()
+    rollout.finals = rollout.finals._replace(steps=rollout.finals.steps.int())
     collector._known = []
     collector.collect(rollout)
     assert (rollout.finals.steps.shape, rollout.finals.steps.dtype) == (slots, torch.int64)
