@@ -9,6 +9,7 @@ BENCH_READY := $(VENV)/.bench-ready
 CLIENTS := .venv-clients
 CLIENTS_READY := $(CLIENTS)/.ready
 JOBS ?= 2
+unexport PYTHONDONTWRITEBYTECODE  # every process would compile what it imports, torch alone for 3 s
 
 .PHONY: help setup clients demo test test-slow test-gpu check bench bench-learning clean
 .DEFAULT_GOAL := help

@@ -137,8 +137,10 @@ class NativeCollector(Collector):
         Raises:
             HurtleError: They have the wrong size, dtype or layout.
         """
-        flat, given = weights.flat, str(weights.flat.dtype).removeprefix("torch.")
-        if (tuple(flat.shape), given, flat.device.type) != ((self.num_weights,), "float32", "cpu") or not flat.is_contiguous():
+        flat = weights.flat
+        fits = flat.shape == (self.num_weights,) and flat.dtype == torch.float32 and flat.device.type == "cpu"
+        if not (fits and flat.is_contiguous()):
+            given = str(flat.dtype).removeprefix("torch.")
             raise HurtleError(
                 f"load_weights takes one contiguous float32 buffer of {self.num_weights} weights on the CPU, as "
                 f"Weights.of(policy) makes it; got {given} of shape {tuple(flat.shape)} on {flat.device}"
