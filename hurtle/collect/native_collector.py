@@ -254,7 +254,7 @@ class NativeCollector(Collector):
         actions = "env_numbers" if isinstance(self.vec.agent_action_space, spaces.Box) else "env_choices"
         self._tell(**{actions: self._batch.actions})
         self._tell(streams=self.actor.streams, drawn=self.actor.steps, beginning=self._starts, cuts=self._cuts)
-        spec, address = self._batch.spec, self._batch.functions.address
+        spec = self._batch.spec
         self._tell_numbers(
             num_rows=self.num_rows,
             num_agents=self.rows.num_agents,
@@ -264,8 +264,7 @@ class NativeCollector(Collector):
             has_present=spec.has_present,
             num_metrics=len(spec.env.metrics),
             max_steps=spec.max_steps,
-            first_illegal=address("first_illegal"),
-            run_envs=address("run_envs"),
+            **self._batch.functions.addresses,
             handle=self._batch.handle.ctypes.data,
             actions=self._batch.actions.ctypes.data,
         )

@@ -106,18 +106,22 @@ class CpuFunctions:
     Args:
         program: The env, built for the CPU.
 
+    Attributes:
+        addresses: Of the entry points of cpu_loops.py, by name; for `intrinsics.call_env`.
+
     Raises:
         EnvCodeError: The env's code cannot be compiled; names the author's line.
     """
 
     def __init__(self, program: Program):
         self._program, calls = program, _shared("env_calls.py")
-        run, check = self.address("run_envs"), self.address("first_illegal")
+        self.addresses = {name: self._address(name) for name in ("run_envs", "first_illegal")}
+        run, check = self.addresses.values()
         self.reset_envs, self.first_illegal = partial(calls.reset_envs, run), partial(calls.first_illegal, check)
         self.step_envs, self.play_envs = partial(calls.step_envs, run), partial(calls.play_envs, run)
 
-    def address(self, name: str) -> int:
-        """The address of an entry point of cpu_loops.py, for `intrinsics.call_env`; compiled, or loaded from the disk cache."""
+    def _address(self, name: str) -> int:
+        """The address of an entry point, compiled or loaded from the disk cache."""
         from numba import types
         from numba.core.errors import NumbaError
 
