@@ -157,18 +157,14 @@ class NativeUpdate:
         if order.importance is not None:
             self._keep("importance", order.importance.numpy())
         self._describe_rollout(rollout)
-        for name in ("learning_rate", "eps", "weight_decay"):
-            job[name] = getattr(self.optimizer, name)
+        job["learning_rate"] = self.optimizer.learning_rate
         for name, value in settings.items():
             job[name] = value
-        job["normalizes"] = self.config.normalize_advantages
-        for name in ("value_coef", "entropy_coef", "max_grad_norm"):
-            job[name] = getattr(self.config, name)
         job["minibatches"], job["steps_before"], job["has_importance"] = count, self.steps, order.importance is not None
         job["done"] = 0
         self._pack_weights()
         try:
-            done = self._run(count, bounds)
+            done = self._run(order.sizes, bounds)
         finally:  # also after Ctrl-C: keep weights, moments and step count consistent
             self.steps += int(job["done"])
             self._packed.unpack()
@@ -178,9 +174,9 @@ class NativeUpdate:
             raise NonFiniteError(f"The loss or its gradient is not finite: {loss}. Try a lower learning_rate.")
         return results
 
-    def _run(self, count: int, bounds: np.ndarray) -> int:
+    def _run(self, sizes: np.ndarray, bounds: np.ndarray) -> int:
         """Call the kernel on every thread, a slice of minibatches at a time."""
-        largest = int(np.diff(bounds).max(initial=1))
+        count, largest = len(sizes), int(sizes.max(initial=1))
         rows = self._kernels.shard_rows(largest, self.plan.trained_size, self._lists)
         shards = -(-largest // rows)
         self._job[0]["shard_rows"], self._job[0]["num_shards"] = rows, shards
@@ -263,6 +259,10 @@ class NativeUpdate:
         job["num_choices"] = len(plan.nvec)
         name = self.optimizer.name
         job["optimizer"], (job["beta1"], job["beta2"]) = OPTIMIZERS[name], BETAS[name]
+        job["eps"], job["weight_decay"] = self.optimizer.eps, self.optimizer.weight_decay
+        job["normalizes"] = self.config.normalize_advantages
+        for name in ("value_coef", "entropy_coef", "max_grad_norm"):
+            job[name] = getattr(self.config, name)
         job["action_size"] = math.prod(self.policy.head.action_shape)
         job["scratch_size"] = kernels.heads.scratch_size(plan.head_kind, plan.nvec)
 

@@ -342,7 +342,7 @@ def explained_variance(rollout: Rollout) -> float:
     if len(returns) < 2:
         return math.nan
     with np.errstate(all="ignore"):  # the update raises if anything is not finite
-        returns, errors = returns - returns.mean(), errors - errors.mean()
+        returns, errors = (numbers - np.add.reduce(numbers) / len(numbers) for numbers in (returns, errors))
         variance = np.dot(returns, returns)
         return float(1 - np.dot(errors, errors) / variance) if variance else math.nan
 

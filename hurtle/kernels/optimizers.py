@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ MOMENTS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq")
 """What torch's optimizers call their first and second moments; optimizers not listed here have no flat version."""
 BETAS = {"adam": ADAM_BETAS, "adamw": ADAM_BETAS, "rmsprop": (0.0, RMSPROP_ALPHA)}
 """Decay of the two moments."""
+_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 class Optimizers:
@@ -220,9 +223,9 @@ class FlatParameters:
         """
         if not self._places.are_current():
             self._parameters, self._places = list(self.module.parameters()), _Places(self.module)
-        if not all(parameter.requires_grad for parameter in self._parameters):
+        if not all(map(_REQUIRES_GRAD, self._parameters)):
             raise HurtleError("A parameter was frozen after the learner was made: make a new one, which trains in torch.")
-        if [parameter.data_ptr() for parameter in self._parameters] != self._addresses:
+        if list(map(Tensor.data_ptr, self._parameters)) != self._addresses:
             self.values.copy_(torch.cat([parameter.detach().flatten() for parameter in self._parameters]))
             self._bind(self._parameters)
 
@@ -250,16 +253,16 @@ class _Places:
     """Where a module keeps its submodules and parameters: `are_current` tells in microseconds whether any was replaced."""
 
     def __init__(self, module: nn.Module):
-        self._dicts = [place for part in module.modules() for place in (part._modules, part._parameters)]
+        self._dicts: list[dict[str, Any]] = [place for part in module.modules() for place in (part._modules, part._parameters)]
         self._sizes = list(map(len, self._dicts))
-        self._parts = [part for place in self._dicts for part in place.values()]  # alive, so no other object gets its id
+        self._parts = list(chain.from_iterable(map(dict.values, self._dicts)))  # alive, so no other object gets its id
         self._ids = list(map(id, self._parts))
 
     def are_current(self) -> bool:
         """Whether the module has the same submodules and parameters as before."""
         return (
             list(map(len, self._dicts)) == self._sizes
-            and [id(part) for place in self._dicts for part in place.values()] == self._ids
+            and list(map(id, chain.from_iterable(map(dict.values, self._dicts)))) == self._ids
         )
 
 

@@ -21,10 +21,12 @@ def to_json(values: Mapping[str, Any], indent: int | None = None) -> str:
 
 
 def _plain(value: Any) -> Any:
+    if type(value) is float:  # nearly all of a run's metrics
+        return value if math.isfinite(value) else None
     if isinstance(value, (np.generic, np.ndarray)):
-        value = value.tolist()
+        return _plain(value.tolist())
     if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
+        return _plain(float(value))
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
