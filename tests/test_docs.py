@@ -33,6 +33,7 @@ RUNNER = f"""
 import faulthandler, gc, os, runpy, sys
 import matplotlib.figure, torch._dynamo, hurtle.runners.trainer
 
+hurtle.make("cartpole")  # loads compiled code, and the parts of Numba that it needs
 gc.freeze()  # else every fork would go through all of it again when it ends
 for line in sys.stdin:
     if (child := os.fork()) == 0:
@@ -52,6 +53,13 @@ runpy.run_path(page, run_name="__main__")
 
 # The zoo page makes every env once. Compiling them all takes longer than all other pages together, and tests/envs does it.
 PRELUDE = {"environments.md": "import functools, hurtle; hurtle.make = functools.partial(hurtle.make, debug=True)"}
+
+# Curves take longer than the short runs that they show; these pages draw theirs.
+DRAWN = ("README.md", "training.md")
+NO_CURVE = "import hurtle.runners.reporting; hurtle.runners.reporting.plot_run = lambda folder: None"
+
+# Ray takes as long to start as several pages take to run, and tests/vector/test_ray.py starts it too.
+SLOW = ("ray.md",)
 
 
 @dataclass
@@ -81,7 +89,7 @@ def blocks_of(page: Path) -> list[Block]:
 def as_program(page: Path, blocks: list[Block]) -> str:
     """The page as a Python file: its blocks on their own lines, and a mark printed after each."""
     lines = [""] * (len(page.read_text().split("\n")) + 1)
-    lines[0] = PRELUDE.get(page.name, "")
+    lines[0] = PRELUDE.get(page.name, "" if page.name in DRAWN else NO_CURVE)
     for block in blocks:
         lines[block.line - 1 : block.line - 1 + len(block.lines)] = block.lines
         lines[block.line - 1 + len(block.lines)] = f"print({MARK!r})"  # in place of the closing fence
@@ -105,7 +113,9 @@ def run_page():
         runner.stdin.close()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=page.name, marks=[pytest.mark.slow] * (page.name in SLOW)) for page in PAGES]
+)
 def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, run_page):
     every = blocks_of(page)
     runnable = [block for block in every if block.info == "python"]

@@ -108,13 +108,13 @@ def ran(folder):
 WAYS = {
     "load": lambda run, **words: hurtle.load(run, **words),
     "resume": lambda run, **words: hurtle.train(resume=run, total_steps=128, **words),
-    "export": lambda run, **words: hurtle.export(run, "policy.onnx", **words),
+    "export": lambda run, **words: hurtle.export(run, "policy.pt2", **words),
     "eval": lambda run, **words: evaluate_run(run, episodes=2, **words),
     "watch": lambda run, **words: watch_run(run, video="out.gif", **words),
 }
 VERBS = {
     "resume": ["train", "--resume", "shipped", "--total-steps", "128"],
-    "export": ["export", "shipped", "policy.onnx"],
+    "export": ["export", "shipped", "policy.pt2"],
     "eval": ["eval", "shipped", "--episodes", "2"],
     "watch": ["watch", "shipped", "--video", "out.gif"],
 }
@@ -129,7 +129,7 @@ def test_a_policy_that_a_checkpoint_names_is_not_run(foreign, folder, way):
     with pytest.raises(TrustError, match=r"\.pt names code .*policy = 'helper.py:P'.*policy=MyPolicy.*trust=True.*--trust"):
         WAYS[way](run)
     assert not ran(folder)
-    assert not (folder / "policy.onnx").exists()
+    assert not (folder / "policy.pt2").exists()
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -183,12 +183,12 @@ def test_an_env_that_is_not_made_is_not_asked_about(foreign, folder):
     run = foreign(env="helper.py:E")
     assert hurtle.load(run).act([0.0, 0.0, 0.0, 0.0]) in (0, 1)
     assert evaluate_run(run, episodes=2, env="CartPole-v1").episodes == 2
-    assert hurtle.export(run, "policy.onnx").card.env == "helper.py:E"
-    with pytest.raises(TrustError, match=r"policy.onnx names code .*env = 'helper.py:E'"):
-        evaluate_file("policy.onnx", episodes=2)
-    assert main(["eval", "policy.onnx", "--episodes", "2"]) == 2
+    assert hurtle.export(run, "policy.pt2").card.env == "helper.py:E"
+    with pytest.raises(TrustError, match=r"policy.pt2 names code .*env = 'helper.py:E'"):
+        evaluate_file("policy.pt2", episodes=2)
+    assert main(["eval", "policy.pt2", "--episodes", "2"]) == 2
     assert not ran(folder)
-    assert evaluate_file("policy.onnx", episodes=2, trust=True).episodes == 2
+    assert evaluate_file("policy.pt2", episodes=2, trust=True).episodes == 2
     assert ran(folder)
 
 
@@ -216,7 +216,7 @@ def test_the_user_can_trust_a_file(foreign, folder, way):
     assert ran(folder)
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", [pytest.param(verb, marks=[pytest.mark.slow] * (verb == "watch")) for verb in VERBS])
 def test_the_user_can_trust_a_file_on_the_command_line(foreign, folder, verb):
     foreign(policy="helper.py:P")
     assert main([*VERBS[verb], "--trust"]) == 0
@@ -325,22 +325,29 @@ def own(runs, folder):
     return path
 
 
-AGAIN = """
-import sys, hurtle, hurtle.runners.reporting
-from hurtle.cli import main
-hurtle.runners.reporting.plot_run = lambda folder: None
-run = sys.argv[1]
-hurtle.load(run)
-assert main(["eval", run, "--episodes", "2"]) == 0
-assert main(["train", "--resume", run, "--total-steps", "128"]) == 0
-assert main(["train", "--config", f"{run}/config.toml", "--name", "again", "--runs", sys.argv[2]]) == 0
-"""
+def use_again(run, others):
+    """All that one does with a run of one's own."""
+    hurtle.load(run)
+    assert main(["eval", str(run), "--episodes", "2"]) == 0
+    assert main(["train", "--resume", str(run), "--total-steps", "128"]) == 0
+    assert main(["train", "--config", f"{run}/config.toml", "--name", "again", "--runs", str(others)]) == 0
 
 
+def test_own_runs_need_no_flag(folder, monkeypatch):
+    run = hurtle.train("helper.py:E", policy="helper.py:P", total_steps=64, runs="runs", **SMALL, **QUIET)
+    (folder / "ran").unlink()
+    monkeypatch.setattr(trust, "_OF_THIS_PROCESS", bytes(32))  # as in another
+    use_again(run.path.resolve(), folder / "others")
+    assert ran(folder)
+    assert (folder / "others" / "again" / "summary.json").exists()
+
+
+@pytest.mark.slow
 def test_own_runs_need_no_flag_in_another_process(folder, run_python):
     run = hurtle.train("helper.py:E", policy="helper.py:P", total_steps=64, runs="runs", **SMALL, **QUIET)
     (folder / "ran").unlink()
-    run_python(AGAIN, run.path.resolve(), folder / "others")
+    code = "import sys; from test_trust import use_again; use_again(*sys.argv[1:])"
+    run_python(code, run.path.resolve(), folder / "others")
     assert ran(folder)
     assert (folder / "others" / "again" / "summary.json").exists()
 
@@ -493,15 +500,14 @@ def test_where_the_key_is(monkeypatch, tmp_path):
     assert key_file() == tmp_path / "data/hurtle/signing-key"
 
 
-def test_without_a_home_runs_are_ones_own_in_the_same_process(folder, monkeypatch, run_python):
+def test_without_a_home_runs_are_ones_own_in_the_same_process(folder, monkeypatch, capsys):
     (folder / "file").touch()
     monkeypatch.setenv("HURTLE_DATA_DIR", str(folder / "file" / "below"))  # cannot be made, not even by root
     run = hurtle.train("CartPole-v1", policy="helper.py:P", total_steps=64, runs="runs", **SMALL, **QUIET)
     assert hurtle.load(run).steps == 64
-    code = "import sys; from hurtle.cli import main; print(main(['export', sys.argv[1], 'policy.onnx']))"
-    result = run_python(code, run.path.resolve())
-    assert result.stdout == "2\n"
-    assert "your key cannot be used" in result.stderr
+    monkeypatch.setattr(trust, "_OF_THIS_PROCESS", bytes(32))  # as in another
+    assert main(["export", str(run.path), "policy.pt2"]) == 2
+    assert "your key cannot be used" in capsys.readouterr().err
 
 
 # Code that does not fit.

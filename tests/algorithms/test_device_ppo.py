@@ -1,6 +1,7 @@
 """`DevicePPO` on the CPU against `PPO`: the same minibatches give the same weights; draws, early stops, saved states, NaN."""
 
 import copy
+import itertools
 import math
 
 import numpy as np
@@ -109,7 +110,7 @@ def test_two_updates_agree(case):
     compare_updates(make_policy(), config_of(**UPDATES[case]))
 
 
-@pytest.mark.parametrize("vtrace", [False, True])
+@pytest.mark.parametrize("vtrace", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_every_kind_of_policy(kind, vtrace):
     compare_updates(make_policy(kind), config_of(vtrace=vtrace))
@@ -120,9 +121,13 @@ def test_masks(kind):
     compare_updates(make_policy(kind), config_of(), has_masks=True)
 
 
-@pytest.mark.parametrize("masks", [False, True])
-@pytest.mark.parametrize("vtrace", [False, True])
-@pytest.mark.parametrize("kind", ["categorical", "lstm", "mingru"])
+@pytest.mark.parametrize(
+    ("kind", "vtrace", "masks"),
+    [
+        pytest.param(kind, vtrace, masks, marks=[pytest.mark.slow] * (vtrace != masks))
+        for kind, vtrace, masks in itertools.product(["categorical", "lstm", "mingru"], [False, True], [False, True])
+    ],
+)
 def test_absent_agents(kind, vtrace, masks):
     """With all steps in one minibatch: with several they would differ from PPO's, which drops absent steps first."""
     compare_updates(make_policy(kind), config_of(minibatch_size=ONE, vtrace=vtrace), invalid=0.3, has_masks=masks)
@@ -256,7 +261,7 @@ def priorities(rollout, alpha):
     return segment_probabilities((rollout.advantages.abs() * rollout.valid).sum(0).double(), alpha)
 
 
-@pytest.mark.parametrize("invalid", [0.0, 0.3])
+@pytest.mark.parametrize("invalid", [pytest.param(0.0, marks=pytest.mark.slow), 0.3])
 def test_rows_are_drawn_by_their_priorities(invalid):
     policy = make_policy()
     config = config_of(priority_alpha=1.2, learning_rate=0.0, num_epochs=80, minibatch_size=ONE)
@@ -298,7 +303,7 @@ def test_priorities_have_importance_weights_that_count(kind, progress):
 # Saved states
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "rmsprop"])
+@pytest.mark.parametrize("optimizer", ["adam", pytest.param("adamw", marks=pytest.mark.slow), "rmsprop"])
 def test_what_one_saves_the_other_goes_on_with(optimizer):
     config = config_of(optimizer=optimizer)
     policy = make_policy()

@@ -121,8 +121,16 @@ UPDATES = {
 }
 
 
-@pytest.mark.parametrize("case", UPDATES)
-@pytest.mark.parametrize("invalid", [0.0, 0.3])
+ALSO_SLOW = {"adam with an L2 penalty", "in order", "annealed", "one minibatch"}
+
+
+@pytest.mark.parametrize(
+    ("case", "invalid"),
+    [
+        pytest.param(case, invalid, marks=[pytest.mark.slow] * (case in ALSO_SLOW and invalid == 0))
+        for case, invalid in itertools.product(UPDATES, [0.0, 0.3])
+    ],
+)
 def test_whole_updates_agree(case, invalid):
     policy = make_policy()
     config = PPOConfig(**{"num_epochs": 3, "minibatch_size": 48, "learning_rate": 1e-3, **UPDATES[case]})
@@ -198,8 +206,13 @@ def test_a_rollout_without_a_valid_step_teaches_nothing():
         assert_equal_policies(policy, learner.policy, 0, 0)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "rmsprop"])
-@pytest.mark.parametrize("minibatch_size", [1024, 512, 192, 50])
+@pytest.mark.parametrize(
+    ("minibatch_size", "optimizer"),
+    [
+        pytest.param(size, optimizer, marks=[pytest.mark.slow] * (optimizer != "adam" and size != 192))
+        for size, optimizer in itertools.product([1024, 512, 192, 50], ["adam", "adamw", "rmsprop"])
+    ],
+)
 def test_the_number_of_threads_does_not_change_a_bit(minibatch_size, optimizer, monkeypatch):
     monkeypatch.setattr("hurtle.native.threads.free_cores", lambda: 8)
     policy = make_policy(hidden=(64, 40))
@@ -218,8 +231,13 @@ def test_the_number_of_threads_does_not_change_a_bit(minibatch_size, optimizer, 
         assert_equal_policies(found[0][1], trained, 0, 0)
 
 
-@pytest.mark.parametrize(("steps", "minibatch_size"), [(2049, 2048), (4097, 4096), (1023, 512), (1535, 512)])
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("steps", "minibatch_size", "threads"),
+    [
+        pytest.param(*sizes, threads, marks=[pytest.mark.slow] * (sizes[0] > 2000 and (sizes[0], threads) != (2049, 3)))
+        for sizes, threads in itertools.product([(2049, 2048), (4097, 4096), (1023, 512), (1535, 512)], [1, 2, 3])
+    ],
+)
 def test_minibatches_of_two_sizes(steps, minibatch_size, threads, monkeypatch):
     """A minibatch with one row fewer must not need more shards than were allocated."""
     monkeypatch.setattr("hurtle.native.threads.free_cores", lambda: 3)

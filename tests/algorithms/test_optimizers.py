@@ -102,8 +102,15 @@ def test_muon_takes_the_hidden_matrices_and_adamw_the_rest():
     assert not any(name.endswith("bias") for name in by_muon)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "rmsprop", "muon"])
-@pytest.mark.parametrize("recurrent", ["none", "gru"])
+@pytest.mark.parametrize(
+    ("recurrent", "optimizer"),
+    [
+        *(("none", optimizer) for optimizer in ("adam", "adamw", "rmsprop")),
+        ("gru", "muon"),
+        *(pytest.param("gru", optimizer, marks=pytest.mark.slow) for optimizer in ("adam", "adamw", "rmsprop")),
+        pytest.param("none", "muon", marks=pytest.mark.slow),
+    ],
+)
 def test_every_optimizer_fits_the_critic(optimizer, recurrent):
     policy = build_policy(PolicyConfig(hidden_sizes=(16, 16), recurrent=recurrent), OBS, ACTIONS)
     rollout = made(policy, steps=8, rows=16)

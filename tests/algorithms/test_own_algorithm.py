@@ -38,9 +38,9 @@ def test_the_example_is_short():
 
 
 def test_by_name_and_as_a_class(tmp_path):
-    named = hurtle.train("cartpole", algorithm=NAME, total_steps=1024, runs=tmp_path, name="named", **HOW)
+    named = hurtle.train("cartpole", algorithm=NAME, total_steps=256, runs=tmp_path, name="named", **HOW)
     cls = load_reference(NAME)
-    passed = hurtle.train("cartpole", algorithm=cls, total_steps=1024, runs=tmp_path, name="passed", **HOW)
+    passed = hurtle.train("cartpole", algorithm=cls, total_steps=256, runs=tmp_path, name="passed", **HOW)
     assert same(weights_of(named), weights_of(passed))
     assert "own_algorithm.py:Reinforce" in (named.path / "config.toml").read_text()
 
@@ -54,16 +54,16 @@ def test_it_learns(tmp_path):
 
 def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path):
     how = {**HOW, "reward_mode": "normalize"}  # its statistics must be saved, too
-    whole = hurtle.train("cartpole", algorithm=NAME, total_steps=2048, runs=tmp_path, name="whole", **how)
+    whole = hurtle.train("cartpole", algorithm=NAME, total_steps=512, runs=tmp_path, name="whole", **how)
 
     def halfway(trainer):
-        return trainer.steps < 1024
+        return trainer.steps < 256
 
     # The learning rate is annealed over total_steps, so the first part must know the full number.
-    part = hurtle.train("cartpole", algorithm=NAME, total_steps=2048, runs=tmp_path, name="part", callbacks=halfway, **how)
-    assert part.steps == 1024
+    part = hurtle.train("cartpole", algorithm=NAME, total_steps=512, runs=tmp_path, name="part", callbacks=halfway, **how)
+    assert part.steps == 256
     rest = hurtle.train(resume=part.path)
-    assert rest.steps == 2048
+    assert rest.steps == 512
     assert same(weights_of(whole), weights_of(rest))
 
 

@@ -232,7 +232,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = {"pendulum squashed", "asterix", "squared with mingru", "memory with lstm", "levers", "comings"}  # covered by others
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES])
 def test_every_field_of_every_step(case):
     env, words, happens = CASES[case]
     collector = on_device(env, **words)

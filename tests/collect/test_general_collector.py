@@ -54,7 +54,7 @@ def checked(vec, make_env, policy, mode, num_steps=5, rollouts=4, seed=3):
     collector.close()
 
 
-@pytest.mark.parametrize("recurrent", ["none", "lstm"])
+@pytest.mark.parametrize("recurrent", ["none", pytest.param("lstm", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", [SAME, NEXT])
 @pytest.mark.parametrize("kind", VECTORS)
 def test_every_field_of_every_step(kind, mode, recurrent):
@@ -63,7 +63,7 @@ def test_every_field_of_every_step(kind, mode, recurrent):
     checked(vec, (lambda: hurtle.make(Walk)) if kind == "native" else Script, policy, mode)
 
 
-@pytest.mark.parametrize("num_steps", [1, 2])
+@pytest.mark.parametrize("num_steps", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", [SAME, NEXT])
 def test_rollouts_shorter_than_episodes(mode, num_steps):
     vec = VECTORS["serial"](mode)

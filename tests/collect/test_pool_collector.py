@@ -87,8 +87,15 @@ def followed(vec, make_env, policy, mode, num_steps, rollouts, seed=3, env_of=No
     return counts, stats, replays
 
 
-@pytest.mark.parametrize("recurrent", ["none", "lstm"])
-@pytest.mark.parametrize("mode", [SAME, NEXT])
+@pytest.mark.parametrize(
+    ("mode", "recurrent"),
+    [
+        (SAME, "lstm"),
+        (NEXT, "none"),
+        pytest.param(SAME, "none", marks=pytest.mark.slow),
+        pytest.param(NEXT, "lstm", marks=pytest.mark.slow),
+    ],
+)
 def test_odd_orders_and_speeds(mode, recurrent):
     """One env is twenty times slower than another: the fast ones fill several segments, the slow one's is carried over."""
     vec = OddPool([6, 1, 0.3, 2, 3, 0.5], 2, mode)
@@ -100,12 +107,17 @@ def test_odd_orders_and_speeds(mode, recurrent):
     assert counts.sum() == 12 * 6
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 6])
-@pytest.mark.parametrize("num_steps", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("num_steps", "batch_size"),
+    [
+        *((1, 1), (1, 6), (2, 3), (2, 6), (5, 3)),
+        *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in [(1, 3), (2, 1), (5, 1), (5, 6)]),
+    ],
+)
 def test_batches_and_segments_of_all_sizes(batch_size, num_steps):
     vec = OddPool([1, 2, 3, 4, 5, 6, 7], batch_size, SAME, seed=batch_size)
     policy = sharp_policy(vec.single_observation_space, vec.single_action_space)
-    followed(vec, Script, policy, SAME, num_steps, 15)
+    followed(vec, Script, policy, SAME, num_steps, 8)
 
 
 def test_masks_of_a_pool():
@@ -128,7 +140,7 @@ def test_episodes_are_reported_once():
     collector.close()
 
 
-@pytest.mark.parametrize("recurrent", ["none", "gru"])
+@pytest.mark.parametrize("recurrent", [pytest.param("none", marks=pytest.mark.slow), "gru"])
 def test_native_pool(recurrent):
     vec = hurtle.make_vec(Walk, 6, batch_size=2)
     policy = sharp_policy(vec.single_observation_space, vec.single_action_space, recurrent)
@@ -248,8 +260,15 @@ def test_statistics_of_a_fair_pool():
     check_statistics(stats, replays)
 
 
-@pytest.mark.parametrize("recurrent", ["none", "lstm"])
-@pytest.mark.parametrize("mode", [SAME, NEXT])
+@pytest.mark.parametrize(
+    ("mode", "recurrent"),
+    [
+        (SAME, "none"),
+        (NEXT, "lstm"),
+        pytest.param(SAME, "lstm", marks=pytest.mark.slow),
+        pytest.param(NEXT, "none", marks=pytest.mark.slow),
+    ],
+)
 def test_a_gpu_in_between_changes_no_bit(mode, recurrent):
     found = []
     for gpu in (None, FakeGpu(late_uploads=False)):

@@ -1,4 +1,4 @@
-"""Good policy files, made once."""
+"""Policy files, made once: an export takes a second, and most tests only read it."""
 
 import pytest
 from export_helpers import hand_made
@@ -7,13 +7,41 @@ import hurtle
 
 
 @pytest.fixture(scope="session")
-def good(tmp_path_factory):
+def shared_run(tmp_path_factory):
+    """A function that returns a hand-made run; the same words give the same run."""
+    made = {}
+
+    def make(**words):
+        key = tuple(sorted(words.items()))
+        if key not in made:
+            made[key] = hand_made(tmp_path_factory.mktemp("run"), **words)
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def shared_export(tmp_path_factory, shared_run):
+    """A function that exports such a run with all outputs and returns the export; the same words give the same file."""
+    made = {}
+
+    def make(suffix, stochastic=False, masked=None, **words):
+        key = suffix, stochastic, masked, *sorted(words.items())
+        if key not in made:
+            file = tmp_path_factory.mktemp("export") / "new" / f"policy{suffix}"
+            outputs = ("value", "heads", "action")
+            made[key] = hurtle.export(shared_run(**words), file, outputs=outputs, stochastic=stochastic, masked=masked)
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def good(tmp_path_factory, shared_run):
     """The bytes of good files, by their ending."""
-    folder = tmp_path_factory.mktemp("good")
-    run = hand_made(folder)
-    for suffix in (".onnx", ".pt2"):
-        hurtle.export(run, folder / f"policy{suffix}", outputs=("action", "logits"))
-    return {suffix: (folder / f"policy{suffix}").read_bytes() for suffix in (".onnx", ".pt2")}
+    folder, suffixes = tmp_path_factory.mktemp("good"), (".onnx", ".pt2")
+    files = [hurtle.export(shared_run(), folder / f"policy{suffix}", outputs=("action", "logits")).path for suffix in suffixes]
+    return {file.suffix: file.read_bytes() for file in files}
 
 
 @pytest.fixture

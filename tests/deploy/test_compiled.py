@@ -1,6 +1,7 @@
 import copy
 import ctypes
 import gc
+import itertools
 import pickle
 import threading
 import weakref
@@ -60,7 +61,16 @@ ACTIONS = {
     "squashed": (bounded([-2.0, 0.0], [3.0, 1.0]), "squashed_gaussian"),
     "beta": (bounded([[-2.0], [0.0]], [[3.0], [1.0]]), "beta"),
 }
-NETWORKS = [((), "tanh"), ((7,), "relu"), ((64, 64), "tanh"), ((1, 33), "relu"), ((130, 7, 33), "tanh")]
+NETWORKS = [((1, 33), "relu"), ((), "tanh"), ((7,), "relu"), ((64, 64), "tanh"), ((130, 7, 33), "tanh")]
+
+
+def first_of_each(kinds, networks):
+    """All pairs; those with neither the first kind nor the first network are slow tests."""
+    found = []
+    for kind, network in itertools.product(kinds, networks):
+        is_slow = kind != next(iter(kinds)) and network != networks[0]
+        found.append(pytest.param(kind, network, marks=[pytest.mark.slow] * is_slow))
+    return found
 
 
 def made(obs_space, action_space, *, distribution="auto", sizes=(64, 64), activation="tanh", normalize=False, seed=0, **more):
@@ -117,16 +127,14 @@ def same(found, expected):
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("kind", OBSERVATIONS)
-@pytest.mark.parametrize("sizes", [(), (33,), (64, 64)])
+@pytest.mark.parametrize(("kind", "sizes"), first_of_each(OBSERVATIONS, [(33,), (), (64, 64)]))
 def test_every_kind_of_observation(kind, sizes):
     check(made(OBSERVATIONS[kind], spaces.Discrete(3, start=5), sizes=sizes))
 
 
-@pytest.mark.parametrize("kind", ACTIONS)
-@pytest.mark.parametrize(("sizes", "activation"), NETWORKS)
-def test_every_kind_of_action(kind, sizes, activation):
-    space, distribution = ACTIONS[kind]
+@pytest.mark.parametrize(("kind", "network"), first_of_each(ACTIONS, NETWORKS))
+def test_every_kind_of_action(kind, network):
+    (space, distribution), (sizes, activation) = ACTIONS[kind], network
     check(made(OBSERVATIONS["vector"], space, distribution=distribution, sizes=sizes, activation=activation))
 
 
@@ -159,7 +167,9 @@ def test_any_number_of_rows(size):
     same(CompiledMLP(MLPDescription.of(policy)).act_rows(rows), expected)
 
 
-@pytest.mark.parametrize(("inputs", "sizes"), [(5000, (64,)), (6, (2000, 40)), (300, (300, 300))])
+@pytest.mark.parametrize(
+    ("inputs", "sizes"), [(5000, (64,)), (6, (2000, 40)), pytest.param(300, (300, 300), marks=pytest.mark.slow)]
+)
 def test_large_policies(inputs, sizes):
     check(made(spaces.Box(-1, 1, (inputs,)), spaces.Discrete(6), sizes=sizes, activation="relu"), count=9)
 
@@ -323,7 +333,9 @@ def test_a_second_policy_compiles_nothing():
         assert len(events) == 1  # it would have been heard
 
 
-@pytest.mark.parametrize("kind", ["vector", "image", "multi_discrete", "discrete"])
+@pytest.mark.parametrize(
+    "kind", ["vector", "discrete", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("image", "multi_discrete"))]
+)
 def test_native_in_a_loop_of_single_numbers(kind):
     policy = made(OBSERVATIONS[kind], spaces.Discrete(4, start=-1))
     native, rows = CompiledMLP(MLPDescription.of(policy)).native, drawn(policy.observation_space, 50)
@@ -338,9 +350,16 @@ def test_native_in_a_loop_of_single_numbers(kind):
     np.testing.assert_array_equal(actions, choose(policy, rows, (), None, None, None, CPU)[0])
 
 
-@pytest.mark.parametrize("kind", ["multi_binary", "beta"])
-@pytest.mark.parametrize("obs", ["vector", "discrete"])
-def test_native_in_a_loop_of_arrays(kind, obs):
+@pytest.mark.parametrize(
+    ("obs", "kind"),
+    [
+        ("vector", "beta"),
+        ("discrete", "multi_binary"),
+        pytest.param("vector", "multi_binary", marks=pytest.mark.slow),
+        pytest.param("discrete", "beta", marks=pytest.mark.slow),
+    ],
+)
+def test_native_in_a_loop_of_arrays(obs, kind):
     space, distribution = ACTIONS[kind]
     policy = made(OBSERVATIONS[obs], space, distribution=distribution)
     native, rows = CompiledMLP(MLPDescription.of(policy)).native, drawn(policy.observation_space, 50)
@@ -472,14 +491,14 @@ def test_a_description_is_a_copy():
     np.testing.assert_array_equal(fast.act_one(obs), before)
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda policy: pickle.loads(pickle.dumps(policy))])
-def test_copies_stand_on_their_own(copied):
+def test_copies_stand_on_their_own():
     fast, obs = CompiledMLP(MLPDescription.of(made(OBSERVATIONS["vector"], spaces.Box(-9, 9, (2,))))), np.ones(4, np.float32)
-    other, expected = copied(fast), fast.act_one(obs)
+    copies, expected = [copy.copy(fast), copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))], fast.act_one(obs)
     del fast
     gc.collect()
     filler = [np.full(20_000, np.nan, np.float32) for _ in range(50)]
-    np.testing.assert_array_equal(other.act_one(obs), expected)
+    for other in copies:
+        np.testing.assert_array_equal(other.act_one(obs), expected)
     assert len(filler) == 50
 
 

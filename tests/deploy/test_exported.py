@@ -1,10 +1,11 @@
 """An exported policy acts like the run's: it remembers, takes what envs give, and needs no torch."""
 
+import json
+
 import gymnasium
 import numpy as np
 import pytest
-from emulation_envs import Quest
-from export_helpers import TOLERANCE, fresh_observations, hand_made, scramble
+from export_helpers import ACTIONS, OBSERVATIONS, TOLERANCE, fresh_observations, random_env, scramble
 from gymnasium.envs.classic_control import CartPoleEnv
 from hand_made_runs import policy_for, write_run
 
@@ -18,29 +19,34 @@ from hurtle.runners.evaluate_file import evaluate_file
 both = pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
 
 
-@pytest.fixture(scope="module")
-def recurrent(tmp_path_factory):
-    """Runs with memory, and their files: kind → (run, {suffix: file})."""
-    made = {}
+kinds = pytest.mark.parametrize(
+    ("kind", "suffix"),
+    [
+        ("lstm", ".onnx"),
+        ("lstm", ".pt2"),
+        ("mingru", ".pt2"),
+        pytest.param("gru", ".onnx", marks=pytest.mark.slow),
+        pytest.param("gru", ".pt2", marks=pytest.mark.slow),
+        pytest.param("mingru", ".onnx", marks=pytest.mark.slow),
+    ],
+)
 
-    def make(kind):
-        if kind not in made:
-            folder = tmp_path_factory.mktemp(kind)
-            run, files = hand_made(folder, action="squashed", recurrent=kind), {}
-            for suffix in (".onnx", ".pt2"):
-                files[suffix] = hurtle.export(run, folder / f"policy{suffix}", outputs=("action", "value")).path
-            made[kind] = run, files
-        return made[kind]
+
+@pytest.fixture
+def recurrent(shared_run, shared_export):
+    """A function that returns a run with memory and its file."""
+
+    def make(kind, suffix):
+        words = {"action": "squashed", "recurrent": kind}
+        return shared_run(**words), shared_export(suffix, **words).path
 
     return make
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory):
+@pytest.fixture
+def plain(shared_run, shared_export):
     """A run of an MLP and its file."""
-    folder = tmp_path_factory.mktemp("plain")
-    run = hand_made(folder)
-    return run, hurtle.export(run, folder / "policy.onnx", outputs=("action", "value")).path
+    return shared_run(), shared_export(".onnx").path
 
 
 def close(found, expected):
@@ -50,11 +56,10 @@ def close(found, expected):
 # Memory.
 
 
-@both
-@pytest.mark.parametrize("kind", ["lstm", "gru", "mingru"])
+@kinds
 def test_memory_is_kept_over_a_sequence(recurrent, kind, suffix):
-    run, files = recurrent(kind)
-    policy, reference = hurtle.load(files[suffix]), hurtle.load(run)
+    run, file = recurrent(kind, suffix)
+    policy, reference = hurtle.load(file), hurtle.load(run)
     observations = fresh_observations(reference, 20)
     own = [policy.act(obs) for obs in observations]
     close(own, [reference.act(obs) for obs in observations])
@@ -70,11 +75,10 @@ def test_memory_is_kept_over_a_sequence(recurrent, kind, suffix):
     np.testing.assert_array_equal(carried, own)
 
 
-@both
-@pytest.mark.parametrize("kind", ["lstm", "gru", "mingru"])
+@kinds
 def test_memory_of_a_batch(recurrent, kind, suffix):
-    run, files = recurrent(kind)
-    policy, reference = hurtle.load(files[suffix]), hurtle.load(run)
+    run, file = recurrent(kind, suffix)
+    policy, reference = hurtle.load(file), hurtle.load(run)
     steps = np.stack(fresh_observations(reference, 20 * 3)).reshape(20, 3, 5)
     for k, batch in enumerate(steps):
         close(policy.value(batch), reference.value(batch))
@@ -90,8 +94,8 @@ def test_memory_of_a_batch(recurrent, kind, suffix):
 
 @both
 def test_a_state_is_the_same_in_torch_and_in_the_file(recurrent, suffix):
-    run, files = recurrent("lstm")
-    policy, reference = hurtle.load(files[suffix]), hurtle.load(run)
+    run, file = recurrent("lstm", suffix)
+    policy, reference = hurtle.load(file), hurtle.load(run)
     obs = np.stack(fresh_observations(reference, 4))
     own, theirs = policy.initial_state(4), reference.initial_state(4)
     assert [part.shape for part in own] == [(4, 8), (4, 8)]
@@ -118,21 +122,36 @@ def test_a_plain_policy_remembers_nothing(plain):
 # What goes in and out.
 
 
-def test_structured_spaces(tmp_path):
-    policy = scramble(policy_for(Quest, emulate=True)[0])
-    run, _ = write_run(tmp_path, Quest, weights_of=policy, emulate=True)
-    reference, env = hurtle.load(run), Quest()
+STRUCTURED = {"observation": "mixed", "action": "structured"}
+
+
+@both
+def test_structured_spaces(shared_run, shared_export, suffix):
+    exported, reference = hurtle.load(shared_export(suffix, **STRUCTURED).path), hurtle.load(shared_run(**STRUCTURED))
+    make_env = random_env(OBSERVATIONS["mixed"], ACTIONS["structured"][0])
+    env = make_env()
     obs, _ = env.reset(seed=0)
-    for suffix in (".onnx", ".pt2"):
-        exported = hurtle.load(hurtle.export(run, tmp_path / f"quest{suffix}").path)
-        assert exported.observation_space == Quest.observation_space
-        action = exported.act(obs)
-        assert env.action_space.contains(action)
-        assert str(action) == str(reference.act(obs))
-        flat, _ = hurtle.emulate(Quest()).reset(seed=0)
-        assert str(exported.act(flat)) == str(action)
-        with pytest.raises(HurtleError, match="gold"):
-            exported.act({**obs, "inventory": {"items": obs["inventory"]["items"]}})
+    assert exported.observation_space == env.observation_space
+    action = exported.act(obs)
+    assert env.action_space.contains(action)
+    assert str(action) == str(reference.act(obs))
+    flat, _ = hurtle.emulate(make_env()).reset(seed=0)
+    assert str(exported.act(flat)) == str(action)
+    with pytest.raises(HurtleError, match="gold"):
+        exported.act({**obs, "bag": {"items": obs["bag"]["items"]}})
+
+
+def test_an_onnx_file_carries_its_card_as_json(shared_export):
+    onnx = pytest.importorskip("onnx")
+    file = shared_export(".onnx", **STRUCTURED).path
+    model = onnx.load(str(file))
+    onnx.checker.check_model(model, full_check=True)
+    card = json.loads({entry.key: entry.value for entry in model.metadata_props}["hurtle"])
+    assert card["structure"]["observation"]["space"]["type"] == "Dict"
+    assert card["structure"]["action"]["type"] == "Dict"
+    policy = hurtle.load(file)
+    assert policy.observation_space == OBSERVATIONS["mixed"]
+    assert policy.action_space == ACTIONS["structured"][0]
 
 
 @pytest.mark.parametrize("runtime", ["native", "onnxruntime"])
@@ -149,10 +168,9 @@ def test_observations_that_do_not_fit(plain, runtime):
 
 
 @pytest.mark.parametrize("runtime", ["native", "onnxruntime"])
-def test_the_action_is_one_of_its_own(tmp_path, runtime):
+def test_the_action_is_one_of_its_own(shared_export, runtime):
     """What a caller does to an action must not change the next."""
-    run = hand_made(tmp_path, action="gaussian")
-    policy = hurtle.load(hurtle.export(run, tmp_path / "policy.onnx").path, runtime=runtime)
+    policy = hurtle.load(shared_export(".onnx", action="gaussian").path, runtime=runtime)
     obs = np.ones(5, np.float32)
     first = policy.act(obs)
     kept = first.copy()
@@ -176,23 +194,9 @@ def test_masks(tmp_path, plain):
         hurtle.load(plain[1]).act(np.ones(5, np.float32), mask=np.ones(4, bool))
 
 
-def test_a_file_is_either_deterministic_or_not(tmp_path, plain):
-    obs = np.ones(5, np.float32)
-    for runtime in ("native", "onnxruntime"):
-        policy = hurtle.load(plain[1], runtime=runtime)
-        assert policy.act(obs, deterministic=True) == policy.act(obs)
-        with pytest.raises(HurtleError, match=r"takes the most likely action: for the other, export it with stochastic=True"):
-            policy.act(obs, deterministic=False)
-    for suffix in (".onnx", ".pt2"):
-        sampling = hurtle.load(hurtle.export(plain[0], tmp_path / f"policy{suffix}", stochastic=True).path)
-        assert len({sampling.act(obs, deterministic=False) for _ in range(60)} | {sampling.act(obs)}) > 1
-        with pytest.raises(HurtleError, match=r"samples: for the other, export it without stochastic=True"):
-            sampling.act(obs, deterministic=True)
-
-
 def test_what_was_not_exported(tmp_path, plain):
     obs = np.ones(5, np.float32)
-    logits = hurtle.load(hurtle.export(plain[0], tmp_path / "logits.onnx", outputs=("logits",)).path)
+    logits = hurtle.load(hurtle.export(plain[0], tmp_path / "logits.pt2", outputs=("logits",)).path)
     with pytest.raises(HurtleError, match=r"without an action; it computes logits"):
         logits.act(obs)
     with pytest.raises(HurtleError, match=r"without values: export it with outputs=\('action', 'value'\)"):
@@ -214,10 +218,10 @@ def test_runtimes(plain, recurrent):
         hurtle.load(file, runtime="nativ")
     with pytest.raises(HurtleError, match=r"runtime='torch' cannot run .*policy.onnx; native or onnxruntime can"):
         hurtle.load(file, runtime="torch")
-    _, files = recurrent("lstm")
-    assert [hurtle.load(files[suffix]).runtime for suffix in (".onnx", ".pt2")] == ["onnxruntime", "torch"]
+    files = [recurrent("lstm", suffix)[1] for suffix in (".onnx", ".pt2")]
+    assert [hurtle.load(file).runtime for file in files] == ["onnxruntime", "torch"]
     with pytest.raises(HurtleError, match=r"runtime='native' cannot run"):
-        hurtle.load(files[".onnx"], runtime="native")
+        hurtle.load(files[0], runtime="native")
     with pytest.raises(HurtleError, match="is for exported files"):
         hurtle.load(plain[0], runtime="native")
     with pytest.raises(HurtleError, match="it takes no module"):
@@ -242,14 +246,13 @@ def test_the_compiled_policy_in_a_loop_without_python(plain):
 
 @pytest.mark.parametrize("runtime", ["native", "onnxruntime"])
 def test_an_onnx_file_needs_no_torch(plain, recurrent, run_python, runtime):
-    _, files = recurrent("lstm")
-    file, size = (plain[1], 5) if runtime == "native" else (files[".onnx"], 5)
+    _, file = plain if runtime == "native" else recurrent("lstm", ".onnx")
     code = f"""
 import sys
 import numpy as np
 import hurtle
 policy = hurtle.load(sys.argv[1], runtime={runtime!r})
-policy.act(np.ones({size}, np.float32)), policy.act(np.ones((3, {size}), np.float32), policy.initial_state(3))
+policy.act(np.ones(5, np.float32)), policy.act(np.ones((3, 5), np.float32), policy.initial_state(3))
 assert policy.runtime == {runtime!r}
 assert "torch" not in sys.modules, "torch"
 """
@@ -258,8 +261,7 @@ assert "torch" not in sys.modules, "torch"
 
 @both
 def test_what_a_runtime_refuses_names_the_file(recurrent, suffix):
-    _, files = recurrent("gru")
-    policy = hurtle.load(files[suffix])
+    policy = hurtle.load(recurrent("lstm", suffix)[1])
     with pytest.raises(PolicyFileError, match=rf"cannot run .*policy\{suffix}: "):
         policy.run({port.name: np.zeros((2, 3), np.float32) for port in policy.card.inputs})
 
@@ -283,9 +285,9 @@ def test_a_file_does_not_choose_the_parameters_of_envs_of_others(tmp_path):
     gymnasium.register("Reader-v0", lambda path, **words: CartPoleEnv(**words), max_episode_steps=9)
     try:
         run, _ = write_run(tmp_path, "Reader-v0", parameters={"path": "a/b"})
-        file = hurtle.export(run, tmp_path / "reader.onnx").path
+        file = hurtle.export(run, tmp_path / "reader.pt2").path
         for env in (None, "Reader-v0"):
-            with pytest.raises(TrustError, match=r"reader.onnx names a file .*: env_parameters = \{'path': 'a/b'\}"):
+            with pytest.raises(TrustError, match=r"reader.pt2 names a file .*: env_parameters = \{'path': 'a/b'\}"):
                 evaluate_file(file, episodes=2, env=env)
         evaluate_file(file, episodes=2, trust=True)
         evaluate_file(file, episodes=2, env_parameters={"path": "mine/b"})
@@ -293,13 +295,12 @@ def test_a_file_does_not_choose_the_parameters_of_envs_of_others(tmp_path):
         del gymnasium.registry["Reader-v0"]
     for env, numbers, mean in (("cartpole", {"gravity": 5.0}, None), ("CartPole-v1", {"sutton_barto_reward": True}, -1.0)):
         run, _ = write_run(tmp_path, env, parameters=numbers)
-        found = evaluate_file(hurtle.export(run, tmp_path / "cartpole.onnx").path, episodes=2)
+        found = evaluate_file(hurtle.export(run, tmp_path / "cartpole.pt2").path, episodes=2)
         assert mean in (None, found.mean)  # CartPole-v1's reward is then -1 at the end, else 0
 
 
 def test_rows_that_begin_an_episode_remember_nothing(recurrent):
-    _, files = recurrent("gru")
-    policy = ExportedPolicy(read_policy_file(files[".onnx"]))
+    policy = ExportedPolicy(read_policy_file(recurrent("lstm", ".onnx")[1]))
     rows = np.stack(fresh_observations(policy, 3))
     player = policy.for_rows()
     never, second = np.zeros(3, bool), np.array([False, True, False])

@@ -17,10 +17,11 @@ from export_helpers import (
     hand_made,
     own_module,
     random_env,
+    scramble,
     train_tiny,
 )
 from gymnasium import spaces
-from hand_made_runs import write_run
+from hand_made_runs import policy_for, write_run
 
 import hurtle
 from hurtle.cli import main
@@ -37,14 +38,14 @@ def test_a_policy_at_its_initialization(tmp_path):
         assert_agrees(hurtle.load(tmp_path / "policy.onnx", runtime=runtime), hurtle.load(run))
 
 
-def test_what_an_export_says(tmp_path):
-    run = hand_made(tmp_path)
-    exported = hurtle.export(run, tmp_path / "new" / "policy.onnx")
-    assert exported.path == tmp_path / "new" / "policy.onnx"
+def test_what_an_export_says(shared_export):
+    exported = shared_export(".onnx")
+    assert exported.path.parent.name == "new"  # a folder that was not there
+    assert exported.path.is_file()
     assert exported.runtimes == ("native", "onnxruntime")
     assert exported.observations == 260
     assert 0 <= exported.max_difference <= 1e-5
-    assert "obs → action" in str(exported)
+    assert "obs → value, logits, action" in str(exported)
     assert "native and onnxruntime against torch" in str(exported)
 
 
@@ -52,15 +53,20 @@ def test_what_an_export_says(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("action", "heads"),
-    [("multi_discrete", ("logits",)), ("float64", ("mean", "log_std")), ("beta", ("alpha", "beta"))],
+    ("suffix", "action", "heads"),
+    [
+        (".onnx", "float64", ("mean", "log_std")),
+        (".pt2", "float64", ("mean", "log_std")),
+        pytest.param(".pt2", "beta", ("alpha", "beta"), marks=pytest.mark.slow),
+        pytest.param(".pt2", "multi_discrete", ("logits",), marks=pytest.mark.slow),
+        pytest.param(".onnx", "multi_discrete", ("logits",), marks=pytest.mark.slow),
+        pytest.param(".onnx", "beta", ("alpha", "beta"), marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
-def test_all_outputs_at_any_batch_size(tmp_path, action, heads, suffix):
-    run, file = hand_made(tmp_path, action=action), tmp_path / f"policy{suffix}"
-    card = hurtle.export(run, file, outputs=("value", "heads", "action")).card
+def test_all_outputs_at_any_batch_size(shared_run, shared_export, suffix, action, heads):
+    exported, reference = shared_export(suffix, action=action), hurtle.load(shared_run(action=action))
+    card, policy = exported.card, hurtle.load(exported.path, runtime="onnxruntime" if suffix == ".onnx" else "torch")
     assert [port.name for port in card.outputs] == ["value", *heads, "action"]
-    policy, reference = hurtle.load(file, runtime="onnxruntime" if suffix == ".onnx" else "torch"), hurtle.load(run)
     for size in (1, 2, 7, 300):
         rows = np.stack(fresh_observations(policy, size, seed=size))
         found = policy.outputs(rows)
@@ -105,15 +111,19 @@ def test_outputs_that_the_policy_has_not(tmp_path):
 # Sampled actions.
 
 DRAWS, SIGMAS = 20_000, 6
+WIDE = spaces.Box(-100.0, 100.0, (2,), np.float32)
 
 
-def drawn(tmp_path, suffix, action, **options):
-    """Many samples for one observation, and what the distribution is made of; and another call's samples."""
-    run, file = hand_made(tmp_path, action=action, **options), tmp_path / f"policy{suffix}"
-    card = hurtle.export(run, file, outputs=("action", "heads"), stochastic=True, masked=False).card
-    assert not card.deterministic
-    assert "uniforms" not in [port.name for port in card.inputs]
-    policy = hurtle.load(file)
+def export_sampling(folder, suffix, action):
+    run = hand_made(folder, action=action)
+    return hurtle.export(run, folder / f"policy{suffix}", outputs=("action", "heads"), stochastic=True)
+
+
+def drawn(exported):
+    """Many samples for one observation, and what the distribution is made of."""
+    assert not exported.card.deterministic
+    assert "uniforms" not in [port.name for port in exported.card.inputs]
+    policy = hurtle.load(exported.path)
     rows = np.repeat(np.array([[0.5, -1.0, 2.0, 0.0, 1.0]], np.float32), DRAWS, 0)
     found = policy.outputs(rows)
     assert not np.array_equal(found["action"], policy.outputs(rows)["action"])
@@ -125,8 +135,8 @@ def assert_mean(samples, mean, deviation):
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
-def test_sampled_choices_are_as_frequent_as_they_are_likely(tmp_path, suffix):
-    actions, heads = drawn(tmp_path, suffix, "multi_discrete")
+def test_sampled_choices_are_as_frequent_as_they_are_likely(shared_export, suffix):
+    actions, heads = drawn(shared_export(suffix, action="multi_discrete", stochastic=True, masked=False))
     assert actions.dtype == np.int64
     first = 0
     for k, (size, start) in enumerate(((3, 1), (2, 0), (4, -2))):
@@ -137,14 +147,17 @@ def test_sampled_choices_are_as_frequent_as_they_are_likely(tmp_path, suffix):
         first += size
 
 
-@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
-def test_sampled_numbers_have_the_mean_and_the_deviation_of_the_distribution(tmp_path, suffix):
-    wide = spaces.Box(-100.0, 100.0, (2,), np.float32)
-    actions, heads = drawn(tmp_path, suffix, (wide, "gaussian"))
+@pytest.mark.parametrize("suffix", [pytest.param(".onnx", marks=pytest.mark.slow), ".pt2"])
+def test_sampled_gaussians_have_the_mean_and_the_deviation_of_the_distribution(tmp_path, suffix):
+    actions, heads = drawn(export_sampling(tmp_path, suffix, (WIDE, "gaussian")))
     deviation = np.exp(heads["log_std"])
     assert_mean(actions, heads["mean"], deviation)
     assert_mean((actions - heads["mean"]) ** 2, deviation**2, np.sqrt(2) * deviation**2)
-    actions, heads = drawn(tmp_path, suffix, (wide, "beta"))
+
+
+@pytest.mark.parametrize("suffix", [pytest.param(".onnx", marks=pytest.mark.slow), ".pt2"])
+def test_sampled_betas_have_the_mean_and_the_deviation_of_the_distribution(tmp_path, suffix):
+    actions, heads = drawn(export_sampling(tmp_path, suffix, (WIDE, "beta")))
     alpha, beta = heads["alpha"].astype(np.float64), heads["beta"].astype(np.float64)
     unit, total = (actions + 100.0) / 200.0, alpha + beta
     variance = alpha * beta / (total**2 * (total + 1))
@@ -154,7 +167,7 @@ def test_sampled_numbers_have_the_mean_and_the_deviation_of_the_distribution(tmp
 
 
 def test_squashed_samples_stay_inside(tmp_path):
-    actions, heads = drawn(tmp_path, ".onnx", "squashed")
+    actions, heads = drawn(export_sampling(tmp_path, ".onnx", "squashed"))
     low, high = np.array([-2.0, 0.0]), np.array([2.0, 3.0])
     assert (actions >= low).all()
     assert (actions <= high).all()
@@ -162,7 +175,22 @@ def test_squashed_samples_stay_inside(tmp_path):
     assert_mean(np.arctanh(inner), heads["mean"], np.exp(heads["log_std"]))
 
 
-@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_a_file_is_either_deterministic_or_not(shared_export):
+    obs = np.ones(5, np.float32)
+    for runtime in ("native", "onnxruntime"):
+        policy = hurtle.load(shared_export(".onnx").path, runtime=runtime)
+        assert policy.act(obs, deterministic=True) == policy.act(obs)
+        with pytest.raises(HurtleError, match=r"takes the most likely action: for the other, export it with stochastic=True"):
+            policy.act(obs, deterministic=False)
+    for suffix in (".onnx", ".pt2"):
+        sampling = hurtle.load(shared_export(suffix, action="multi_discrete", stochastic=True, masked=False).path)
+        actions = [sampling.act(obs, deterministic=False) for _ in range(60)] + [sampling.act(obs)]
+        assert len({tuple(action) for action in actions}) > 1
+        with pytest.raises(HurtleError, match=r"samples: for the other, export it without stochastic=True"):
+            sampling.act(obs, deterministic=True)
+
+
+@pytest.mark.parametrize("suffix", [".onnx", pytest.param(".pt2", marks=pytest.mark.slow)])
 def test_a_sampling_recurrent_policy_with_masks(tmp_path, suffix):
     run, file = hand_made(tmp_path, recurrent="gru"), tmp_path / f"policy{suffix}"
     hurtle.export(run, file, stochastic=True, masked=True)
@@ -175,9 +203,9 @@ def test_a_sampling_recurrent_policy_with_masks(tmp_path, suffix):
 def test_a_users_distribution_that_draws_by_itself_is_not_sampled(tmp_path):
     module = own_module(OBSERVATIONS["float32"], spaces.Discrete(3))
     run, _ = write_run(tmp_path, random_env(OBSERVATIONS["float32"], spaces.Discrete(3)), module=module)
-    hurtle.export(run, tmp_path / "policy.onnx", policy=module, stochastic=True)  # a Categorical is ours
+    hurtle.export(run, tmp_path / "policy.pt2", policy=module, stochastic=True)  # a Categorical is ours
     with pytest.raises(HurtleError, match="module of your own"):
-        hurtle.export(run, tmp_path / "policy.onnx")
+        hurtle.export(run, tmp_path / "policy.pt2")
 
 
 # What a file says about itself.
@@ -191,7 +219,7 @@ def all_bytes(file):
             yield from (archive.read(name) for name in archive.namelist())
 
 
-@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+@pytest.mark.parametrize("suffix", [pytest.param(".onnx", marks=pytest.mark.slow), ".pt2"])
 def test_a_file_says_where_its_policy_comes_from(tmp_path, suffix):
     action_space, _ = ACTIONS["discrete"]
     run = train_tiny(tmp_path / "runs", random_env(OBSERVATIONS["float64"], action_space), algorithm="a2c", seed=5)
@@ -208,20 +236,6 @@ def test_a_file_says_where_its_policy_comes_from(tmp_path, suffix):
     assert card.deterministic
     assert card.initial_state == "zeros"
     assert card.distribution == "categorical"
-
-
-def test_an_onnx_file_carries_its_card_as_json(tmp_path):
-    onnx = pytest.importorskip("onnx")
-    run = hand_made(tmp_path, "mixed", "structured")
-    hurtle.export(run, tmp_path / "policy.onnx")
-    model = onnx.load(str(tmp_path / "policy.onnx"))
-    onnx.checker.check_model(model, full_check=True)
-    card = json.loads({entry.key: entry.value for entry in model.metadata_props}["hurtle"])
-    assert card["structure"]["observation"]["space"]["type"] == "Dict"
-    assert card["structure"]["action"]["type"] == "Dict"
-    policy = hurtle.load(tmp_path / "policy.onnx")
-    assert policy.observation_space == OBSERVATIONS["mixed"]
-    assert policy.action_space == ACTIONS["structured"][0]
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
@@ -241,17 +255,22 @@ def test_a_file_holds_no_path_of_this_machine(tmp_path, suffix, monkeypatch):
 
 
 def test_a_normalized_mlp_runs_compiled(tmp_path):
-    run, _ = write_run(tmp_path / "runs", "cartpole", normalize_observations=True, hidden_sizes=(8,))
+    options = {"normalize_observations": True, "hidden_sizes": (8,)}
+    policy = scramble(policy_for("cartpole", **options)[0])
+    policy.normalizer.update(5 + 3 * torch.randn(64, 2, 4, generator=torch.Generator().manual_seed(0)), None)
+    run, _ = write_run(tmp_path / "runs", "cartpole", weights_of=policy, **options)
     assert hurtle.export(run, tmp_path / "policy.onnx").runtimes == ("native", "onnxruntime")
     assert hurtle.load(tmp_path / "policy.onnx").runtime == "native"
+    for runtime in ("native", "onnxruntime"):
+        assert_agrees(hurtle.load(tmp_path / "policy.onnx", runtime=runtime), hurtle.load(run))
 
 
 def test_one_output_may_be_named_alone(tmp_path, capsys):
     run, _ = write_run(tmp_path / "runs", "cartpole")
-    assert [port.name for port in hurtle.export(run, tmp_path / "value.onnx", outputs="value").card.outputs] == ["value"]
+    assert [port.name for port in hurtle.export(run, tmp_path / "value.pt2", outputs="value").card.outputs] == ["value"]
     with pytest.raises(UnknownNameError, match=r"No output 'values'. Did you mean value"):
-        hurtle.export(run, tmp_path / "value.onnx", outputs="values")
-    assert main(["export", str(run), str(tmp_path / "value.onnx"), "--outputs", "value"]) == 0
+        hurtle.export(run, tmp_path / "value.pt2", outputs="values")
+    assert main(["export", str(run), str(tmp_path / "value.pt2"), "--outputs", "value"]) == 0
     assert "obs → value" in capsys.readouterr().out
 
 

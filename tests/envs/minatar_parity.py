@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 
 import minatar
 import numpy as np
+import pytest
 
 import hurtle
 
@@ -22,6 +23,11 @@ Snapshot = dict[str, object]
 
 NUM_ACTIONS = 6
 DEVIATIONS = 4.0
+
+
+def short_and_long(part: float) -> list:
+    """Lengths of a recording: a part of the long one, which is for slow tests, and the long one."""
+    return [pytest.param(part, id="short"), pytest.param(1.0, id="long", marks=pytest.mark.slow)]
 
 
 @dataclass

@@ -17,6 +17,7 @@ from minatar_parity import (
     assert_sticky,
     join,
     replay,
+    short_and_long,
     uniform_policy,
 )
 
@@ -74,14 +75,19 @@ def later_level(game, rng: np.random.Generator) -> None:
     game.player_x, game.player_y = int(rng.integers(10)), int(rng.integers(1, 9))
 
 
+@pytest.fixture(scope="module", params=short_and_long(0.33))
+def length(request) -> float:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def recorded() -> Transitions:
+def recorded(length) -> Transitions:
     """Play without the steps in which something arrives."""
     reference = Reference("asterix", encode, seed=0)
     everything = join(
-        reference.record(uniform_policy, 3_000),
-        reference.record(chase_gold, 3_000),
-        reference.record(chase_gold, 8_000, prepare=later_level),
+        reference.record(uniform_policy, round(3_000 * length)),
+        reference.record(chase_gold, round(3_000 * length)),
+        reference.record(chase_gold, round(8_000 * length), prepare=later_level),
     )
     return everything[~arrival(everything)]
 
@@ -102,8 +108,8 @@ def test_start():
     vec.close()
 
 
-def test_transitions(recorded):
-    assert len(recorded) > 8_000
+def test_transitions(recorded, length):
+    assert len(recorded) > 8_000 * length
     assert_same(replay("asterix", recorded), recorded, clear_empty_lanes)
 
 
@@ -159,14 +165,14 @@ def test_arrivals(taken, player_x, action, move_timer):
     assert_same_outcomes(reference, reference.snapshot(), action, samples=3_000)
 
 
-def test_arrivals_leave_the_rest_alone():
+def test_arrivals_leave_the_rest_alone(length):
     """The timers, the player and the lanes that were taken, in steps in which something arrives."""
     reference = Reference("asterix", encode, seed=3)
-    recorded = reference.record(chase_gold, 10_000, prepare=later_level)
+    recorded = reference.record(chase_gold, round(10_000 * length), prepare=later_level)
     recorded = recorded[arrival(recorded) & ~recorded.terminated & (recorded.rewards == 0)]
     ours = replay("asterix", recorded)
     both = ~ours.terminated & (ours.rewards == 0)
-    assert both.sum() > 1_000
+    assert both.sum() > 1_000 * length
     assert set(recorded.before["level"]) == set(range(10))
     ours, recorded = ours[both], recorded[both]
     taken = recorded.before["lane_direction"] != 0
@@ -185,7 +191,14 @@ def test_sticky_actions(recorded):
     assert_sticky(Reference("asterix", encode, seed=4), recorded, clear_empty_lanes)
 
 
-@pytest.mark.parametrize("policy", [uniform_policy, chase_gold])
-def test_play(policy):
+@pytest.mark.parametrize(
+    ("policy", "episodes", "horizon", "num_envs"),
+    [
+        (uniform_policy, 300, 1_000, 500),
+        (chase_gold, 60, 300, 200),
+        pytest.param(chase_gold, 300, 1_000, 500, marks=pytest.mark.slow),
+    ],
+)
+def test_play(policy, episodes, horizon, num_envs):
     reference = Reference("asterix", encode, seed=5, sticky_action_prob=0.1)
-    assert_same_play(reference, policy, episodes=300, horizon=1_000, num_envs=500)
+    assert_same_play(reference, policy, episodes, horizon, num_envs)

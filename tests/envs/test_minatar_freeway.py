@@ -153,6 +153,9 @@ def test_sticky_actions(recorded):
     assert_sticky(Reference("freeway", encode, seed=4), recorded)
 
 
-def test_play():
+@pytest.mark.parametrize(
+    ("episodes", "horizon", "num_envs"), [(40, 400, 400), pytest.param(60, 3_000, 500, marks=pytest.mark.slow)]
+)
+def test_play(episodes, horizon, num_envs):
     reference = Reference("freeway", encode, seed=5, sticky_action_prob=0.1)
-    assert_same_play(reference, mostly_up, episodes=60, horizon=3_000, num_envs=500)
+    assert_same_play(reference, mostly_up, episodes, horizon, num_envs)

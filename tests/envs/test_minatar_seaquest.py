@@ -28,6 +28,7 @@ from tests.envs.minatar_parity import (
     assert_sticky,
     join,
     replay,
+    short_and_long,
     uniform_policy,
 )
 
@@ -195,6 +196,9 @@ def record_salvos(reference: Reference, steps: int) -> Transitions:
         cells = Counter((x, y) for x, y, *_ in game.e_fish + game.e_subs)
         shared = [cell for cell in cells if cells[cell] > 1]
         targets = [cell for cell in shared or (cells if rng.random() < 0.1 else []) if 0 < cell[0] < 9]
+        if not targets:
+            reference.environment.act(0)
+            continue
         from_the_left = bool(rng.integers(2))
         game.f_bullets = [[x - 1 if from_the_left else x + 1, y, from_the_left] for x, y in targets[:2]]
         state = reference.snapshot()
@@ -203,8 +207,8 @@ def record_salvos(reference: Reference, steps: int) -> Transitions:
 
 
 def last_place(game, rng: np.random.Generator) -> None:
-    """Two divers meet where the player is, which has room for one."""
-    game.sub_y, game.surface, game.diver_count, game.d_spawn_timer = 4, False, 5, 20
+    """Two divers meet where the player is, which has room for one or none."""
+    game.sub_y, game.surface, game.diver_count, game.d_spawn_timer = 4, False, int(rng.integers(5, 7)), 20
     game.divers = [[5, 4, to_the_right, int(rng.integers(6))] for to_the_right in rng.permutation([True, False]).tolist()]
 
 
@@ -228,16 +232,21 @@ def foreseeable(seed: int, **options: object) -> Reference:
     return reference
 
 
+@pytest.fixture(scope="module", params=short_and_long(0.5))
+def length(request) -> float:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def recorded() -> Transitions:
+def recorded(length) -> Transitions:
     reference, rng = foreseeable(seed=0), np.random.default_rng(2)
     return settle_arrivals(
         join(
-            reference.record(uniform_policy, 2_000),
-            reference.record(uniform_policy, 6_000, prepare=mid_game),
-            reference.record(patrol, 4_000),
-            reference.record(patrol, 7_000, prepare=mid_game),
-            reference.record(linger, 2_000, prepare=crowded_water),
+            reference.record(uniform_policy, round(2_000 * length)),
+            reference.record(uniform_policy, round(6_000 * length), prepare=mid_game),
+            reference.record(patrol, round(4_000 * length)),
+            reference.record(patrol, round(7_000 * length), prepare=mid_game),
+            reference.record(linger, round(2_000 * length), prepare=crowded_water),
             record_salvos(reference, 1_500),
             *(reference.record(stay, 1, prepare=lambda game, _: last_place(game, rng)) for _ in range(20)),
             *(reference.record(stay, 1, prepare=lambda game, _: sinking_shot(game, rng)) for _ in range(20)),
@@ -312,7 +321,7 @@ def test_recording_covers_the_rules(recorded):
         assert happened.sum() >= 5, name
 
 
-@pytest.mark.parametrize("level", [0, 5, 13, LAST_LEVEL])
+@pytest.mark.parametrize("level", [0, 13, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, LAST_LEVEL))])
 def test_arrivals(level):
     """Enemies and divers come equally often at each place, in each direction and of each kind, with the same timers."""
     samples = 6_000
@@ -395,7 +404,10 @@ def test_sticky_actions(recorded):
     assert_sticky(Reference("seaquest", encode, seed=7), recorded, normalise)
 
 
-@pytest.mark.parametrize("policy", [uniform_policy, patrol])
-def test_play(policy):
+@pytest.mark.parametrize(
+    ("policy", "episodes", "horizon"),
+    [(uniform_policy, 200, 1_000), (patrol, 40, 300), pytest.param(patrol, 200, 1_000, marks=pytest.mark.slow)],
+)
+def test_play(policy, episodes, horizon):
     reference = Reference("seaquest", encode, seed=8, sticky_action_prob=0.1)
-    assert_same_play(reference, policy, episodes=200, horizon=1_000, num_envs=2_000)
+    assert_same_play(reference, policy, episodes, horizon, num_envs=10 * episodes)

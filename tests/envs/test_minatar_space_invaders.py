@@ -16,6 +16,7 @@ from tests.envs.minatar_parity import (
     assert_sticky,
     join,
     replay,
+    short_and_long,
     uniform_policy,
 )
 
@@ -110,15 +111,20 @@ def last_shot(game, rng: np.random.Generator) -> None:
     game.alien_move_timer = int(rng.integers(2))
 
 
+@pytest.fixture(scope="module", params=short_and_long(0.3))
+def length(request) -> float:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def recorded() -> Transitions:
+def recorded(length) -> Transitions:
     reference = Reference("space_invaders", encode, seed=0)
     return join(
-        reference.record(uniform_policy, 3_000),
-        reference.record(hunt, 4_000),
-        reference.record(uniform_policy, 4_000, prepare=late_wave),
-        reference.record(hunt, 5_000, prepare=late_wave),
-        reference.record(uniform_policy, 4_000, prepare=last_shot),
+        reference.record(uniform_policy, round(3_000 * length)),
+        reference.record(hunt, round(4_000 * length)),
+        reference.record(uniform_policy, round(4_000 * length), prepare=late_wave),
+        reference.record(hunt, round(5_000 * length), prepare=late_wave),
+        reference.record(uniform_policy, round(4_000 * length), prepare=last_shot),
     )
 
 
@@ -201,7 +207,10 @@ def test_sticky_actions(recorded):
     assert_sticky(Reference("space_invaders", encode, seed=3), recorded, normalise)
 
 
-@pytest.mark.parametrize("policy", [uniform_policy, hunt])
-def test_play(policy):
+@pytest.mark.parametrize(
+    ("policy", "episodes", "horizon"),
+    [(uniform_policy, 100, 500), (hunt, 40, 300), pytest.param(hunt, 200, 500, marks=pytest.mark.slow)],
+)
+def test_play(policy, episodes, horizon):
     reference = Reference("space_invaders", encode, seed=4, sticky_action_prob=0.1)
-    assert_same_play(reference, policy, episodes=200, horizon=500, num_envs=2_000)
+    assert_same_play(reference, policy, episodes, horizon, num_envs=10 * episodes)

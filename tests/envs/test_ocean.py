@@ -96,11 +96,11 @@ def seeker(obs, time):
         ("stochastic", {}),
         ("stochastic", {"p": 0.3, "horizon": 2}),
         ("password", {}),
-        ("password", {"length": 32}),
+        pytest.param("password", {"length": 32}, marks=pytest.mark.slow),
         ("bandit", {}),
         ("bandit", {"num_actions": 10, "reward_scale": 100.0, "reward_noise": 0.0}),
         ("squared", {}),
-        ("squared", {"distance": 1, "num_targets": 8, "slip_prob": 0.5}),
+        pytest.param("squared", {"distance": 1, "num_targets": 8, "slip_prob": 0.5}, marks=pytest.mark.slow),
         ("squared", {"distance": 5, "num_targets": 1, "hide_targets": True, "sparse_reward": True}),
     ],
 )
@@ -183,7 +183,7 @@ def test_random_return(name, parameters):
 # Memory --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mem_length", "mem_delay"), [(1, 0), (2, 2), (7, 5)])
+@pytest.mark.parametrize(("mem_length", "mem_delay"), [(1, 0), pytest.param(2, 2, marks=pytest.mark.slow), (7, 5)])
 def test_memory_is_solved_by_reciting(mem_length, mem_delay):
     returns = first_returns("memory", reciter(mem_length, mem_delay), 512, mem_length=mem_length, mem_delay=mem_delay)
     np.testing.assert_allclose(returns, Memory.best_return, rtol=1e-5)
@@ -332,12 +332,18 @@ def squared_situation(state):
 
 
 @pytest.mark.parametrize(
-    "parameters", [{}, {"distance": 1, "num_targets": 1}, {"distance": 2, "num_targets": 16, "sparse_reward": True}]
+    "parameters",
+    [
+        {},
+        pytest.param({"distance": 1, "num_targets": 1}, marks=pytest.mark.slow),
+        {"distance": 2, "num_targets": 16, "sparse_reward": True},
+    ],
 )
 def test_squared_agrees_with_the_plain_rules(parameters):
     env = Squared(**parameters)
     plain = PlainSquared(env)
-    vec = hurtle.make_vec("squared", num_envs=64, **parameters)
+    num_envs = 24
+    vec = hurtle.make_vec("squared", num_envs, **parameters)
     obs, _ = vec.reset(seed=0)
     rng = np.random.default_rng(0)
     for time in range(64):
@@ -349,7 +355,7 @@ def test_squared_agrees_with_the_plain_rules(parameters):
             expected[agent[1] + env.distance, agent[0] + env.distance, 0] = 1
             np.testing.assert_array_equal(grid, expected)
         # Half of the envs play well, to see the later targets too.
-        actions = np.where(np.arange(64) % 2, rng.integers(8, size=64), seeker(obs, time))
+        actions = np.where(np.arange(num_envs) % 2, rng.integers(8, size=num_envs), seeker(obs, time))
         obs, rewards, terminated, truncated, _ = vec.step(actions)
         for i, (agent, targets) in enumerate(before):
             agent, targets, reward = plain.step(agent, targets, actions[i])
@@ -373,7 +379,7 @@ def test_squared_best_return_is_the_optimum(targets, sparse_reward, slip_prob):
     [
         {},
         {"slip_prob": 0.2},
-        {"slip_prob": 0.2, "sparse_reward": True},
+        pytest.param({"slip_prob": 0.2, "sparse_reward": True}, marks=pytest.mark.slow),
         {"distance": 2, "num_targets": 16, "sparse_reward": True},
     ],
 )

@@ -93,15 +93,16 @@ def name_of(case):
 single = pytest.mark.parametrize("case", SINGLE, ids=name_of)
 agents = pytest.mark.parametrize("case", AGENTS, ids=name_of)
 backends = pytest.mark.parametrize("backend", ["serial", "process"])
-IN_PROCESSES = ("atari/Breakout", "MiniGrid-Empty-5x5-v0", "pettingzoo/mpe/simple_spread_v3")
+IN_PROCESSES = ("MiniGrid-Empty-5x5-v0", "pettingzoo/mpe/simple_spread_v3")
+SLOW_TO_START = ("ALE/Pong-v5", "pettingzoo/sisl/pursuit_v5")
 
 
 def beside_each_backend(cases):
-    """Every env in this process, and in worker processes a few of them, the others as slow tests."""
+    """Most envs in this process, and in worker processes a few of them, the others as slow tests."""
     found = []
     for case in cases:
         for backend in ("serial", "process"):
-            is_slow = backend == "process" and name_of(case) not in IN_PROCESSES
+            is_slow = name_of(case) in SLOW_TO_START if backend == "serial" else name_of(case) not in IN_PROCESSES
             found.append(pytest.param(case, backend, id=f"{name_of(case)}-{backend}", marks=[pytest.mark.slow] * is_slow))
     return pytest.mark.parametrize(("case", "backend"), found)
 

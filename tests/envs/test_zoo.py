@@ -17,6 +17,10 @@ from hurtle.native import Env
 
 NUM_ENVS, NUM_STEPS = 8, 150
 EVERY_ENV = pytest.mark.parametrize("name", names())
+ONE_OF_EACH_KIND = {"cartpole", "squared", "breakout", "snake"}
+MOST_OF_THEM_SLOWLY = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ONE_OF_EACH_KIND)) for name in names()]
+)
 
 
 def near_the_end(vec):
@@ -77,7 +81,7 @@ def test_random_play(name):
     assert vec.single_action_space.contains(vec.single_action_space.sample())
 
 
-@EVERY_ENV
+@MOST_OF_THEM_SLOWLY
 def test_final_observation_is_the_one_that_next_step_autoreset_shows(name):
     same, later = (hurtle.make_vec(name, NUM_ENVS, autoreset_mode=mode) for mode in ("SameStep", "NextStep"))
     for vec in (same, later):

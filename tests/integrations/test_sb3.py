@@ -1,5 +1,6 @@
 """Our vector envs as Stable-Baselines3 sees them: its conventions, its wrappers, its algorithms."""
 
+import importlib
 import sys
 import warnings
 
@@ -334,17 +335,12 @@ def test_what_sb3_cannot_use_is_refused():
         SB3VecEnv(pool)
 
 
-def test_a_missing_sb3_is_named_with_its_extra(run_python):
-    code = """
-import sys
-sys.modules["stable_baselines3"] = None
-from hurtle.errors import HurtleError
-try:
-    import hurtle.integrations.sb3
-except HurtleError as error:
-    print(error)
-"""
-    assert 'pip install "hurtle[sb3]"' in run_python(code).stdout
+def test_a_missing_sb3_is_named_with_its_extra(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "stable_baselines3"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "hurtle.integrations.sb3")
+    with pytest.raises(HurtleError, match=r'pip install "hurtle\[sb3\]"'):
+        importlib.import_module("hurtle.integrations.sb3")
 
 
 def test_pictures_are_tiled():

@@ -1,7 +1,5 @@
 """Advantages: the compiled kernels against the NumPy reference, and the reference against numbers worked out by hand."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -172,32 +170,3 @@ def test_arrays_that_do_not_fit_are_named():
         gae(*columns, 0.99, 0.95, out=np.empty((10, 5)))
     with pytest.raises(HurtleError, match="time-major"):
         gae(columns[0][:, 0], *columns[1:], 0.99, 0.95)
-
-
-SIMULATED = """
-import json, sys
-import numpy as np
-from hurtle.kernels.cuda_columns import gae_kernel
-from hurtle.kernels.gae import gae_reference
-sys.path.insert(0, sys.argv[1])
-from test_gae import random_columns
-
-f4, worst = np.float32, []
-for steps, columns, masked in [(1, 1, False), (7, 5, False), (35, 5, True), (16, 3, False), (4, 9, True)]:
-    arrays = random_columns(steps, columns, seed=columns)
-    valid = np.random.default_rng(0).random((steps, columns)) < 0.7
-    out, returns = np.full((2, steps, columns), np.nan, f4)
-    kernel = gae_kernel(masked, True)
-    kernel[(columns + 3) // 4, 4](*arrays, f4(0.99), f4(0.99 * 0.95), valid, out, returns)
-    expected = gae_reference(*arrays, 0.99, 0.95, valid if masked else None)
-    worst.append(float(np.abs(out - expected).max()))
-    worst.append(float(np.abs(returns - (expected + arrays[1])).max()))
-print(json.dumps(worst))
-"""
-
-
-def test_the_cuda_kernel_in_the_simulator(run_simulated, request):
-    result = run_simulated(SIMULATED, request.path.parent)
-    worst = json.loads(result.stdout)
-    assert len(worst) == 10
-    assert all(difference < 1e-5 for difference in worst)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numba import njit
+from kernel_calls import load_calls
 
 from hurtle.kernels.loader import load_kernels
 
@@ -17,16 +17,8 @@ gemm = load_kernels().gemm
 SHAPES = [(64, 64, 64), (64, 4, 64), (64, 64, 2), (37, 19, 50), (3, 5, 7), (1, 1, 1), (12, 64, 33), (9, 130, 100)]
 
 
-def caller(product):
-    @njit
-    def call(c, a, b, x, rows, depth, panels, width):
-        product(c, a, b, x, rows, depth, panels, width)
-
-    return call
-
-
 CALLS = {
-    name: caller(getattr(gemm, name))
+    name: getattr(load_calls(), f"call_{name}")
     for name in ("linear", "linear_tanh", "linear_relu", "times_tanh_slope", "times_relu_slope", "add_transposed")
 }
 

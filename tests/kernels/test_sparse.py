@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
-from numba import njit
+from kernel_calls import load_calls
 
 from hurtle.kernels.loader import load_kernels
 
 kernels = load_kernels()
 gemm, sparse = kernels.gemm, kernels.sparse
-linear_tanh, linear_relu, add_transposed = gemm.linear_tanh, gemm.linear_relu, gemm.add_transposed
-sparse_tanh, sparse_relu, add_sparse = sparse.sparse_tanh, sparse.sparse_relu, sparse.add_transposed_sparse
+calls = load_calls()
 NONE = np.zeros(0, np.float32)
 
 
@@ -22,28 +21,9 @@ def lists_of(x, low=NONE, span=NONE):
     return (values, lists[rows:], lists[:rows], length) if found else None
 
 
-@njit
 def dense(c, a, b, x, rows, depth, panels, width, is_tanh):
-    if is_tanh:
-        linear_tanh(c, a, b, x, rows, depth, panels, width)
-    else:
-        linear_relu(c, a, b, x, rows, depth, panels, width)
-
-
-@njit
-def skipping(c, lists, b, x, rows, panels, width, is_tanh):
-    values, places, counts, length = lists
-    if is_tanh:
-        sparse_tanh(c, values, places, counts, length, b, x, rows, panels, width)
-    else:
-        sparse_relu(c, values, places, counts, length, b, x, rows, panels, width)
-
-
-@njit
-def both_gradients(c, d, a, lists, b, inputs, rows, panels, width):
-    values, places, counts, length = lists
-    add_transposed(c, a, b, (b[0], 0, 0), inputs, rows, panels, width)
-    add_sparse(d, values, places, counts, length, b, rows, panels, width)
+    call = calls.call_linear_tanh if is_tanh else calls.call_linear_relu
+    call(c, a, b, x, rows, depth, panels, width)
 
 
 def inputs_of(rng, rows, depth, share):
@@ -62,7 +42,7 @@ def test_a_layer_has_the_bits_of_the_dense_one(shape, is_tanh):
     found, expected = np.full((2, rows * stride), np.nan, np.float32)
     b, panels = (weights, 0, width, depth * width), stride // width
     dense((expected, 0, stride, width), (x.ravel(), 0, depth), b, (bias, 0, 0), rows, depth, panels, width, is_tanh)
-    skipping((found, 0, stride, width), lists_of(x), b, (bias, 0, 0), rows, panels, width, is_tanh)
+    calls.skipping((found, 0, stride, width), lists_of(x), b, (bias, 0, 0), rows, panels, width, is_tanh)
     np.testing.assert_array_equal(found, expected)
 
 
@@ -77,7 +57,7 @@ def test_gradients_of_weights_have_the_bits_of_the_dense_ones(shape):
     found = expected.copy()
     c, d = (expected, 0, width, inputs * width), (found, 0, width, inputs * width)
     b = (slopes.ravel(), 0, stride, width)
-    both_gradients(c, d, (x.ravel(), 0, inputs), lists_of(x), b, inputs, rows, stride // width, width)
+    calls.both_gradients(c, d, (x.ravel(), 0, inputs), lists_of(x), b, inputs, rows, stride // width, width)
     np.testing.assert_array_equal(found, expected)
 
 

@@ -1,6 +1,5 @@
 """V-trace: the compiled kernels against the NumPy reference, against numbers worked out by hand, and against GAE."""
 
-import json
 import math
 
 import numpy as np
@@ -126,29 +125,3 @@ agree(vtrace(log_ratios, *arrays, 0.99, valid=valid), vtrace_reference(log_ratio
 @pytest.mark.parametrize("width", ["4", "8"])
 def test_hosts_with_narrow_vectors(width, run_python, request):
     run_python(NARROW, request.path.parent, HURTLE_VECTOR_WIDTH=width)
-
-
-SIMULATED = """
-import json, sys
-import numpy as np
-from hurtle.kernels.cuda_columns import vtrace_kernel
-from hurtle.kernels.vtrace import vtrace_reference
-sys.path.insert(0, sys.argv[1])
-from test_vtrace import log_ratios_of, random_columns
-
-f4, worst = np.float32, []
-for steps, columns, masked in [(1, 1, False), (7, 5, False), (7, 5, True), (4, 9, True)]:
-    arrays = (log_ratios_of((steps, columns)), *random_columns(steps, columns, seed=columns))
-    valid = np.random.default_rng(0).random((steps, columns)) < 0.7
-    out = np.full((2, steps, columns), np.nan, f4)
-    factors = f4(0.99), f4(0.99 * 0.95), f4(1.5), f4(0.8)
-    vtrace_kernel[(columns + 3) // 4, 4](*arrays, *factors, valid, masked, *out)
-    expected = vtrace_reference(*arrays, 0.99, 0.95, 1.5, 0.8, valid if masked else None)
-    worst.append(float(np.abs(out - expected).max()))
-print(json.dumps(worst))
-"""
-
-
-def test_the_cuda_kernel_in_the_simulator(run_simulated, request):
-    result = run_simulated(SIMULATED, request.path.parent)
-    assert max(json.loads(result.stdout)) < 1e-5

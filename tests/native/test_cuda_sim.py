@@ -1,11 +1,12 @@
 """The CUDA target in Numba's simulator: every env of the zoo behaves on the GPU as on the CPU.
 
-CPU play is recorded here; one process with the simulator enabled replays all of it.
+CPU play is recorded here; a process with the simulator enabled replays all of it.
 """
 
 import json
 import pickle
 from collections import deque
+from functools import cache
 
 import numpy as np
 import pytest
@@ -15,6 +16,9 @@ import hurtle
 from hurtle.envs.registry import names
 
 SAMPLES = {"Walk": Walk, "Levers": Levers, "Thrust": Thrust, "Masked": Masked, "Shift": Shift}
+FAST = ("cartpole", "squared", "breakout", "snake", *SAMPLES)
+"""One env of each kind, and those of the tests; the rest of the zoo is for the slow tests."""
+REST = tuple(name for name in names() if name not in FAST)
 STEPS = {"snake": 10, "seaquest": 10}
 ODD = "Levers"  # observations of five bytes: words of four straddle the rows of neighbours
 
@@ -103,31 +107,40 @@ def record(name, num_envs, num_steps, seed=3):
     return recording
 
 
-@pytest.fixture(scope="module")
-def recordings():
-    found = {name: record(name, 3, STEPS.get(name, 15)) for name in names()}
-    found |= {name: record(name, 9, 10) for name in SAMPLES}  # more than one block of 8 threads, the last one partial
-    return found
+@cache
+def recordings(envs):
+    """Recordings of these envs: with those of the tests, more than one block of 8 threads, the last one partial."""
+    return {name: record(name, 9, 10) if name in SAMPLES else record(name, 3, STEPS.get(name, 15)) for name in envs}
 
 
 @pytest.fixture(scope="module")
-def report(recordings, run_simulated, tmp_path_factory):
-    path = tmp_path_factory.mktemp("recordings") / "recordings.pickle"
-    path.write_bytes(pickle.dumps(recordings))
-    return json.loads(run_simulated(REPLAY, path).stdout)
+def report(run_simulated, tmp_path_factory):
+    """A function that replays the recordings of these envs and says how far each is off."""
+
+    @cache
+    def replay(envs):
+        path = tmp_path_factory.mktemp("recordings") / "recordings.pickle"
+        path.write_bytes(pickle.dumps(recordings(envs)))
+        return json.loads(run_simulated(REPLAY, path).stdout)
+
+    return replay
 
 
-@pytest.mark.parametrize("name", [*names(), *SAMPLES])
-def test_the_simulated_gpu_agrees_with_the_cpu(name, report, recordings):
-    exact = recordings[name]["obs"].dtype.kind != "f"
+@pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in REST)])
+def test_the_simulated_gpu_agrees_with_the_cpu(name, report):
+    envs = FAST if name in FAST else REST
+    found = report(envs)[name]
+    exact = recordings(envs)[name]["obs"].dtype.kind != "f"
     limit = 0.0 if exact or name in ("Walk", "Shift") else 1e-4
-    for key, worst in report[name].items():
+    for key, worst in found.items():
         assert worst <= (0.0 if key in ("terminated", "truncated", "ended") else limit), f"{key}: {worst}"
-    assert {"obs", "reward", "terminated", "truncated", "ended", "final_obs"} <= report[name].keys()
+    assert {"obs", "reward", "terminated", "truncated", "ended", "final_obs"} <= found.keys()
 
 
-def test_recordings_hold_what_they_should(recordings):
-    assert recordings[ODD]["obs"][0].nbytes % 4 != 0
-    assert recordings["squared"]["obs"][0].nbytes % 4 != 0
-    for name, found in recordings.items():
+@pytest.mark.parametrize("envs", [FAST, pytest.param(REST, marks=pytest.mark.slow)], ids=["fast", "rest"])
+def test_recordings_hold_what_they_should(envs):
+    if envs is FAST:
+        assert recordings(FAST)[ODD]["obs"][0].nbytes % 4 != 0
+        assert recordings(FAST)["squared"]["obs"][0].nbytes % 4 != 0
+    for name, found in recordings(envs).items():
         assert any(len(step["expected"]["final_obs"]) for step in found["steps"]), f"{name}: no autoreset"

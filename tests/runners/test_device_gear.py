@@ -98,7 +98,10 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize("case", POLICIES)
+SLOW = {"beta", "squashed gaussian", "gru", "lstm", "muon", "a2c", "shared"}  # test_device_collector.py and test_device_ppo.py
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in POLICIES])
 def test_the_same_is_learned_as_in_the_general_gear(case, tmp_path):
     """In order, so that minibatches are the same."""
     env, words = POLICIES[case]
@@ -125,7 +128,10 @@ RESUMED = {
 }
 
 
-@pytest.mark.parametrize("case", RESUMED)
+SLOWLY_RESUMED = {"priorities", "agents that come and go"}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOWLY_RESUMED)) for case in RESUMED])
 def test_a_resumed_run_is_the_same_to_the_bit(case, tmp_path):
     env, words = RESUMED[case]
     whole = train(env, tmp_path, 5, gear="device", **words)
@@ -142,7 +148,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(case, tmp_path):
     ("optimizer", "chain"),
     [
         ("adam", [("native", "device", "general"), ("device", "native", "device")]),
-        ("rmsprop", [("general", "device", "native")]),
+        pytest.param("rmsprop", [("general", "device", "native")], marks=pytest.mark.slow),
     ],
 )
 def test_a_run_changes_gears_at_a_checkpoint(optimizer, chain, tmp_path):

@@ -109,7 +109,7 @@ def test_a2c_is_compiled_too(tmp_path):
     parts.close()
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+@pytest.mark.parametrize("optimizer", ["adam", pytest.param("rmsprop", marks=pytest.mark.slow)])
 def test_a_run_changes_gears_at_a_checkpoint(optimizer, tmp_path):
     words = {
         **SMALL,

@@ -37,8 +37,14 @@ def no_torch(monkeypatch):
     return lambda: monkeypatch.setattr(module, "_play", refuse)
 
 
-@pytest.mark.parametrize("deterministic", [True, False])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "deterministic"),
+    [
+        pytest.param(case, deterministic, marks=[pytest.mark.slow] * (deterministic == (case != "normalized")))
+        for case in CASES
+        for deterministic in (True, False)
+    ],
+)
 def test_compiled_code_plays_the_same_episodes(case, deterministic, no_torch):
     env, parameters, options = CASES[case]
     policy, _, _ = policy_for(env, parameters=parameters, **options)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from sample_envs import SHORT_PENDULUM
+from sample_envs import SHORT_PENDULUM, SNAKES
 from torch import nn
 from torch.distributions import Categorical
 from vector_envs import Faulty
@@ -79,19 +79,21 @@ OPTIONS = {
         {"normalize_observations": True, "reward_mode": "normalize", "env_parameters": SHORT_PENDULUM},
     ),
     "recurrent": ("memory", {"recurrent": "lstm"}),
-    "agents": ("snake", {"minibatch_size": 64}),
+    "agents": ("snake", {"minibatch_size": 64, "env_parameters": SNAKES}),
     "prioritized": ("cartpole", {"priority_alpha": 0.8, "minibatch_size": 32}),
     "a2c": ("cartpole", {"algorithm": "a2c"}),
 }
 
 
-@pytest.mark.parametrize("case", OPTIONS)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case in ("annealed", "a2c"))) for case in OPTIONS]
+)
 def test_stopping_and_resuming_gives_bitwise_the_run_that_was_never_stopped(case, small):
     env, options = OPTIONS[case]
     settings = {**small, **options}
     if settings.get("algorithm") == "a2c":
         settings = {k: v for k, v in settings.items() if k not in ("minibatch_size", "num_epochs")}
-    rows = hurtle.make_vec(env, num_envs=1).num_agents * 4
+    rows = hurtle.make_vec(env, num_envs=1, **options.get("env_parameters", {})).num_agents * 4
     total = 10 * 16 * rows
     whole = hurtle.train(env, total_steps=total, **settings)
     half = hurtle.train(env, total_steps=total, callbacks=[stop_after(5)], **settings)
@@ -365,11 +367,11 @@ class Chat(gymnasium.Env):
         return {"shown": self.shown, "noise": self.np_random.uniform(-1, 1, 2).astype(np.float32)}
 
 
-@pytest.mark.parametrize("emulated", [False, True])
+@pytest.mark.parametrize("emulated", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_structured_envs_are_emulated_and_learn(emulated, small):
     make = (lambda: hurtle.emulate(Chat())) if emulated else Chat
-    settings = {**small, "num_envs": 8, "num_steps": 32, "minibatch_size": 64, "learning_rate": 3e-3}
-    run = hurtle.train(make, total_steps=6_000, backend="serial", **settings)
+    settings = {**small, "num_envs": 8, "num_steps": 32, "minibatch_size": 64, "num_epochs": 4, "learning_rate": 1e-2}
+    run = hurtle.train(make, total_steps=2_000, backend="serial", **settings)
     assert run.evaluation.mean > 7  # a random policy gets 8/3
     policy = hurtle.load(run)
     for shown in range(3):

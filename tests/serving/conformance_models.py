@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
+
+import numpy as np
 
 from hurtle.errors import ServingError
 from hurtle.serving.backends.base import Backend, Metadata, TensorSpec
@@ -51,6 +54,36 @@ class Slow(Backend):
         if request.model != "warm-up":
             time.sleep(float(self.parameters["delay"]))
         return {"y": request.inputs["x"]}
+
+
+class Held(Backend):
+    """y = x, while the model `gate` is open."""
+
+    is_open = threading.Event()
+    is_open.set()
+    running = 0
+
+    def metadata(self):
+        return Metadata((TensorSpec("x", "FP32", (-1, 1)),), (TensorSpec("y", "FP32", (-1, 1)),), "test_held")
+
+    def infer(self, request):
+        if request.model != "warm-up":
+            Held.running += 1
+            Held.is_open.wait(timeout=60)
+            Held.running -= 1
+        return {"y": request.inputs["x"]}
+
+
+class Gate(Backend):
+    """Is opened by x = 1 and shut by x = 0; says how many calls of `held` are running."""
+
+    def metadata(self):
+        return Metadata((TensorSpec("x", "FP32", (-1, 1)),), (TensorSpec("running", "INT32", (-1, 1)),), "test_gate")
+
+    def infer(self, request):
+        if request.model != "warm-up":
+            (Held.is_open.set if request.inputs["x"].any() else Held.is_open.clear)()
+        return {"running": np.full(request.inputs["x"].shape, Held.running, np.int32)}
 
 
 class Switch(Backend):
@@ -125,7 +158,8 @@ def make_conformance_config(folder: Path, **options) -> ServeConfig:
     for datatype in DTYPES:
         add(f"identity_{datatype.lower()}", "Identity", parameters={"datatype": datatype})
     add("sum_difference", "SumDifference", max_rows=8)
-    add("slow", "Slow", executor="worker", lanes=1, max_queue=2, parameters={"delay": "1.0"})
+    add("held", "Held", executor="worker", lanes=1, max_queue=2)
+    add("gate", "Gate", executor="inline")
     add("total", "Total")
     add("switch", "Switch", executor="inline")
     repository = folder / "repository"

@@ -276,9 +276,14 @@ def test_a_tls_handshake_that_stalls_or_fails_ends_and_leaves_nothing(model, mon
         assert ask(server.http_port, context=client_context())[0] == 200
         before = count_files()
         for _ in range(3):
-            for port in (server.http_port, server.grpc_port):
-                with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT) as client:
+            with ExitStack() as stack:
+                ports = (server.http_port, server.grpc_port)
+                clients = [
+                    stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT)) for port in ports
+                ]
+                for client in clients:
                     client.sendall(b"\x16\x03\x01")  # and no more
+                for client in clients:
                     assert client.recv(100) == b""
         with socket.create_connection(("127.0.0.1", server.http_port), timeout=TIMEOUT) as client:
             client.sendall(b"GET / HTTP/1.1\r\n\r\n")

@@ -201,8 +201,9 @@ def test_a_lost_connection_cancels_what_runs(server):
 
 
 def test_a_deadline_reaches_the_request_and_ends_coroutines(server, calls):
+    begun = time.monotonic()
     calls.ModelInfer(infer_request(), timeout=5)
-    assert 0 < server.service.requests[-1].deadline - time.monotonic() <= 5
+    assert begun + 4.9 < server.service.requests[-1].deadline < time.monotonic() + 5.1  # the client rounds what it sends
     calls.ModelInfer(infer_request())
     assert server.service.requests[-1].deadline is None
     load = calls.RepositoryModelLoad

@@ -57,7 +57,15 @@ def drain(server):
 # Draining.
 
 
-@pytest.mark.parametrize("cut", [0, 3, 5, 20], ids=["whole", "head", "body to come", "body"])
+@pytest.mark.parametrize(
+    "cut",
+    [
+        pytest.param(0, id="whole"),
+        pytest.param(3, id="head", marks=pytest.mark.slow),
+        pytest.param(5, id="body to come", marks=pytest.mark.slow),
+        pytest.param(20, id="body"),
+    ],
+)
 def test_a_stream_with_more_requests_than_may_run_takes_only_what_had_begun_to_come(cut):
     whole = message(infer_request("slow", seconds=0.2).SerializeToString())
     sent = 2 * MAX_PENDING
@@ -118,7 +126,7 @@ def soon(monkeypatch):
     monkeypatch.setattr(http2_stalls, "STALL_SECONDS", 0.3)
 
 
-@pytest.mark.parametrize("path", [INFER, STREAM_INFER, SERVICE + "ModelMetadata"])
+@pytest.mark.parametrize("path", [INFER, STREAM_INFER, pytest.param(SERVICE + "ModelMetadata", marks=pytest.mark.slow)])
 def test_a_message_whose_rest_does_not_come_is_given_up(soon, path):
     with serving() as server:
         client = RawClient(server.port)
@@ -168,15 +176,15 @@ def test_who_goes_on_or_waits_for_us_is_not_given_up(soon, monkeypatch):
     monkeypatch.setattr(http2_stalls, "STALL_BYTES", 100)
     with serving() as server:
         client, idle = RawClient(server.port), RawClient(server.port)
-        slow = message(infer_request("slow", seconds=1.5).SerializeToString())
+        slow = message(infer_request("slow", seconds=0.8).SerializeToString())
         client.send(opened(1), opened(3, STREAM_INFER), frame(DATA, 0, 3, slow), opened(5), frame(DATA, END_STREAM, 5, slow))
         whole = message(infer_request("echo", np.zeros(4000, np.uint8)).SerializeToString())
-        for at in range(0, len(whole), 500):  # 100 bytes in 0.3 s would do
-            client.send(frame(DATA, END_STREAM if at + 500 >= len(whole) else 0, 1, whole[at : at + 500]))
+        for at in range(0, len(whole), 800):  # 100 bytes in 0.3 s would do
+            client.send(frame(DATA, END_STREAM if at + 800 >= len(whole) else 0, 1, whole[at : at + 800]))
             time.sleep(0.1)
         assert client.status(1) == 0
         assert client.status(5) == 0
-        time.sleep(0.5)  # the stream has nothing that we keep
+        time.sleep(0.4)  # the stream has nothing that we keep
         client.send(frame(DATA, END_STREAM, 3, message()))
         assert client.status(3) == 0
         idle.send(call(1))

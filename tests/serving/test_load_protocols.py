@@ -3,6 +3,7 @@
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import grpc
 import numpy as np
@@ -81,11 +82,13 @@ def test_the_server_counts_the_same_requests(server, protocol, encoding):
     assert found.rows_per_second == pytest.approx(found.requests_per_second * 5)
 
 
-def test_an_open_loop_over_grpc_sends_what_is_due(server):
+def test_an_open_loop_over_grpc_sends_what_is_due(server, monkeypatch):
+    monkeypatch.setattr("hurtle.serving.load.generator.PATIENCE", 60.0)  # for a busy machine
     made = run(plan(target(server, "grpc")))
     found = run(generated(made, Setting(connections=8, rate=300, seconds=0.5, warm_up=0.1)))
     assert found.failed == 0
-    assert 90 < found.answers < 220
+    assert 90 < len(found.latencies) < 220  # however late their answers
+    assert found.answers < 220
 
 
 @pytest.mark.parametrize("rows", [1, 40_000])
@@ -102,8 +105,11 @@ def test_grpcio_takes_the_calls_of_any_size(grpcio, size):
     model = f"of {size}"
     message = grpc_message(Target("", 0, "grpc", model), {"x": np.zeros(size, np.uint8)})
     made = Plan(Target("127.0.0.1", port, "grpc", model), message, 1)
-    found = run(generated(made))
-    assert found.errors == {}
+    for seconds in (0.3, 30.0):  # a busy machine takes longer
+        found = run(generated(made, replace(QUICK, seconds=seconds)))
+        assert found.errors == {}
+        if found.answers >= 3:
+            break
     assert found.answers >= 3
     assert sizes[model] == {len(message)}
     assert len(ModelInferResponse.FromString(run(ask(made))).raw_output_contents[0]) == len(message)

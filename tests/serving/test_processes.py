@@ -15,7 +15,7 @@ from test_server import ask, body, infer, start
 def server(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "double.test"
     path.write_text("")
-    process, port, _ = start(str(path), "--processes", "2", "--executor", "inline")
+    process, port, _ = start(str(path), f"other={path}", "--processes", "2", "--executor", "inline")
     yield process, port, path
     process.terminate()
     process.communicate(timeout=120)
@@ -71,28 +71,27 @@ def test_sequences_are_refused_with_the_reason(server):
     assert "2 processes" in found.decode()
 
 
-def test_a_process_that_is_started_again_knows_what_was_unloaded(server):
-    process, port, _ = server
-    assert ask(port, "POST", "/v2/repository/models/double/unload", "{}")[0] == 200
-    kill_one(process, port)
-    assert {infer(port)[0] for _ in range(20)} == {503}
-    assert ask(port, "POST", "/v2/repository/models/double/load", "{}")[0] == 200
-    assert {infer(port)[0] for _ in range(20)} == {200}
-
-
-def test_a_config_that_a_client_loads_with_reaches_all_processes_also_one_that_is_started_again(server):
+def test_a_process_that_is_started_again_knows_what_was_unloaded_and_what_configs_clients_loaded_with(server):
     process, port, _ = server
 
     def most():
         answers = [ask(port, path="/v2/models/double/config")[1] for _ in range(20)]
         return {json.loads(answer)["max_batch_size"] for answer in answers}
 
+    def statuses(model):
+        return {ask(port, "POST", f"/v2/models/{model}/infer", body())[0] for _ in range(20)}
+
     config = json.dumps({"parameters": {"config": json.dumps({"max_batch_size": 5})}})
     assert ask(port, "POST", "/v2/repository/models/double/load", config)[0] == 200
+    assert ask(port, "POST", "/v2/repository/models/other/unload", "{}")[0] == 200
     assert most() == {5}
+    assert statuses("other") == {503}
     kill_one(process, port)
     assert most() == {5}
-    assert ask(port, "POST", "/v2/repository/models/double/load", "{}")[0] == 200
+    assert statuses("other") == {503}
+    for name in ("double", "other"):
+        assert ask(port, "POST", f"/v2/repository/models/{name}/load", "{}")[0] == 200
+        assert statuses(name) == {200}
     assert most() == {64}
 
 
@@ -125,13 +124,7 @@ def test_a_second_server_does_not_share_the_port(server, tmp_path):
     assert (found.returncode, f"Cannot listen on 127.0.0.1:{port}" in found.stderr) == (2, True)
 
 
-def test_a_process_that_dies_is_started_again(server):
-    process, port, _ = server
-    kill_one(process, port)
-    assert {infer(port)[0] for _ in range(20)} == {200}
-
-
-def test_counts_do_not_go_down_when_a_process_dies(server):
+def test_a_process_that_dies_is_started_again_and_counts_do_not_go_down(server):
     process, port, _ = server
     for _ in range(20):
         assert infer(port)[0] == 200

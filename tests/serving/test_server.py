@@ -175,12 +175,12 @@ def test_stopping_does_not_wait_for_clients_that_only_keep_a_connection(model):
 
 
 def test_requests_that_were_sent_together_are_all_answered_while_it_stops(model):
-    with ServerThread(config(model, parameters={"delay": "0.3"}, executor="worker", lanes=1)) as server:
+    with ServerThread(config(model, parameters={"delay": "0.2"}, executor="worker", lanes=1)) as server:
         content = body(4.0).encode()
         head = b"POST /v2/models/double/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(content)
         client = socket.create_connection(("127.0.0.1", server.http_port), timeout=60)
         client.sendall((head + content) * 4)
-        time.sleep(0.15)
+        time.sleep(0.1)
     received = b""
     while data := client.recv(1 << 16):
         received += data
@@ -296,7 +296,7 @@ def test_a_signal_ends_it_cleanly(model, number):
         process.wait()
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("processes", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_a_model_that_cannot_be_loaded_is_said_once(tmp_path, processes):
     (tmp_path / "bad.onnx").write_text("no model")
     command = [sys.executable, "-m", "hurtle", "serve", "bad.onnx", "--processes", processes]

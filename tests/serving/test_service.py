@@ -274,7 +274,7 @@ def test_a_bad_version_beside_a_good_one_does_not_keep_a_server_from_starting(tm
 
 def test_stopping_does_not_wait_for_ever(tmp_path):
     async def main():
-        service, answers = service_of(tmp_path, executor="worker", lanes=1, parameters={"delay": "0.5"}), Answers()
+        service, answers = service_of(tmp_path, executor="worker", lanes=1, parameters={"delay": "0.3"}), Answers()
         await service.start()
         service.infer(row(), answers.append)
         assert not await service.stop(0.05)

@@ -267,7 +267,7 @@ with make_display({mode!r}, "cartpole", 1000) as display:
     for step in range(20):
         display.update({{"steps": 50.0 * step}})
         display.message("step")
-        time.sleep(0.05)
+        time.sleep(0.01)
 open({file!r}, "w").write("trained")
 """
 

@@ -15,10 +15,15 @@ from hurtle.errors import ActionError, EmulationError, EnvFailedError, HurtleErr
 
 BACKENDS = ["serial", "process"]
 both = pytest.mark.parametrize("backend", BACKENDS)
+process_slowly = pytest.mark.parametrize("backend", ["serial", pytest.param("process", marks=pytest.mark.slow)])
+"""For what the back ends share: in worker processes only in the slow suite."""
 
 
-def make(env, num_envs=4, **options):
-    return hurtle.make_vec(env, num_envs, **options)
+def make(env, num_envs=4, *, backend, workers=1, **options):
+    """A vector; `workers` are those of the process back end."""
+    if backend == "process":
+        options["num_workers"] = workers
+    return hurtle.make_vec(env, num_envs, backend=backend, **options)
 
 
 def play(vec, steps=30, seed=3):
@@ -37,7 +42,7 @@ def play(vec, steps=30, seed=3):
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
 def test_equals_gymnasium(backend, mode):
     theirs = SyncVectorEnv([Counter] * 5, autoreset_mode=mode)
-    with make(Counter, 5, backend=backend, autoreset_mode=mode, copy=True) as vec:
+    with make(Counter, 5, backend=backend, workers=2, autoreset_mode=mode, copy=True) as vec:
         assert isinstance(vec, VectorEnv)
         assert vec.metadata["autoreset_mode"] is mode
         assert vec.single_observation_space == theirs.single_observation_space
@@ -58,7 +63,7 @@ def test_equals_gymnasium(backend, mode):
                     np.testing.assert_array_equal(ours[-1][key], value)
 
 
-@both
+@process_slowly
 def test_episode_statistics(backend):
     with make(Counter, 4, backend=backend, copy=True) as vec:
         returns, lengths = np.zeros(4), np.zeros(4, int)
@@ -78,7 +83,7 @@ def test_episode_statistics(backend):
         assert ended > 20
 
 
-@both
+@process_slowly
 def test_episode_statistics_without_the_reset_steps(backend):
     with make(Counter, 3, backend=backend, autoreset_mode="NextStep") as vec:
         lengths = [
@@ -91,7 +96,7 @@ def test_episode_statistics_without_the_reset_steps(backend):
         assert "final_obs" not in vec.step(np.zeros(3, int))[4]
 
 
-@both
+@process_slowly
 def test_autoreset_disabled(backend):
     with make(Counter, 2, backend=backend, autoreset_mode="DISABLED") as vec:
         vec.reset(seed=0)  # env 0 ends after 3 steps, env 1 after 4
@@ -191,10 +196,10 @@ def test_arrays_are_reused_unless_copied(backend):
         first, *_ = vec.step(np.zeros(2, int))
         second, *_ = vec.step(np.zeros(2, int))
         assert np.shares_memory(first, second)
-    with make(Counter, 2, backend=backend, copy=True) as vec:
+    with make(Counter, 1, backend=backend, copy=True) as vec:
         vec.reset(seed=0)
-        first, *_ = vec.step(np.zeros(2, int))
-        second, *_ = vec.step(np.zeros(2, int))
+        first, *_ = vec.step(np.zeros(1, int))
+        second, *_ = vec.step(np.zeros(1, int))
         assert first[0, 2] == 1
         assert second[0, 2] == 2
 
@@ -215,7 +220,7 @@ def test_seeds(backend):
 
 @both
 def test_single_envs(backend):
-    with make(Counter, 3, backend=backend, render_mode="rgb_array") as vec:
+    with make(Counter, 3, backend=backend, workers=2, render_mode="rgb_array") as vec:
         vec.reset(seed=0)
         vec.step(np.zeros(3, int))
         assert vec.call("triple", 2) == (6, 6, 6)
@@ -248,7 +253,7 @@ def test_single_envs(backend):
 
 @both
 def test_options_reach_the_envs(backend):
-    with make(Counter, 3, backend=backend) as vec:
+    with make(Counter, 3, backend=backend, workers=2) as vec:
         _, infos = vec.reset(seed=0, options={"task": 3})
         assert infos["task"].tolist() == [3, 3, 3]
         vec.step(np.zeros(3, int))
@@ -260,11 +265,13 @@ def test_options_reach_the_envs(backend):
             vec.reset(options={"reset_mask": np.array([1, 0, 0])})
 
 
-@both
-@pytest.mark.parametrize("order", ["ready", "fair"])
+@pytest.mark.parametrize(
+    ("backend", "order"),
+    [("serial", "ready"), ("serial", "fair"), ("process", "ready"), pytest.param("process", "fair", marks=pytest.mark.slow)],
+)
 def test_pool(backend, order):
     """Every env of a pool takes the same trajectory as in a synchronous vector."""
-    with make(Counter, 6, backend=backend, batch_size=2, num_workers=None if backend == "serial" else 3, order=order) as vec:
+    with make(Counter, 6, backend=backend, workers=2, batch_size=2, order=order) as vec:
         assert vec.observation_space.shape == (2, 4)
         vec.async_reset(seed=5)
         seen = {i: [] for i in range(6)}
@@ -293,21 +300,19 @@ def test_pool(backend, order):
 
 
 def test_a_pool_returns_the_first_that_are_ready():
-    slow = partial(Slow, seconds=0.001, slow=0.5, slow_seed=2)
-    with make(slow, 4, backend="process", batch_size=3, num_workers=4) as vec:
+    slow = partial(Slow, seconds=0.001, slow=0.5, slow_seed=1)
+    with make(slow, 2, backend="process", workers=2, batch_size=1, check=False) as vec:
         vec.async_reset(seed=0)
-        _, _, _, _, infos = vec.recv()
-        vec.send(np.zeros(3, int))
         late = []
         for _ in range(10):
             *_, infos = vec.recv()
-            late.append(2 in infos["env_id"])
-            vec.send(np.zeros(3, int))
+            late.append(1 in infos["env_id"])
+            vec.send(np.zeros(1, int))
         assert sum(late) <= 2
 
 
 def test_double_buffering_is_zero_copy():
-    with make(Counter, 8, backend="process", batch_size=4, num_workers=2, order="fair") as vec:
+    with make(Counter, 8, backend="process", workers=2, batch_size=4, order="fair") as vec:
         vec.async_reset(seed=0)
         for k in range(6):
             obs, *_, infos = vec.recv()
@@ -316,7 +321,7 @@ def test_double_buffering_is_zero_copy():
             vec.send(np.zeros(4, int))
 
 
-@both
+@process_slowly
 def test_pool_through_step_and_reset(backend):
     with make(Counter, 4, backend=backend, batch_size=2, order="fair") as vec:
         obs, infos = vec.reset(seed=0)
@@ -328,7 +333,7 @@ def test_pool_through_step_and_reset(backend):
         assert obs[:, 2].tolist() == [1, 1]
 
 
-@both
+@process_slowly
 def test_wrong_calls(backend):
     with make(Counter, 3, backend=backend) as vec:
         with pytest.raises(ResetNeeded, match="Call reset"):
@@ -353,10 +358,10 @@ def test_wrong_calls(backend):
         with pytest.raises(HurtleError, match="Each env at most once"):
             vec.send(np.zeros(2, int), env_id=[1, 1])
     vec.close()
-    with make(Nested, 2, backend=backend) as vec:
+    with make(Nested, 1, backend=backend) as vec:
         vec.reset(seed=0)
-        with pytest.raises(ActionError, match="batch of 2"):
-            vec.step({"move": np.zeros(2, int)})
+        with pytest.raises(ActionError, match="batch of 1"):
+            vec.step({"move": np.zeros(1, int)})
 
 
 @pytest.mark.parametrize(
@@ -389,7 +394,7 @@ def test_unknown_parameters_and_makers():
         make("CartPol-v1", backend="serial")
     for backend in BACKENDS:
         with pytest.raises(HurtleError, match="emulate takes a Gymnasium env"):
-            make(lambda: 3, backend=backend)
+            make(lambda: 3, 1, backend=backend)
         with pytest.raises(UnknownNameError, match="CartPole-v9"):
             make("CartPole-v9", backend=backend)
 
@@ -424,7 +429,11 @@ def test_ids_parameters_and_wrappers(backend):
         np.testing.assert_array_equal(obs[1], expected)
         assert vec.step(np.zeros(2, int))[1].tolist() == [0.0, 0.0]
         assert vec.spec.id == "CartPole-v1"
-    with make("cartpole", 2, backend=backend) as vec:  # a native env, one at a time
+
+
+@process_slowly
+def test_native_envs_one_at_a_time(backend):
+    with make("cartpole", 2, backend=backend) as vec:
         native = hurtle.make_vec("cartpole", 2)
         np.testing.assert_array_equal(vec.reset(seed=4)[0], native.reset(seed=4)[0])
 
@@ -471,10 +480,19 @@ def test_gymnasiums_own_batching_of_actions():
     assert_same_tree(batch, dict(actions))
 
 
-@both
-@pytest.mark.parametrize(("num_envs", "batch_size"), [(5, 2), (7, 3), (6, 2)])
+@pytest.mark.parametrize(
+    ("backend", "num_envs", "batch_size"),
+    [
+        ("serial", 5, 2),
+        ("serial", 7, 3),
+        ("serial", 6, 2),
+        ("process", 7, 3),
+        pytest.param("process", 5, 2, marks=pytest.mark.slow),
+        pytest.param("process", 6, 2, marks=pytest.mark.slow),
+    ],
+)
 def test_fair_is_fair(backend, num_envs, batch_size):
-    with make(Counter, num_envs, backend=backend, batch_size=batch_size, order="fair") as vec:
+    with make(Counter, num_envs, backend=backend, workers=2, batch_size=batch_size, order="fair") as vec:
         vec.async_reset(seed=0)
         counts = np.zeros(num_envs, int)
         for _ in range(60):
@@ -487,7 +505,7 @@ def test_fair_is_fair(backend, num_envs, batch_size):
 
 @both
 def test_a_pool_is_reset_again(backend):
-    with make(Counter, 5, backend=backend, batch_size=2) as vec:
+    with make(Counter, 5, backend=backend, workers=2, batch_size=2) as vec:
         for seed in (3, 8):
             obs, infos = vec.reset(seed=seed)
             assert obs[:, 0].tolist() == (infos["env_id"] + seed).tolist()
@@ -503,7 +521,7 @@ def test_a_pool_is_reset_again(backend):
             vec.async_reset(options={"reset_mask": np.ones(5, bool)})
 
 
-@both
+@process_slowly
 def test_an_error_in_a_step_ends_the_vector(backend):
     from vector_envs import Faulty
 
@@ -556,7 +574,7 @@ def test_an_env_may_use_its_info_again():
         assert infos["final_info"]["steps"].tolist() == [3]
 
 
-@both
+@process_slowly
 def test_floats_are_refused_in_trees(backend):
     with make(Nested, 2, backend=backend) as vec:
         vec.reset(seed=0)

@@ -105,7 +105,7 @@ def pids_of(vec):
         (Counter, {}),
         pytest.param(Masked, {"autoreset_mode": "NEXT_STEP"}, marks=pytest.mark.slow),
         pytest.param(Nested, {}, marks=pytest.mark.slow),
-        (Nested, {"emulate": True, "num_workers": 1}),
+        pytest.param(Nested, {"emulate": True, "num_workers": 1}, marks=pytest.mark.slow),
         pytest.param(crowd, {}, marks=pytest.mark.slow),
     ],
     ids=["plain", "masked next step", "trees", "emulated", "agents"],
@@ -130,7 +130,8 @@ def test_equals_serial(env, options):
             assert_same(vec.recv(), serial.recv())
 
 
-@pytest.mark.parametrize("order", ["ready", pytest.param("fair", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["ready", "fair"])
 def test_pool_by_env_id(order):
     """Every env of a pool takes the same trajectory as on its own."""
     with make(Counter, 6, batch_size=2, order=order) as vec, make(Counter, 6, backend="serial", num_workers=None) as serial:
@@ -262,7 +263,7 @@ def test_an_actor_that_keeps_dying_is_given_up():
         vec.reset(seed=0)
 
 
-@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("at", [2, pytest.param(0, marks=pytest.mark.slow)])
 def test_an_env_that_raises(at):
     with make(partial(Faulty, "raise", at=at, seeds=(6,)), num_workers=1) as vec:
         doing = r"step\(\)" if at else r"reset\(\)"
@@ -275,11 +276,17 @@ def test_an_env_that_raises(at):
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_makers_that_fail():
-    with pytest.raises(EnvFailedError, match="emulate takes a Gymnasium env"):
-        make(lambda: 3, num_workers=1)
-    with pytest.raises(EnvFailedError, match="Env 0 raised RuntimeError in its constructor: no licence"):
-        make(partial(exec, "raise RuntimeError('no licence')"), num_workers=1)
+@pytest.mark.parametrize(
+    ("maker", "message"),
+    [
+        (partial(exec, "raise RuntimeError('no licence')"), "Env 0 raised RuntimeError in its constructor: no licence"),
+        pytest.param(lambda: 3, "emulate takes a Gymnasium env", marks=pytest.mark.slow),
+    ],
+    ids=["raises", "makes no env"],
+)
+def test_makers_that_fail(maker, message):
+    with pytest.raises(EnvFailedError, match=message):
+        make(maker, num_workers=1)
 
 
 def test_a_stuck_env_is_named():
@@ -352,6 +359,7 @@ def test_a_module_that_makes_vectors_when_imported(write_module, tmp_path, monke
 # Our own Ray instance.
 
 
+@pytest.mark.slow
 def test_our_own_ray(run_python, tmp_path):
     """Started when needed, with enough CPUs, and ended with its last user or at exit, which also closes the envs."""
     code = """
@@ -433,14 +441,10 @@ print(ray.is_initialized())
     assert ray.cluster_resources()["CPU"] == 2
 
 
-def test_without_ray(run_python):
-    code = """
-import sys
-sys.modules["ray"] = None
-import hurtle
-try:
-    hurtle.make_vec("CartPole-v1", 2, backend="ray")
-except hurtle.HurtleError as error:
-    print(error)
-"""
-    assert run_python(code).stdout == 'backend="ray" needs Ray: pip install "hurtle[ray]".\n'
+def test_without_ray(monkeypatch):
+    for module in ("ray_cluster", "ray_vec"):  # import Ray again
+        monkeypatch.delitem(sys.modules, f"hurtle.vector.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(HurtleError) as caught:
+        hurtle.make_vec("CartPole-v1", 2, backend="ray")
+    assert str(caught.value) == 'backend="ray" needs Ray: pip install "hurtle[ray]".'

@@ -416,12 +416,27 @@ def test_autotune_measures_every_setting(cores):
     for result in results:
         assert 10 < result.steps_per_second < 1e7
         assert result.speed_up == pytest.approx(result.steps_per_second / serial)
-    assert all(r.speed_up is None for r in autotune("CartPole-v1", 2, seconds=0.01, backends=["process"]))
+    assert [r.speed_up for r in autotune("CartPole-v1", 1, seconds=0.01, backends=["process"])] == [None]
 
 
-def test_the_work_of_a_policy_counts_and_a_pool_hides_it(cores):
+def test_the_work_of_a_policy_counts(cores):
     with_policy = autotune(Sleeper, 2, seconds=0.1, backends=["serial"], policy_ms=5)[0]
     assert with_policy.steps_per_second < 2 / 0.005
+
+
+def test_the_other_envs_of_a_pool_run_while_the_policy_works(monkeypatch):
+    running = set()
+    for batch, others in ((4, 0), (1, 3)):
+        running.clear()
+        with hurtle.make_vec(Sleeper, 4, backend="serial", batch_size=batch) as vec:
+            monkeypatch.setattr(autotune_module, "_work", lambda seconds, vec=vec: running.add(len(vec._running)))
+            steps_per_second(vec, batch, 0.01, policy_seconds=0.12)
+        assert running == {others}
+
+
+@pytest.mark.slow
+def test_a_pool_hides_the_work_of_a_policy(cores, monkeypatch):
+    monkeypatch.setattr(autotune_module, "_work", time.sleep)  # work would take longer on a busy machine
     # 300 ms of sleep in the env and 240 ms of policy: in sequence a batch takes 540 ms, overlapped 420 at most.
     slow = partial(Sleeper, 0.3)
     rates = {}
@@ -543,20 +558,39 @@ class Missing:
         if name.split(".")[0] in ("numba", "torch", "rich", "tyro", "matplotlib", "scipy", "cv2", "ray", "stable_baselines3"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Missing())
-sys.argv = ["vector.py", "--quick", "--sections", "delay", "images", "emulation", "ray"]
+sys.argv = ["vector.py", "--quick", "--sections", *sys.argv[1:]]
 sys.path.insert(0, "benchmarks")
 runpy.run_path("benchmarks/vector.py", run_name="__main__")
 """
 
 
-def test_the_benchmark_runs_with_numpy_and_gymnasium_alone():
+@pytest.mark.parametrize(
+    ("sections", "found"),
+    [
+        (("emulation", "ray"), ("### Emulation", "Section ray is skipped")),
+        pytest.param(
+            ("delay", "images"),
+            (
+                "### The delay study",
+                "### A batch of envs that do nothing",
+                "### 100 KB observations",
+                r"copies on the reading side +\| +≤ 0 \| +0\.00 \| yes",
+            ),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_the_benchmark_runs_with_numpy_and_gymnasium_alone(sections, found):
     before = sorted((REPO / "benchmarks" / "results").iterdir())
     done = subprocess.run(
-        [sys.executable, "-c", ONLY_NUMPY_AND_GYMNASIUM], cwd=REPO, capture_output=True, text=True, timeout=180, check=False
+        [sys.executable, "-c", ONLY_NUMPY_AND_GYMNASIUM, *sections],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
-    for title in ("### The delay study", "### A batch of envs that do nothing", "### 100 KB observations", "### Emulation"):
-        assert title in done.stdout
-    assert re.search(r"copies on the reading side +\| +≤ 0 \| +0\.00 \| yes", done.stdout)
-    assert "Section ray is skipped" in done.stdout
+    for pattern in found:
+        assert re.search(pattern, done.stdout)
     assert sorted((REPO / "benchmarks" / "results").iterdir()) == before

@@ -21,13 +21,13 @@ def test_kinds_of_observations(kind):
     check_grid_convolution((3, 5, 6, 3), kind=kind)
 
 
-@pytest.mark.parametrize("kind", ["bytes", "floats"])
+@pytest.mark.parametrize("kind", ["bytes", pytest.param("floats", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_shapes(shape, kind):
     check_grid_convolution(shape, kind=kind)
 
 
-@pytest.mark.parametrize("filters", [1, 5, 20, 32])
+@pytest.mark.parametrize("filters", [pytest.param(1, marks=pytest.mark.slow), 5, pytest.param(20, marks=pytest.mark.slow), 32])
 def test_numbers_of_filters(filters):
     check_grid_convolution((2, 4, 7, 3), filters)
 

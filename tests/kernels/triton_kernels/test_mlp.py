@@ -18,14 +18,30 @@ from hurtle.policies.policy import Policy  # noqa: E402
 SPACES = {"choices": DISCRETE, "numbers": BOX}
 
 
-@pytest.mark.parametrize("actions", SPACES)
-@pytest.mark.parametrize("options", [{}, {"activation": "relu"}, {"normalizes": True}], ids=["tanh", "relu", "normalized"])
+@pytest.mark.parametrize(
+    ("actions", "options"),
+    [
+        ("choices", {}),
+        ("choices", {"activation": "relu"}),
+        ("numbers", {"normalizes": True}),
+        pytest.param("choices", {"normalizes": True}, marks=pytest.mark.slow),
+        pytest.param("numbers", {}, marks=pytest.mark.slow),
+        pytest.param("numbers", {"activation": "relu"}, marks=pytest.mark.slow),
+    ],
+)
 def test_acting(actions, options):
     check_acting(SPACES[actions], **options)
 
 
-@pytest.mark.parametrize("actions", SPACES)
-@pytest.mark.parametrize("clip_values", [True, False])
+@pytest.mark.parametrize(
+    ("actions", "clip_values"),
+    [
+        ("choices", True),
+        ("numbers", False),
+        pytest.param("choices", False, marks=pytest.mark.slow),
+        pytest.param("numbers", True, marks=pytest.mark.slow),
+    ],
+)
 def test_gradients(actions, clip_values):
     check_gradients(SPACES[actions], 1e-5, clip_values=clip_values)
 
@@ -79,7 +95,7 @@ def test_networks_that_only_look_like_an_mlp_are_refused():
             mlp_shape(policy)
 
 
-@pytest.mark.parametrize("precision", ["float32", "tf32"])
+@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.slow), "tf32"])
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 def test_a_gpus_nan_is_not_rounded_away(precision):
     check_nan(DISCRETE, precision=precision)

@@ -1,5 +1,7 @@
 """The optimizers in Triton's interpreter: steps, partial gradients, clipping, what is not finite."""
 
+import itertools
+
 import checks_optimizer as checks
 import pytest
 import torch
@@ -7,10 +9,16 @@ import torch
 from hurtle.errors import HurtleError
 from hurtle.kernels.triton import optimizer
 
+FAST = [("adam", 0.0, False), ("adam", 0.1, True), ("adamw", 0.1, False), ("rmsprop", 0.1, False)]
 
-@pytest.mark.parametrize("in_parts", [False, True])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-@pytest.mark.parametrize("name", checks.NAMES)
+
+@pytest.mark.parametrize(
+    ("name", "weight_decay", "in_parts"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] * (case not in FAST))
+        for case in itertools.product(checks.NAMES, [0.0, 0.1], [False, True])
+    ],
+)
 def test_steps_are_those_of_torch(name, weight_decay, in_parts):
     checks.check_steps("cpu", name, weight_decay, in_parts)
 
@@ -26,8 +34,15 @@ def test_late_steps():
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
-@pytest.mark.parametrize("in_parts", [False, True])
-@pytest.mark.parametrize("name", checks.NAMES)
+@pytest.mark.parametrize(
+    ("name", "in_parts"),
+    [
+        ("adam", True),
+        ("rmsprop", False),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [("adam", False), ("rmsprop", True)]),
+        *(pytest.param("adamw", in_parts, marks=pytest.mark.slow) for in_parts in (False, True)),
+    ],
+)
 def test_what_is_not_finite_changes_nothing(name, in_parts):
     checks.check_not_finite("cpu", name, in_parts)
 

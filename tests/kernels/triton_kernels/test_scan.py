@@ -12,8 +12,14 @@ from hurtle.kernels.triton.scan import LANES, STEPS, min_gru, min_gru_reference 
 from hurtle.policies import recurrent  # noqa: E402
 
 
-@pytest.mark.parametrize("kind", ["none", "some", "all"])
-@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 5), (STEPS, 4, 16), (2 * STEPS + 3, 3, 7)])
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [
+        pytest.param(shape, kind, marks=[pytest.mark.slow] * (shape[0] >= STEPS and kind != "some"))
+        for shape in [(1, 1, 1), (2, 3, 5), (STEPS, 4, 16), (2 * STEPS + 3, 3, 7)]
+        for kind in ("none", "some", "all")
+    ],
+)
 def test_values_and_gradients(shape, kind):
     check_min_gru(*shape, kind)
 
@@ -22,7 +28,7 @@ def test_more_lanes_than_a_program_has():
     check_min_gru(3, 3, LANES + 1)
 
 
-@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("stored", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_half_precision(stored):
     check_min_gru(11, 3, 6, stored=stored, tolerance=1e-2)
     check_min_gru(11, 3, 6, stored=stored, dtype=torch.bfloat16, tolerance=2e-2)

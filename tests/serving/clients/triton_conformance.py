@@ -175,7 +175,7 @@ both("compression with deflate")(lambda s: infer_compressed(s, "deflate"))
 
 @both("many in flight")
 def _(s: Session) -> None:
-    count = 200
+    count = 200 if s.is_grpc else 50  # over HTTP the client waits for 10 ms after each
     if s.is_grpc:
         answers: queue.Queue[Any] = queue.Queue()
         for n in range(count):
@@ -323,7 +323,7 @@ def _(s: Session) -> None:
     assert number(success["count"]) >= 1
     assert number(success["ns"]) > 0
     every = as_json(s, s.client.get_inference_statistics)["model_stats"]
-    assert {"scale", "slow", "sum_difference"} <= {row["name"] for row in every}
+    assert {"scale", "held", "sum_difference"} <= {row["name"] for row in every}
 
 
 @only("grpc", "SIGTERM: what runs is answered, the next is UNAVAILABLE")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import queue
-import time
+import re
+import urllib.request
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
-from checks import equal, names
+from checks import equal, names, wait_for
 from triton_session import Session, both, only
 from tritonclient.utils import InferenceServerException
 
@@ -145,53 +146,79 @@ def _(s: Session) -> None:
     s.fails("INVALID_ARGUMENT", call, "'x'", "expected", "got less")
 
 
+def gate(s: Session, is_open: bool) -> int:
+    """Let calls of the model `held` end, or not; how many are running."""
+    return int(s.client.infer("gate", s.number(is_open)).as_numpy("running")[0, 0])
+
+
+def hold(s: Session, client: Any, answers: queue.Queue[Any]) -> Any:
+    """A call of the model `held` that runs until the gate is opened."""
+    gate(s, is_open=False)
+    if s.is_grpc:
+        asked = client.async_infer("held", s.number(0), lambda result, error: answers.put(error or result))
+    else:
+        asked = client.async_infer("held", s.number(0))
+    wait_for(lambda: gate(s, is_open=False) == 1, "the model to run")
+    return asked
+
+
+def queued(s: Session) -> int:
+    """How many calls of the model `held` wait."""
+    s.client.is_server_live()  # over HTTP, calls go ahead while the client waits for another
+    with urllib.request.urlopen(f"http://127.0.0.1:{s.ports['http']}/metrics", timeout=20) as answer:
+        (found,) = re.findall(r'^hurtle_queue_length{model="held".*} (\d+)$', answer.read().decode(), re.MULTILINE)
+    return int(found)
+
+
+def result_of(asked: Any) -> Any:
+    """A result of the HTTP client, or its error."""
+    try:
+        return asked.get_result(timeout=20)
+    except InferenceServerException as error:
+        return error
+
+
 @both("a queue that is full")
 def _(s: Session) -> None:
     answers: queue.Queue[Any] = queue.Queue()
     with s.connect() as client:
+        first = hold(s, client, answers)
         if s.is_grpc:
-            for n in range(6):
-                client.async_infer("slow", s.number(n), lambda result, error: answers.put(error or result))
-                if not n:
-                    time.sleep(0.1)  # it runs, and does not wait
-            found = [answers.get(timeout=20) for _ in range(6)]
+            for n in range(1, 6):
+                client.async_infer("held", s.number(n), lambda result, error: answers.put(error or result))
+                wait_for(lambda n=n: queued(s) == min(n, 2), "the request to wait")
+            errors = [answers.get(timeout=20) for _ in range(3)]
+            gate(s, is_open=True)
+            results = [answers.get(timeout=20) for _ in range(3)]
         else:
-            found = []
-            first = client.async_infer("slow", s.number(0))
-            client.is_server_live()  # lets the first go ahead
-            for one in [first, *(client.async_infer("slow", s.number(n)) for n in range(1, 6))]:
-                try:
-                    found.append(one.get_result(timeout=20))
-                except InferenceServerException as error:
-                    found.append(error)
-    errors = [one for one in found if isinstance(one, InferenceServerException)]
-    equal(len(errors), 3, "refused: one runs, two wait")
+            waiting = [client.async_infer("held", s.number(n)) for n in (1, 2)]
+            wait_for(lambda: queued(s) == 2, "the requests to wait")
+            errors = [result_of(client.async_infer("held", s.number(n))) for n in range(3, 6)]
+            gate(s, is_open=True)
+            results = [result_of(one) for one in (first, *waiting)]
+    equal([type(one) for one in errors], [InferenceServerException] * 3, "refused: one runs, two wait")
     for error in errors:
         equal(error.status(), "StatusCode.RESOURCE_EXHAUSTED" if s.is_grpc else "429")
-        names(error.message(), "slow", "2 requests are waiting")
-    equal(sorted(int(one.as_numpy("y")[0, 0]) for one in found if one not in errors), [0, 1, 2])
+        names(error.message(), "held", "2 requests are waiting")
+    equal(sorted(int(one.as_numpy("y")[0, 0]) for one in results), [0, 1, 2])
 
 
 @only("grpc", "the client's timeout")
 def _(s: Session) -> None:
-    s.fails("DEADLINE_EXCEEDED", lambda: s.client.infer("slow", s.number(), client_timeout=0.1))
-    time.sleep(1.0)
+    gate(s, is_open=False)
+    s.fails("DEADLINE_EXCEEDED", lambda: s.client.infer("held", s.number(), client_timeout=0.1))
+    wait_for(lambda: gate(s, is_open=True) == 0, "the model to end")
 
 
 @both("the server's timeout, while it waits in the queue")
 def _(s: Session) -> None:
+    answers: queue.Queue[Any] = queue.Queue()
     with s.connect() as client:
-        if s.is_grpc:
-            answers: queue.Queue[Any] = queue.Queue()
-            client.async_infer("slow", s.number(1), lambda result, error: answers.put(error or result))
-            time.sleep(0.1)
-            s.fails("DEADLINE_EXCEEDED", lambda: client.infer("slow", s.number(2), timeout=100_000), "slow", "not run")
-            equal(answers.get(timeout=10).as_numpy("y").tolist(), [[1.0]])
-        else:
-            first = client.async_infer("slow", s.number(1))
-            second = client.async_infer("slow", s.number(2), timeout=100_000)
-            s.fails("DEADLINE_EXCEEDED", second.get_result, "slow", "not run")
-            equal(first.get_result().as_numpy("y").tolist(), [[1.0]])
+        first = hold(s, client, answers)
+        s.fails("DEADLINE_EXCEEDED", lambda: client.infer("held", s.number(2), timeout=100_000), "held", "not run")
+        gate(s, is_open=True)
+        answer = answers.get(timeout=20) if s.is_grpc else first.get_result(timeout=20)
+        equal(answer.as_numpy("y").tolist(), [[0.0]])
 
 
 @only("grpc", "cancel")
@@ -200,19 +227,21 @@ def _(s: Session) -> None:
     with s.connect() as client:
 
         def runs() -> int:
-            found = client.get_inference_statistics("slow", as_json=True)
+            found = client.get_inference_statistics("held", as_json=True)
             return int(found["model_stats"][0].get("execution_count", 0))
 
-        before, running = runs(), []
-        for n in range(3):
-            running.append(client.async_infer("slow", s.number(n), lambda result, error: answers.put(error or result)))
-            time.sleep(0.05)
-        running[2].cancel()
-        running[1].cancel()
+        before = runs()
+        hold(s, client, answers)
+        waiting = [client.async_infer("held", s.number(n), lambda result, error: answers.put(error or result)) for n in (1, 2)]
+        wait_for(lambda: queued(s) == 2, "the requests to wait")
+        for one in reversed(waiting):
+            one.cancel()
+        wait_for(lambda: queued(s) == 0, "the requests to be dropped")
+        gate(s, is_open=True)
         found = [answers.get(timeout=60) for _ in range(3)]
         errors = [one for one in found if isinstance(one, InferenceServerException)]
         equal([error.status() for error in errors], ["StatusCode.CANCELLED"] * 2)
-        client.infer("slow", s.number())
+        client.infer("held", s.number())
         equal(runs() - before, 2, "what was cancelled has been run")
 
 

@@ -73,7 +73,7 @@ class Session:
         return [self.input(name, np.full((rows, 4), value, np.int32)) for name, value in (("a", a), ("b", b))]
 
     def number(self, value: float = 1.0, rows: int = 1) -> list[Any]:
-        """The input of the models slow and total."""
+        """The input of the models slow, held, gate and total."""
         return [self.input("x", np.full((rows, 1), value, np.float32))]
 
     def fails(self, status: str, call: Callable[[], Any], *words: str) -> str:
