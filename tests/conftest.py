@@ -25,8 +25,17 @@ TOGETHER = (
         "tests/vector/test_native_state.py",
     ),
     ("tests/collect/test_native_collector.py", "tests/algorithms/test_native_update.py", "tests/deploy/test_compiled.py"),
+    (  # shared exports
+        "tests/deploy/test_card.py",
+        "tests/deploy/test_exported.py",
+        "tests/deploy/test_exporting.py",
+        "tests/deploy/test_export_failures.py",
+        "tests/deploy/test_onnx_file.py",
+        "tests/deploy/test_policy_file.py",
+        "tests/deploy/test_pt2_file.py",
+    ),
 )
-"""Files that compile the same code: in one process, none of them waits for another to compile it."""
+"""Files that compile or export the same: in one process, none of them waits for another or does it again."""
 
 
 @pytest.hookimpl(optionalhook=True)
