@@ -13,6 +13,7 @@ import pytest
 REPO = Path(__file__).parent.parent
 if not Path("/dev/nvidia0").exists():  # before any test file imports triton: without a GPU, its kernels are interpreted
     os.environ["TRITON_INTERPRET"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tiny networks, and two test processes share the cores
 _data = tempfile.TemporaryDirectory(prefix="hurtle-tests-")
 os.environ["HURTLE_DATA_DIR"] = _data.name  # runs are signed with a key of the tests' own, not with the user's
 _numbers = itertools.count()

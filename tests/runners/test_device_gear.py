@@ -24,15 +24,6 @@ QUIET = {"progress": "quiet", "trackers": (), "eval_episodes": 1, "device": "cpu
 BATCH = 64
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """One thread: faster than several for tiny networks."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def train(env, tmp_path, updates=3, stop_after=None, batch=BATCH, **words):
     """A short run; settings that are None keep their defaults."""
     callbacks = [] if stop_after is None else [lambda trainer: trainer.updates < stop_after]

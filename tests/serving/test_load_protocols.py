@@ -83,9 +83,12 @@ def test_the_server_counts_the_same_requests(server, protocol, encoding):
 
 
 def test_an_open_loop_over_grpc_sends_what_is_due(server, monkeypatch):
-    monkeypatch.setattr("hurtle.serving.load.generator.PATIENCE", 60.0)  # for a busy machine
     made = run(plan(target(server, "grpc")))
-    found = run(generated(made, Setting(connections=8, rate=300, seconds=0.5, warm_up=0.1)))
+    for patience in (0.2, 60.0):  # a busy machine takes longer
+        monkeypatch.setattr("hurtle.serving.load.generator.PATIENCE", patience)
+        found = run(generated(made, Setting(connections=8, rate=300, seconds=0.5, warm_up=0.1)))
+        if found.failed == 0:
+            break
     assert found.failed == 0
     assert 90 < len(found.latencies) < 220  # however late their answers
     assert found.answers < 220
