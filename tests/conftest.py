@@ -1,5 +1,6 @@
 """Fixtures that several test files share."""
 
+import gc
 import importlib.util
 import itertools
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).parent.parent
+gc.disable()  # until everything is collected
 if not Path("/dev/nvidia0").exists():  # before any test file imports triton: without a GPU, its kernels are interpreted
     os.environ["TRITON_INTERPRET"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tiny networks, and two test processes share the cores
@@ -37,6 +39,13 @@ TOGETHER = (
     ),
 )
 """Files that compile or export the same: in one process, none of them waits for another or does it again."""
+
+
+def pytest_collection_finish():
+    """Keep all that was imported and collected out of garbage collections, which would go through it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
