@@ -9,6 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from made_rollouts import made
+from repeating import repeated
 
 from hurtle.algorithms.a2c import A2C
 from hurtle.algorithms.a2c_config import A2CConfig
@@ -356,6 +357,7 @@ def test_what_the_kernels_do_not_know_is_named():
         native_ppo(grid, PPOConfig())
 
 
+@repeated
 def test_other_python_threads_run_meanwhile():
     policy = make_policy(hidden=(64, 64))
     rollout = made(policy, steps=128, rows=64)

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from repeating import repeated
 from serving_helpers import run
 
 from hurtle.errors import HurtleError
@@ -98,6 +99,7 @@ def test_settings_that_make_no_sense_are_refused(wrong):
         Setting(**wrong)
 
 
+@repeated
 def test_a_closed_loop_has_as_many_requests_in_flight_as_connections():
     found, server = loaded(lambda n: 0.02, Setting(connections=4, seconds=0.4, warm_up=0.05))
     assert server.connections == 4
@@ -107,11 +109,13 @@ def test_a_closed_loop_has_as_many_requests_in_flight_as_connections():
     assert (found.failed, found.stopped) == (0, False)
 
 
+@repeated
 def test_what_comes_in_the_warm_up_is_not_counted():
     found, server = loaded(lambda n: 0.01, Setting(seconds=0.2, warm_up=0.3))
     assert 0 < found.answers < server.requests * 0.6
 
 
+@repeated
 def test_an_open_loop_counts_from_when_a_request_was_due():
     """One answer takes 0.3 s, the others none: a closed loop sees one slow request, yet all that were due then are late."""
 
@@ -127,6 +131,7 @@ def test_an_open_loop_counts_from_when_a_request_was_due():
     assert 200 * 0.7 * 0.6 < found.answers < 200 * 0.7 * 1.4
 
 
+@repeated
 def test_requests_of_an_open_loop_that_get_no_answer_count_with_the_time_they_waited(monkeypatch):
     monkeypatch.setattr("hurtle.serving.load.generator.PATIENCE", 0.3)
     found, _ = loaded(lambda n: 60.0, Setting(connections=2, rate=100, seconds=0.3, warm_up=0))
@@ -136,6 +141,7 @@ def test_requests_of_an_open_loop_that_get_no_answer_count_with_the_time_they_wa
     assert found.latency_ms(0.1) >= 300
 
 
+@repeated
 def test_errors_are_counted_by_what_the_server_says():
     refused = b'HTTP/1.1 429 Too Many\r\nContent-Length: 16\r\n\r\n{"error":"full"}'
     found, _ = loaded(lambda n: refused if n % 2 else 0.002, Setting(connections=2, seconds=0.3, warm_up=0))
@@ -144,6 +150,7 @@ def test_errors_are_counted_by_what_the_server_says():
     assert len(found.latencies) == found.answers > 10
 
 
+@repeated
 def test_a_connection_that_is_lost_is_an_error_and_is_opened_again():
     found, server = loaded(lambda n: None if n == 3 else 0.005, Setting(seconds=0.4, warm_up=0))
     assert server.connections == 2
@@ -151,6 +158,7 @@ def test_a_connection_that_is_lost_is_an_error_and_is_opened_again():
     assert found.answers > 10
 
 
+@repeated
 def test_a_server_that_says_goodbye_after_each_answer_is_no_error():
     goodbye = OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     found, server = loaded(lambda n: goodbye, Setting(seconds=0.8, warm_up=0))
@@ -158,6 +166,7 @@ def test_a_server_that_says_goodbye_after_each_answer_is_no_error():
     assert 2 <= found.answers <= server.connections <= found.answers + 2
 
 
+@repeated
 def test_what_is_not_http_is_an_error():
     found, _ = loaded(lambda n: b"hello\r\n\r\n", Setting(seconds=0.2, warm_up=0))
     assert all(error.startswith("not HTTP") for error in found.errors)
@@ -178,6 +187,7 @@ def test_a_server_that_goes_away_ends_the_run():
     assert run(main()).stopped
 
 
+@repeated
 def test_a_timer_is_precise_to_a_part_of_a_millisecond():
     async def main():
         fired = asyncio.Event()
