@@ -6,6 +6,7 @@ rewritten methods + adapters + pasted engine sources → text, where each of its
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,7 @@ def staged_rows(spec: EnvSpec) -> int:
     return rows if rows >= 4 else 0  # four rows of any length make whole 32-bit words
 
 
+@cache
 def paste(file: str | Path) -> str:
     """The text of an engine source without its docstring and its imports from this package."""
     text = (HERE / file).read_text(encoding="utf-8")

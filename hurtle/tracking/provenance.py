@@ -37,14 +37,14 @@ def _command() -> str:
 
 def git_state() -> dict[str, Any] | None:
     """The commit and branch of the current folder, and whether it has uncommitted changes; None outside a repository."""
-    commit = _git("rev-parse", "HEAD")
-    if commit is None:
+    status = _git("status", "--porcelain=v2", "--branch", "--untracked-files=no")
+    if status is None:
         return None
-    return {
-        "commit": commit,
-        "branch": _git("rev-parse", "--abbrev-ref", "HEAD"),
-        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
-    }
+    lines = status.splitlines()
+    about = dict(line.removeprefix("# branch.").split(" ", 1) for line in lines if line.startswith("# branch."))
+    if about["oid"] == "(initial)":
+        return None  # nothing was committed
+    return {"commit": about["oid"], "branch": about["head"], "dirty": any(not line.startswith("#") for line in lines)}
 
 
 def _git(*arguments: str) -> str | None:

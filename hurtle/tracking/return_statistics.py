@@ -13,6 +13,9 @@ from numpy.typing import ArrayLike
 
 from hurtle.errors import HurtleError
 
+DRAWN_AT_ONCE = 1 << 20
+"""Values, 8 MB of them."""
+
 
 def iqm(x: ArrayLike) -> float:
     """The interquartile mean: the mean of the middle half, without the int(n / 4) lowest and highest values.
@@ -48,7 +51,11 @@ def bootstrap_interval(
         raise HurtleError(f"confidence must be between 0 and 1 (0.95 for a 95 % interval), got {confidence}.")
     values = _values(x)
     rng = np.random.default_rng(seed)
-    found = [float(statistic(rng.choice(values, len(values)))) for _ in range(resamples)]
+    found: list[float] = []
+    while len(found) < resamples:
+        rows = min(resamples - len(found), max(1, DRAWN_AT_ONCE // len(values)))
+        samples = rng.choice(values, (rows, len(values)))
+        found += samples.mean(axis=1).tolist() if statistic is np.mean else [float(statistic(sample)) for sample in samples]
     low, high = np.quantile(found, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
 
