@@ -33,9 +33,11 @@ TOGETHER = (
         "tests/deploy/test_exported.py",
         "tests/deploy/test_exporting.py",
         "tests/deploy/test_export_failures.py",
+        "tests/deploy/test_export_matrix.py",
         "tests/deploy/test_onnx_file.py",
         "tests/deploy/test_policy_file.py",
         "tests/deploy/test_pt2_file.py",
+        "tests/serving/backends/test_policy_backends.py",
     ),
 )
 """Files that compile or export the same: in one process, none of them waits for another or does it again."""

@@ -7,7 +7,6 @@ nothing of transports.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hurtle.errors import HurtleError, ServingError, did_you_mean
+from hurtle.serving import heap
 from hurtle.serving.backends.registry import backend_for
 from hurtle.serving.config import ModelOptions, ServeConfig
 from hurtle.serving.layout import (
@@ -470,10 +470,7 @@ class Repository:
 def _close(model: Model) -> None:
     """Close a model and free its memory, even if it was frozen for the garbage collector at the start."""
     model.close()
-    if gc.get_freeze_count():
-        gc.unfreeze()
-        gc.collect()
-        gc.freeze()
+    heap.release()
 
 
 def _fingerprints(sources: dict[str, Source]) -> dict[str, Fingerprint]:

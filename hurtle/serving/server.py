@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gc
 import logging
 import os
 import signal
@@ -21,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from hurtle.errors import HurtleError
+from hurtle.serving import heap
 from hurtle.serving.acceptor import Acceptor, Listener, default_limit
 from hurtle.serving.address import joined
 from hurtle.serving.config import ServeConfig
@@ -180,8 +180,7 @@ async def _serve(server: Server, started: Callable[[Server], None]) -> bool:
     if server.service.peers is not None:
         await server.service.peers.attach(server.service, stop)
     await server.start()
-    gc.collect()
-    gc.freeze()  # these objects stay: collecting them again and again would hold up requests
+    heap.freeze()
     started(server)
     await stop.wait()
     return await server.stop()

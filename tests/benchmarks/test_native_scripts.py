@@ -10,15 +10,15 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        pytest.param("gemm.py", "| 1 × 64 ", marks=pytest.mark.slow),
-        ("gpu.py --device cpu --parts rates --settings breakout-mingru", "| breakout, minGRU, bf16 "),
-        pytest.param("gpu.py --device cpu --parts rates solve", "| breakout, minGRU, bf16 ", marks=pytest.mark.slow),
-        pytest.param("inference.py", "| 64×64, batch 1 ", marks=pytest.mark.slow),
-        pytest.param("where.py", "| learn: backward", marks=pytest.mark.slow),
-        pytest.param("gears.py", "native / general", marks=pytest.mark.slow),
+        ("gemm.py", "| 1 × 64 "),
+        ("gpu.py --device cpu --parts rates solve", "| breakout, minGRU, bf16 "),
+        ("inference.py", "| 64×64, batch 1 "),
+        ("where.py", "| learn: backward"),
+        ("gears.py", "native / general"),
     ],
 )
 def test_it_prints_its_table(script, said):
