@@ -49,7 +49,7 @@ clients: $(CLIENTS_READY)  ## Create .venv-clients with tritonclient and others,
 demo: $(CORE)  ## See it work: train CartPole until it is solved
 	@$(BIN)/python examples/demo.py
 
-test: setup clients  ## Run the tests (4 to 8 minutes on two cores, most the first time, when everything is compiled)
+test: setup clients  ## Run the tests (5 to 8 minutes on two quiet cores, most the first time, when everything is compiled)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu"
 
 test-slow: setup clients  ## Run the long tests too
