@@ -141,6 +141,26 @@ def test_requests_of_an_open_loop_that_get_no_answer_count_with_the_time_they_wa
     assert found.latency_ms(0.1) >= 300
 
 
+def test_the_last_answer_ends_an_open_loop_though_the_event_loop_woke_it_too_early():
+    ended = []
+
+    class WokenEarly(Generator):
+        async def _wait(self, seconds):
+            await super()._wait(seconds if ended else seconds - 0.2)
+            ended.append(self._done.is_set())
+
+    async def main():
+        async with Behaviour(lambda n: 0.2) as server:
+            setting = Setting(connections=1, rate=1000, seconds=0.3, warm_up=0)
+            generator = WokenEarly("127.0.0.1", server.port, lambda a, b: HttpClient(REQUEST, a, b), setting)
+            await generator.connect()
+            generator._random.expovariate = lambda rate: 1.0  # one request is due
+            await generator.run()
+
+    run(main())
+    assert ended == [False, True]
+
+
 @repeated
 def test_errors_are_counted_by_what_the_server_says():
     refused = b'HTTP/1.1 429 Too Many\r\nContent-Length: 16\r\n\r\n{"error":"full"}'

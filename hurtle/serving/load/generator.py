@@ -168,6 +168,7 @@ class Generator:
         self._start = self._stop = 0.0
         self._next = 0.0
         self._running = False
+        self._draining = False  # its time is over: an open loop waits for the last answers
         self._done = asyncio.Event()
         self._chores: set[asyncio.Task[None]] = set()
         self._is_open = setting.rate is not None
@@ -204,6 +205,7 @@ class Generator:
             await self._wait(self._stop - begin)
             end = min(self._stop, time.perf_counter())
             if self._is_open and not self._stopped:
+                self._draining = True
                 self._done.clear()
                 self._look_whether_done()
                 await self._wait(PATIENCE)
@@ -298,7 +300,7 @@ class Generator:
             client.send()
             return
         self._idle.append(client)
-        if now >= self._stop:
+        if self._draining:
             self._look_whether_done()
 
     def _record(self, began: float, now: float, error: str | None) -> None:
