@@ -43,7 +43,7 @@ def git_state() -> dict[str, Any] | None:
     lines = status.splitlines()
     about = dict(line.removeprefix("# branch.").split(" ", 1) for line in lines if line.startswith("# branch."))
     if about["oid"] == "(initial)":
-        return None  # nothing was committed
+        return None  # no commit yet
     return {"commit": about["oid"], "branch": about["head"], "dirty": any(not line.startswith("#") for line in lines)}
 
 

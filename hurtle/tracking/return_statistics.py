@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from hurtle.errors import HurtleError
 
 DRAWN_AT_ONCE = 1 << 20
-"""Values, 8 MB of them."""
+"""Values drawn at a time: 8 MB."""
 
 
 def iqm(x: ArrayLike) -> float:
