@@ -31,9 +31,10 @@ MARK = "\x1e"
 # Runs each page whose path it is told in a fork of its own, so that all of them share the seconds that the imports take.
 RUNNER = f"""
 import faulthandler, gc, os, runpy, sys
-import matplotlib.figure, torch._dynamo, hurtle.runners.trainer
+import matplotlib.figure, torch, hurtle.runners.trainer, quick_export
 
 hurtle.make("cartpole")  # loads compiled code, and the parts of Numba that it needs
+torch.onnx.export(torch.nn.Linear(1, 1).eval(), (torch.zeros(1, 1),), dynamo=True, verbose=False)  # and those of torch
 gc.freeze()  # else every fork would go through all of it again when it ends
 for line in sys.stdin:
     if (child := os.fork()) == 0:
@@ -99,7 +100,7 @@ def as_program(page: Path, blocks: list[Block]) -> str:
 @pytest.fixture(scope="module")
 def run_page():
     """A function that runs a page's program in its own folder, as `python` would; returns exit status, output and errors."""
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    paths = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""}  # what the pages print is without a GPU
     command = [sys.executable, "-c", RUNNER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as runner:

@@ -6,6 +6,12 @@ from export_helpers import hand_made
 import hurtle
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quick_exports():
+    """Imported by the processes that export, when they do: it takes seconds."""
+    import quick_export  # noqa: F401
+
+
 @pytest.fixture(scope="session")
 def shared_run(tmp_path_factory):
     """A function that returns a hand-made run; the same words give the same run."""

@@ -66,7 +66,7 @@ def traced_before(shared_run, shared_export, monkeypatch):
     return prepare
 
 
-@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+@pytest.mark.parametrize("suffix", [pytest.param(".onnx", marks=pytest.mark.slow), ".pt2"])
 def test_places_that_cannot_be_written(tmp_path, traced_before, suffix):
     run = traced_before(suffix)
     (tmp_path / "file").write_text("")

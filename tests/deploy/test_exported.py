@@ -23,8 +23,8 @@ kinds = pytest.mark.parametrize(
     ("kind", "suffix"),
     [
         ("lstm", ".onnx"),
-        ("lstm", ".pt2"),
         ("mingru", ".pt2"),
+        pytest.param("lstm", ".pt2", marks=pytest.mark.slow),
         pytest.param("gru", ".onnx", marks=pytest.mark.slow),
         pytest.param("gru", ".pt2", marks=pytest.mark.slow),
         pytest.param("mingru", ".onnx", marks=pytest.mark.slow),

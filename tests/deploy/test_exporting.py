@@ -134,7 +134,7 @@ def assert_mean(samples, mean, deviation):
     assert np.abs(samples.mean(0) - mean).max() < SIGMAS * np.max(deviation) / np.sqrt(DRAWS)
 
 
-@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+@pytest.mark.parametrize("suffix", [".onnx", pytest.param(".pt2", marks=pytest.mark.slow)])
 def test_sampled_choices_are_as_frequent_as_they_are_likely(shared_export, suffix):
     actions, heads = drawn(shared_export(suffix, action="multi_discrete", stochastic=True, masked=False))
     assert actions.dtype == np.int64

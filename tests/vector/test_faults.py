@@ -99,8 +99,8 @@ def test_constructor_raises(backend):
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("kill", "was killed by SIGKILL .out of memory"),
         ("crash", "was killed by SIGSEGV"),
+        pytest.param("kill", "was killed by SIGKILL .out of memory", marks=pytest.mark.slow),
         pytest.param("exit", "exited with code 7", marks=pytest.mark.slow),
     ],
 )
@@ -550,8 +550,8 @@ def test_learner_is_killed(tmp_path, seconds):
 @pytest.mark.parametrize(
     "how",
     [
-        "",
         "1 / 0",
+        pytest.param("", marks=pytest.mark.slow),
         pytest.param("vec.close()", marks=pytest.mark.slow),
         pytest.param("vec.step(np.zeros(4, int)); sys.exit(3)", marks=pytest.mark.slow),
     ],
