@@ -65,6 +65,22 @@ def pytest_xdist_make_scheduler(config, log):
     return Together(config, log)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_curve():
+    """Runs end without a plot, which takes longer than they do; tests/tracking/test_curves.py checks the plots."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hurtle.runners.reporting.plot_run", lambda folder: None)
+        yield
+
+
+@pytest.fixture
+def with_curve(monkeypatch):
+    """Runs end with a plot."""
+    from hurtle.tracking.curves import plot_run
+
+    monkeypatch.setattr("hurtle.runners.reporting.plot_run", plot_run)
+
+
 @pytest.fixture
 def write_module(tmp_path, monkeypatch):
     """A function that puts source text into a file of its own, imports it and returns the module."""

@@ -241,8 +241,7 @@ def test_resume_passes_only_what_was_given(calls, tmp_path, capsys):
     assert trained_with(calls, "--resume", str(checkpoint), "--seed", "1") == {"resume": str(checkpoint), "seed": 1}
 
 
-def test_an_override_survives_a_resume_that_crashed(tmp_path, monkeypatch):
-    monkeypatch.setattr("hurtle.runners.reporting.plot_run", lambda folder: None)
+def test_an_override_survives_a_resume_that_crashed(tmp_path):
     quick = ("--progress", "quiet", "--trackers", "--eval-episodes", "2", "--runs", str(tmp_path))
     assert main(["train", "bandit", "--total-steps", "1024", "--num-steps", "32", *quick]) == 0
     run = RunFolder.open("latest", tmp_path)

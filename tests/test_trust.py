@@ -56,11 +56,6 @@ SMALL = {"num_envs": 4, "num_steps": 16, "minibatch_size": 32, "num_epochs": 1, 
 QUIET = {"progress": "quiet", "trackers": (), "gear": "general", "backend": "serial"}
 
 
-@pytest.fixture(autouse=True)
-def no_curve(monkeypatch):
-    monkeypatch.setattr("hurtle.runners.reporting.plot_run", lambda folder: None)
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """The current folder, with code of somebody else's in it."""
@@ -75,9 +70,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     (folder / "helper.py").write_text(HELPER)
     words = {"total_steps": 64, "runs": str(folder), **SMALL, **QUIET}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hurtle.runners.reporting.plot_run", lambda folder: None)
-        return [hurtle.train("CartPole-v1", policy=policy, **words).path for policy in ("mlp", f"{folder}/helper.py:P")]
+    return [hurtle.train("CartPole-v1", policy=policy, **words).path for policy in ("mlp", f"{folder}/helper.py:P")]
 
 
 @pytest.fixture
