@@ -82,6 +82,14 @@ def with_curve(monkeypatch):
 
 
 @pytest.fixture
+def all_threads(monkeypatch):
+    """Every call runs on as many threads as it may, also where fewer would be faster or there are fewer cores."""
+    monkeypatch.setattr("hurtle.native.threads.free_cores", lambda: 8)
+    monkeypatch.setattr("hurtle.native.thread_tuner.ladder", lambda most: [most])
+    monkeypatch.setattr("hurtle.native.batch.TRIALS", 0)
+
+
+@pytest.fixture
 def write_module(tmp_path, monkeypatch):
     """A function that puts source text into a file of its own, imports it and returns the module."""
 

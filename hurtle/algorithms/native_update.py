@@ -24,8 +24,9 @@ from hurtle.kernels.cpu import network
 from hurtle.kernels.loader import load_kernels
 from hurtle.kernels.optimizers import BETAS, FlatParameters, Optimizers, loaded_moments, saved_moments
 from hurtle.native.batch_arrays import aligned_zeros
-from hurtle.native.build import COMPILING
-from hurtle.native.threads import ShardThreads, thread_count
+from hurtle.native.build import COMPILING, address_of_entry
+from hurtle.native.thread_tuner import ThreadTuner
+from hurtle.native.threads import Crew, thread_count
 from hurtle.policies.native_plan import PLAIN, NetworkPlan, plan_for
 from hurtle.policies.policy import Policy
 
@@ -70,7 +71,7 @@ class NativeUpdate:
     Args:
         policy: Its parameters become views of one buffer.
         config: The settings of the optimizer and the loss.
-        num_threads: None means all free cores.
+        num_threads: The most threads to use, None for all free cores; what updates take decides how many work.
 
     Raises:
         UnsupportedError: The kernels do not support this policy or optimizer.
@@ -83,9 +84,10 @@ class NativeUpdate:
         self.policy, self.config = policy, config
         # Holds the optimizer's name, settings and file format; torch's optimizer is never created.
         self.optimizer = Optimizers(config.optimizer, policy, config.learning_rate, config.adam_eps, config.weight_decay)
-        self._threads = thread_count(num_threads, load_kernels().update.MAX_SHARDS)
         self._kernels: Any = load_kernels().update
-        self._workers: ShardThreads | None = None
+        self._most = thread_count(num_threads, self._kernels.MAX_SHARDS)
+        self.threads = ThreadTuner(1)
+        self._crew = Crew() if self._most > 1 else None
         self._barrier = load_kernels().sync.new_barrier()
         self._pace = 0.0  # seconds per step of a minibatch
         self.steps = 0  # optimizer steps
@@ -180,18 +182,20 @@ class NativeUpdate:
         rows = self._kernels.shard_rows(largest, self.plan.trained_size, self._lists)
         shards = -(-largest // rows)
         self._job[0]["shard_rows"], self._job[0]["num_shards"] = rows, shards
-        threads = max(1, min(self._threads, shards))
-        self._make_room(shards, threads)
-        if threads > 1 and (self._workers is None or len(self._workers.shards) != threads):
-            self.close()
-            self._workers = ShardThreads(threads, threads)
+        most = max(1, min(self._most, shards))
+        if most != self.threads.most:
+            self.threads = ThreadTuner(most)
         done = 0
         while done < count:
             size = int(CALL_SECONDS / (self._pace * largest)) if self._pace else 1
             last = min(count, done + max(1, size))
+            threads, steps = self.threads.count, max(1, int(bounds[last] - bounds[done]))
+            self._make_room(shards, threads)
             began = time.perf_counter()
             finished = self._call(done, last, threads)
-            self._pace = (time.perf_counter() - began) / max(1, int(bounds[last] - bounds[done]))
+            took = time.perf_counter() - began
+            self.threads.took(steps, took)
+            self._pace = took / steps
             done += finished
             if done < last:
                 break
@@ -210,18 +214,17 @@ class NativeUpdate:
                 self._keep(name, aligned_zeros((size,), np.float32))
 
     def _call(self, first: int, last: int, threads: int) -> int:
-        kernel = self._kernels.learn
-        if threads == 1:
-            return kernel(self._job, first, last, 0, 1)
-        assert self._workers is not None
+        self._job[0]["first"], self._job[0]["last"] = first, last
+        if self._crew is None or threads == 1:
+            return self._kernels.learn(self._job.ctypes.data, 0, 1)
         try:
-            return min(self._workers.run(lambda low, _: kernel(self._job, first, last, low, threads), self._abort))
+            return min(self._crew.run(self._address, self._job, threads, self._abort))
         except BaseException:
             self._barrier[:] = 0
             raise
 
     def _abort(self) -> None:
-        self._barrier[load_kernels().sync.ABORTED] = 1
+        load_kernels().sync.abort(self._barrier)
 
     def _pack_weights(self) -> None:
         """Repack the weights if torch's parameters were changed elsewhere."""
@@ -255,7 +258,9 @@ class NativeUpdate:
             job["forward"], job["backward"] = kernels.network.addresses()
             job["score"] = kernels.head_calls.score_address(plan.head_kind)
             job["gradient"] = kernels.head_calls.gradient_address(plan.head_kind)
-            update.learn(self._job, 0, 0, 0, 1)  # compiles it
+            self._address = address_of_entry(update.learn)
+            if self._crew is not None:
+                kernels.sync.abort(self._barrier.copy())  # compiles it
         job["num_choices"] = len(plan.nvec)
         name = self.optimizer.name
         job["optimizer"], (job["beta1"], job["beta2"]) = OPTIMIZERS[name], BETAS[name]
@@ -310,9 +315,8 @@ class NativeUpdate:
 
     def close(self) -> None:
         """Stop the helper threads."""
-        if self._workers is not None:
-            self._workers.close()
-            self._workers = None
+        if self._crew is not None:
+            self._crew.close()
 
 
 def _blocks(plan: NetworkPlan, size: int) -> np.ndarray:

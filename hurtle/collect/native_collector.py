@@ -6,6 +6,7 @@ same fields as `GeneralCollector`, which defines them. Knows nothing of losses.
 
 from __future__ import annotations
 
+from itertools import chain, pairwise
 from time import perf_counter
 from typing import Any
 
@@ -21,13 +22,14 @@ from hurtle.collect.rows import VecRows
 from hurtle.contracts import Collector, Episodes, Weights
 from hurtle.errors import ActionError, HurtleError, NonFiniteError, UnsupportedError
 from hurtle.kernels import error_codes
-from hurtle.kernels.cpu.rollout_job import JOB
+from hurtle.kernels.cpu.rollout_job import JOB, SIZE
 from hurtle.kernels.loader import load_kernels
 from hurtle.native.batch import PLAY_SECONDS, CpuBatch
 from hurtle.native.batch_arrays import address_table, aligned_zeros
 from hurtle.native.bounds import OutOfBounds
-from hurtle.native.build import COMPILING
-from hurtle.native.threads import SHARD_GRAIN, ShardThreads, thread_count
+from hurtle.native.build import COMPILING, address_of_entry
+from hurtle.native.thread_tuner import ThreadTuner
+from hurtle.native.threads import SHARD_GRAIN, Crew, shard_edges, thread_count
 from hurtle.policies.action_transform import ActionTransform
 from hurtle.policies.build import build_policy
 from hurtle.policies.native_plan import NetworkPlan, plan_for
@@ -54,7 +56,8 @@ class NativeCollector(Collector):
         seed: Env i gets seed + i, and row n's actions are drawn from the stream of seed + n.
         timer: Records where the time goes.
         postprocess: The learner's stage. Unless it scales rewards, advantages are computed here, in the same call.
-        num_threads: Each has a shard of the envs; None means all free cores, but at least 8 rows for each.
+        num_threads: The most threads to use, each with a shard of the envs; None means all free cores, but at least 8 rows
+            for each. What rollouts take decides how many work.
 
     Raises:
         HurtleError: Compiled code cannot run this vector or policy; says why.
@@ -99,17 +102,17 @@ class NativeCollector(Collector):
         self._cuts = np.zeros(self.num_rows, np.int64)  # truncated episodes of this rollout
         self._episodes = _EpisodeLog(vec, 0)
         self._known: list[Any] = []  # addresses and shapes of the last rollout's fields
-        self._job = np.zeros(max(JOB.values()) + 1, np.int64)  # the arguments of compiled code, see kernels/cpu/rollout_job.py
+        self._job = np.zeros(SIZE, np.int64)  # the arguments of compiled code, see kernels/cpu/rollout_job.py
         self._kept: dict[str, np.ndarray] = {}  # arrays that only the job points to
         self._describe_envs()
         self._describe_policy()
-        self._like = self._batch.arrays.obs.ravel()[:0]
         with COMPILING:
-            self._collect_envs = load_kernels().rollout.collect_envs
-            self._collect_envs(self._job, self._like, 0, 0, 0, 0)
+            self._collect_envs = load_kernels().rollout.collect_envs_of(self._batch.arrays.obs.dtype)
+            self._address = address_of_entry(self._collect_envs)
         few = max(1, self.num_rows // ROWS_PER_THREAD)
-        self._threads = ShardThreads(self.rows.num_envs, thread_count(num_threads, self.rows.num_envs if num_threads else few))
-        self._shards = [_Shard(self._batch, self._starts, lo, hi) for lo, hi in self._threads.shards]
+        self.threads = ThreadTuner(thread_count(num_threads, self.rows.num_envs if num_threads else few))
+        self._crew = Crew() if self.threads.most > 1 else None
+        self._shards: dict[int, list[_Shard]] = {}  # by number of threads
         self._slice = 1  # steps per call; adjusted by their time
 
     @property
@@ -124,8 +127,8 @@ class NativeCollector(Collector):
 
     @property
     def num_threads(self) -> int:
-        """Number of collecting threads."""
-        return len(self._threads.shards)
+        """Number of threads that most rollouts are collected on."""
+        return self.threads.best
 
     def new_rollout(self, num_steps: int) -> Rollout:
         """A rollout that `collect` can fill."""
@@ -196,13 +199,8 @@ class NativeCollector(Collector):
         """Take about 0.1 s worth of steps, at most up to the end of the rollout. Returns the number of steps taken."""
         size = min(self._slice, rollout.num_steps - first)
         began = perf_counter()
-        jobs = {shard.lo: shard.job(self._job) for shard in self._shards}
-
-        def job(lo: int, hi: int) -> int:
-            return self._collect_envs(jobs[lo], self._like, first, first + size, lo, hi)
-
         try:
-            error_code = min(self._threads.run(job))
+            error_code = self._collect_together(self.threads.count, first, first + size)
         except OutOfBounds as error:
             self._begun = False  # threads have not copied their arrays back: the next call resets the envs
             self._starts[:] = True
@@ -212,8 +210,23 @@ class NativeCollector(Collector):
             self.actor.steps += size
         if error_code != error_codes.NO_ERROR:
             self._refuse(rollout, error_code, self.steps - size - first)
-        self._slice = max(1, int(size * min(8.0, PLAY_SECONDS / (perf_counter() - began + 1e-9))))
+        took = perf_counter() - began
+        self.threads.took(size, took)
+        self._slice = max(1, int(size * min(8.0, PLAY_SECONDS / (took + 1e-9))))
         return size
+
+    def _collect_together(self, threads: int, first: int, last: int) -> int:
+        """Take steps [first, last) on several threads, each with a shard of the envs; returns the first error's code."""
+        if threads not in self._shards:
+            edges = shard_edges(self.rows.num_envs, threads).tolist()
+            self._shards[threads] = [_Shard(self._batch, self._starts, lo, hi) for lo, hi in pairwise(edges)]
+        shards = self._shards[threads]
+        jobs = [shard.job(self._job) for shard in shards]
+        parts = [(job.ctypes.data, shard.lo, shard.hi) for job, shard in zip(jobs, shards, strict=True)]
+        call = np.array([first, last, *chain.from_iterable(parts)], np.int64)
+        if self._crew is None or threads == 1:
+            return self._collect_envs(call.ctypes.data, 0, 1)
+        return min(self._crew.run(self._address, call, threads))
 
     def _refuse(self, rollout: Rollout, error_code: int, steps: int) -> None:
         """Raise the error behind a code; `steps` is the number of steps before this rollout."""
@@ -354,7 +367,8 @@ class NativeCollector(Collector):
 
     def close(self, envs: bool = True) -> None:
         """Stop the threads; see `Collector.close`."""
-        self._threads.close()
+        if self._crew is not None:
+            self._crew.close()
         if envs:
             self.vec.close()
 
@@ -370,7 +384,7 @@ class _Shard:
     """
 
     def __init__(self, batch: CpuBatch, starts: np.ndarray, lo: int, hi: int):
-        self.lo = lo
+        self.lo, self.hi = lo, hi
         self._own: dict[str, np.ndarray] = {}
         if lo % SHARD_GRAIN == 0 and (hi % SHARD_GRAIN == 0 or hi == batch.num_envs):
             return  # no cache lines to share

@@ -17,11 +17,14 @@ from pathlib import Path
 from types import ModuleType
 
 from hurtle.kernels.cpu import host
-from hurtle.native import cpu_loops, intrinsics
+from hurtle.native import atomics, cpu_loops, intrinsics
 from hurtle.native.build import COMPILING, cache_folder
 
 SOURCE = Path(__file__).parent / "cpu"
-IMPORTED = (Path(__file__).parent / "error_codes.py", Path(intrinsics.__file__), Path(cpu_loops.__file__))
+IMPORTED = (
+    Path(__file__).parent / "error_codes.py",
+    *(Path(str(module.__file__)) for module in (atomics, cpu_loops, intrinsics)),
+)
 """Files outside the package whose constants and code are compiled into it."""
 
 

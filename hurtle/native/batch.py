@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,16 @@ from hurtle.native import python_target
 from hurtle.native.batch_arrays import address_table, aligned_zeros, allocate, apply_options, seed_records
 from hurtle.native.bounds import OutOfBounds
 from hurtle.native.build import COMPILING, CpuFunctions, build
+from hurtle.native.cpu_loops import NEXT_STEP, PLAY, SAME_STEP
 from hurtle.native.env import EnvSpec
 from hurtle.native.rng import ACTION_STREAM, seed_range, stream_states
-from hurtle.native.threads import ShardThreads, free_cores
+from hurtle.native.thread_tuner import ThreadTuner
+from hurtle.native.threads import Crew, shard_edges, thread_count
 
-TRIALS = 16
-"""Number of steps timed to choose between one thread and all."""
+TRIALS = 8
+"""Number of steps timed to see whether more threads could help."""
+SHORT_SECONDS = 20e-6
+"""Steps that one thread takes in less are not shared: waking another thread takes as long."""
 PLAY_SECONDS = 0.1
 """The longest that one call without the GIL should take, in seconds: Ctrl-C waits for it."""
 
@@ -34,11 +37,12 @@ class CpuBatch:
     Args:
         spec: The checked env.
         num_envs: Number of envs.
-        num_threads: None chooses one thread or all free cores by timing the first steps.
+        num_threads: The most threads to use, None for all free cores; what steps take decides how many.
         debug: Run the author's code uncompiled, with every array access checked.
+        adapts: False always uses that many threads, also for steps that one thread takes faster.
     """
 
-    def __init__(self, spec: EnvSpec, num_envs: int, num_threads: int | None = None, debug: bool = False):
+    def __init__(self, spec: EnvSpec, num_envs: int, num_threads: int | None = None, debug: bool = False, adapts: bool = True):
         self.spec = spec
         self.num_envs = num_envs
         self.arrays = allocate(spec, num_envs, aligned_zeros)
@@ -51,7 +55,12 @@ class CpuBatch:
         with COMPILING:
             self._program = build(spec, "python" if debug else "cpu")
             self.functions = self._program.functions if debug else self._compiled()
-        self._choose_threads(1 if debug else num_threads)
+        most = 1 if debug else thread_count(num_threads, num_envs)
+        self._stepping, self._playing = ThreadTuner(most, adapts), ThreadTuner(most, adapts)
+        self._crew: Crew | None = None  # made when it is first needed
+        self._shared: dict[int, np.ndarray] = {}  # the arguments of calls on several threads, by their number
+        self._trials_left, self._shortest = TRIALS if adapts else 0, float("inf")
+        self._alone = most == 1  # whether steps are never shared
 
     def seed(self, seeds: np.ndarray, chosen: np.ndarray) -> None:
         """Restart each chosen env from its seed: reset its random stream, and its runtime parameters to their defaults."""
@@ -83,13 +92,48 @@ class CpuBatch:
         if illegal >= 0:
             raise ActionError(f"Env {illegal} got the action {actions[illegal]!s}, which is not in {self.spec.action_space}.")
         try:
-            if self._threads is None:
+            if self._alone:
                 return self.functions.step_envs(self.handle, actions, same_step, 0, self.num_envs)
-            if self._trials_left:
-                return self._trial_step(actions, same_step)
-            return sum(self._threads.run(partial(self.functions.step_envs, self.handle, actions, same_step)))
+            return self._timed_step(actions, same_step)
         except OutOfBounds as error:
             raise self.out_of_bounds(error) from None
+
+    def _timed_step(self, actions: np.ndarray, same_step: bool) -> int:
+        """Step on as many threads as is fastest; the first steps show whether sharing them is worth trying."""
+        threads = 1 if self._trials_left else self._stepping.count
+        began = time.perf_counter()
+        if threads == 1:
+            ended = self.functions.step_envs(self.handle, actions, same_step, 0, self.num_envs)
+        else:
+            mode = SAME_STEP if same_step else NEXT_STEP
+            ended = self._run_together(threads, mode, self.handle.ctypes.data, actions.ctypes.data, 0, 0, 1)
+        took = time.perf_counter() - began
+        if self._trials_left:
+            self._trials_left, self._shortest = self._trials_left - 1, min(self._shortest, took)
+            if not self._trials_left:
+                self._alone = self._shortest < SHORT_SECONDS
+                if not self._alone:
+                    self._prepare_to_share()
+        else:
+            self._stepping.took(1.0, took)
+        return ended
+
+    def _prepare_to_share(self) -> None:
+        """Compile, or load, what calls on several threads need."""
+        if self._crew is None and self._playing.most > 1:
+            self._crew = Crew()
+            _ = self.functions.run_shard
+
+    def _run_together(self, threads: int, *arguments: int) -> int:
+        """Call `run_envs` on several threads, each with a shard of the envs; returns the number of episodes that ended."""
+        if threads not in self._shared:
+            start = [self.functions.addresses["run_envs"], 0, 0, 0, 0, 0, 0]
+            self._shared[threads] = np.array([*start, *shard_edges(self.num_envs, threads)], np.int64)
+        call = self._shared[threads]
+        call[1:7] = arguments
+        self._prepare_to_share()
+        assert self._crew is not None
+        return sum(self._crew.run(self.functions.run_shard, call, threads))
 
     def step_with(self, actions: np.ndarray) -> None:
         """Step all envs with a copy of `actions`."""
@@ -109,22 +153,25 @@ class CpuBatch:
 
         Further calls with the same seed continue the sequence of actions.
         """
+        self._prepare_to_share()
         seeds = stream_states(seed_range(seed, self.num_envs), ACTION_STREAM)
         ended, done = 0, 0
         while done < num_steps:
             size = min(self._play_slice, num_steps - done)
             began = time.perf_counter()
-            args = (self.handle, self.actions, seeds, self.played + done, size)
+            first, threads = self.played + done, self._playing.count
             try:
-                if self._threads is None:
-                    ended += self.functions.play_envs(*args, 0, self.num_envs)
+                if threads == 1:
+                    ended += self.functions.play_envs(self.handle, self.actions, seeds, first, size, 0, self.num_envs)
                 else:
-                    ended += sum(self._threads.run(partial(self.functions.play_envs, *args)))
+                    addresses = (array.ctypes.data for array in (self.handle, self.actions, seeds))
+                    ended += self._run_together(threads, PLAY, *addresses, first, first + size)
             except OutOfBounds as error:
                 raise self.out_of_bounds(error) from None
             done += size
-            pace = PLAY_SECONDS / (time.perf_counter() - began + 1e-9)
-            self._play_slice = max(1, int(size * min(8.0, pace)))
+            took = time.perf_counter() - began
+            self._playing.took(size, took)
+            self._play_slice = max(1, int(size * min(8.0, PLAY_SECONDS / (took + 1e-9))))
         self.played += num_steps
         return ended
 
@@ -137,37 +184,13 @@ class CpuBatch:
 
     def close(self) -> None:
         """Stop the helper threads."""
-        if self._threads is not None:
-            self._threads.close()
+        if self._crew is not None:
+            self._crew.close()
 
     @property
     def num_threads(self) -> int:
-        """Number of threads that step the envs."""
-        return 1 if self._threads is None else len(self._threads.shards)
-
-    # With num_threads=None the first steps are timed, half on one thread and half on all, and the faster choice is kept.
-
-    def _choose_threads(self, num_threads: int | None) -> None:
-        wanted = free_cores() if num_threads is None else num_threads
-        many = wanted > 1 and self.num_envs > 1
-        self._threads = ShardThreads(self.num_envs, wanted) if many else None
-        self._trials: list[float] = []
-        self._trials_left = TRIALS if many and num_threads is None else 0
-
-    def _trial_step(self, actions: np.ndarray, same_step: bool) -> int:
-        assert self._threads is not None
-        job = partial(self.functions.step_envs, self.handle, actions, same_step)
-        began = time.perf_counter()
-        alone = self._trials_left > TRIALS // 2
-        ended = job(0, self.num_envs) if alone else sum(self._threads.run(job))
-        self._trials.append(time.perf_counter() - began)
-        self._trials_left -= 1
-        if self._trials_left == 0:
-            half = TRIALS // 2
-            if min(self._trials[:half]) < min(self._trials[half:]):
-                self._threads.close()
-                self._threads = None
-        return ended
+        """Number of threads that most steps are taken on."""
+        return 1 if self._alone or self._trials_left else self._stepping.best
 
     def _compiled(self) -> CpuFunctions:
         """Compile, or load from the disk cache, before the first call, so that errors come early and name the author's line."""

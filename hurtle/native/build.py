@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -114,28 +114,40 @@ class CpuFunctions:
     """
 
     def __init__(self, program: Program):
-        self._program, calls = program, _shared("env_calls.py")
+        self._program, calls = program, shared_module("env_calls.py")
         self.addresses = {name: self._address(name) for name in ("run_envs", "first_illegal")}
         run, check = self.addresses.values()
         self.reset_envs, self.first_illegal = partial(calls.reset_envs, run), partial(calls.first_illegal, check)
         self.step_envs, self.play_envs = partial(calls.step_envs, run), partial(calls.play_envs, run)
+        self._run_shard = calls.run_shard
+
+    @cached_property
+    def run_shard(self) -> int:
+        """The address of `run_shard`, for calls on several threads."""
+        with COMPILING:
+            return address_of_entry(self._run_shard)
 
     def _address(self, name: str) -> int:
         """The address of an entry point, compiled or loaded from the disk cache."""
-        from numba import types
         from numba.core.errors import NumbaError
 
-        function = getattr(self._program.functions, name)
-        signature = (types.int64,) * function.py_func.__code__.co_argcount
         try:
-            function.compile(signature)
+            return address_of_entry(getattr(self._program.functions, name))
         except NumbaError as error:
             raise self._program.explain(error) from None
-        compiled = function.overloads[signature]
-        address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
-        assert address
-        assert compiled.signature.return_type == types.int64  # what `call_env` reads
-        return address
+
+
+def address_of_entry(function: Any) -> int:
+    """The address of a Numba function of int64 that returns an int64, for `call_env`; compiles it, or loads it from disk."""
+    from numba import types
+
+    signature = (types.int64,) * function.py_func.__code__.co_argcount
+    function.compile(signature)
+    compiled = function.overloads[signature]
+    assert compiled.signature.return_type == types.int64
+    address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+    assert address
+    return address
 
 
 def build(spec: EnvSpec, target: str) -> Program:
@@ -165,7 +177,7 @@ def _build(spec: EnvSpec, target: str) -> Program:
     return Program(spec, target, _imported(name, text), lines, sites, is_new)
 
 
-def _shared(file: str) -> ModuleType:
+def shared_module(file: str) -> ModuleType:
     """A source of this folder, imported from a copy in the cache folder."""
     text = (HERE / file).read_text(encoding="utf-8")
     return _imported(f"{Path(file).stem}_{_digest(text)}", text)
@@ -185,7 +197,8 @@ def cache_folder() -> Path:
 
 
 def _digest(text: str) -> str:
-    imported = [(HERE / name).read_bytes() for name in ("intrinsics.py", "pasted.py", "bounds.py", "cpu_loops.py")]
+    names = ("intrinsics.py", "atomics.py", "pasted.py", "bounds.py", "cpu_loops.py")
+    imported = [(HERE / name).read_bytes() for name in names]
     return hashlib.sha256(b"\0".join([text.encode(), *imported])).hexdigest()[:16]
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numba import njit
 
 from hurtle.native.compile_lock import compile_once
 from hurtle.native.cpu_loops import NEXT_STEP, PLAY, RESET, SAME_STEP
-from hurtle.native.intrinsics import call_env
+from hurtle.native.intrinsics import array_at, call_env
 
 
 def entry(function: Any) -> Any:
@@ -37,6 +38,17 @@ def play_envs(run, handle, actions, seeds, first_step, num_steps, lo, hi):
     """Take `num_steps` uniformly random actions in envs [lo, hi); returns the number of episodes that ended."""
     arrays = handle.ctypes.data, actions.ctypes.data, seeds.ctypes.data
     return call_env(run, (PLAY, *arrays, first_step, first_step + num_steps, lo, hi))
+
+
+@entry
+def run_shard(call, thread, threads):
+    """A thread's share of a step or of random play, for `Crew`.
+
+    `call` is the address of: the entry point, its arguments before the range of envs, and the edges of the threads' ranges.
+    """
+    words = array_at(call, (8 + threads,), np.int64)
+    arguments = words[1], words[2], words[3], words[4], words[5], words[6], words[7 + thread], words[8 + thread]
+    return call_env(words[0], arguments)
 
 
 @entry

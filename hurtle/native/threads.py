@@ -1,32 +1,58 @@
-"""Helper threads that each run one nogil call over their shard of envs: shards → threads → results, in shard order."""
+"""`Crew`: threads that run one compiled call together, each its part; and how many of them there may be."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import queue
 import threading
 import weakref
 from collections.abc import Callable
-from itertools import pairwise
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hurtle.errors import HurtleError
+from hurtle.native.batch_arrays import aligned_zeros
+from hurtle.native.build import COMPILING, shared_module
 
 SHARD_GRAIN = 128
 """Shards start at multiples of this, so that no two threads write to one cache line, even in arrays of one byte per env."""
 
-Job = Callable[[int, int], Any]
+
+def shard_edges(size: int, threads: int) -> np.ndarray:
+    """Where the shards of `range(size)` begin, one for each thread, and where the last one ends."""
+    grain = SHARD_GRAIN if size >= SHARD_GRAIN * threads else 1
+    return np.array([*(size * k // threads // grain * grain for k in range(threads)), size], np.int64)
 
 
 def free_cores() -> int:
-    """Number of cores this process may use: its CPU affinity, or less if a container's quota is lower."""
+    """Number of cores this process may use: its CPU affinity, or less if the quota of its control group is lower."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return min(cores, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):  # no such file, or no limit: "max"
-        return cores
+    return max(1, min([cores, *_quotas(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))]))
+
+
+def _quotas(root: Path, membership: Path) -> list[int]:
+    """Cores that the quotas of this process's control groups allow, of both versions: a container is one."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in membership.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            top = root / controllers if controllers else root
+            group = top / path.lstrip("/")
+            for folder in (group, *group.parents[: len(group.parents) - len(top.parents)]):
+                with contextlib.suppress(OSError, ValueError):  # no such file, or no limit: "max"
+                    quota, period = (
+                        ((folder / f"cpu.cfs_{word}_us").read_text() for word in ("quota", "period"))
+                        if controllers
+                        else (folder / "cpu.max").read_text().split()
+                    )
+                    if int(quota) > 0:
+                        found.append(int(quota) // int(period))
+    return found
 
 
 def thread_count(wanted: int | None, most: int) -> int:
@@ -40,83 +66,94 @@ def thread_count(wanted: int | None, most: int) -> int:
     return max(1, min(free_cores(), wanted or most, most))
 
 
-class ShardThreads:
-    """Splits `range(size)` into one shard per thread; the calling thread takes the first.
+class Crew:
+    """The calling thread and helpers that wait in compiled code, without the GIL, for the next call.
 
-    Threads block between calls and exit when this object is closed or collected.
+    Helpers are started when a call first needs them, and end when this object is closed or collected.
     """
 
-    def __init__(self, size: int, num_threads: int):
-        count = max(1, min(num_threads, size))
-        grain = SHARD_GRAIN if size >= SHARD_GRAIN * count else 1
-        edges = [size * k // count // grain * grain for k in range(count)] + [size]
-        self.shards = list(pairwise(edges))
-        self._start()
+    def __init__(self) -> None:
+        self._calls = _compiled_calls()
+        self._process = 0
+        self._start(1)
 
-    def _start(self) -> None:
-        """Start the helper threads of this process; those of a parent process do not survive a fork."""
-        self._process = os.getpid()
-        self._inboxes: list[queue.SimpleQueue] = [queue.SimpleQueue() for _ in self.shards[1:]]
-        jobs = [(k, self.shards[k], inbox) for k, inbox in enumerate(self._inboxes, 1)]
-        self._helpers = [threading.Thread(target=_work, args=job, daemon=True) for job in jobs]
+    def _start(self, threads: int) -> None:
+        """Start helpers in place of the present ones; those of a parent process did not survive a fork."""
+        if self._process == os.getpid():
+            self.close()
+        self._process, self._threads = os.getpid(), threads
+        self._control, self._failure = aligned_zeros((threads * self._calls.LINE,), np.int64), _Failure()
+        helpers = [(self._calls, self._control, k, self._failure) for k in range(1, threads)]
+        self._helpers = [threading.Thread(target=_follow, args=helper, daemon=True) for helper in helpers]
         for helper in self._helpers:
             helper.start()
-        self._finalizer = weakref.finalize(self, _stop, self._inboxes)
+        self._finalizer = weakref.finalize(self, self._calls.dismiss, self._control, threads)
 
-    def run(self, job: Job, on_error: Callable[[], None] | None = None) -> list[Any]:
-        """Call `job(lo, hi)` for every shard, wait for all, and return the results; the first error is raised.
+    def run(self, function: int, arguments: np.ndarray, threads: int, on_error: Callable[[], None] | None = None) -> list[int]:
+        """Call `function(address of arguments, k, threads)` on each thread k; returns their results, in that order.
 
-        No shard is still running when this returns, even after Ctrl-C. Shards that wait for each other need `on_error`: it is
-        called as soon as one of them fails or cannot start, and must make the others return.
+        No thread is still at work when this returns or raises, even after Ctrl-C. The first error is raised.
+
+        Args:
+            function: Address of a compiled function of three int64 that returns an int64, see `address_of_entry`.
+            arguments: What all threads read their arguments from.
+            threads: Number of threads, this one included.
+            on_error: For threads that wait for each other: called when one of them fails, to make the others return.
         """
-        if not self._finalizer.alive:
-            raise HurtleError("The envs were closed; make new ones.")
-        if self._process != os.getpid():
-            self._start()
-        outcomes: list[Any] = [None] * len(self.shards)
-        results: queue.SimpleQueue = queue.SimpleQueue()
-        asked, heard = 0, 0
-        error: BaseException | None = None
+        if threads > self._threads or self._process != os.getpid():
+            self._start(threads)
+        control, failure = self._control, self._failure
+        failure.error, failure.on_error = None, on_error
         try:
-            for inbox in self._inboxes:
-                inbox.put((job, results))
-                asked += 1
-            outcomes[0] = job(*self.shards[0])
-        except BaseException as caught:  # still wait for the others
-            error = caught
+            first = self._calls.lead(control, function, arguments.ctypes.data, threads)
+        except BaseException:
             if on_error is not None:
                 on_error()
-        while heard < asked:
-            try:
-                k, outcomes[k], failure = results.get()
-            except BaseException as caught:
-                error = error or caught
-                continue
-            heard += 1
-            if failure is not None and on_error is not None:
-                on_error()
-            error = error or failure
-        if error is not None:
-            raise error
-        return outcomes
+            self._calls.join(control)
+            raise
+        if failure.error is not None:
+            raise failure.error
+        line = self._calls.LINE
+        return [first, *control[line + self._calls.RESULT : threads * line : line].tolist()]
 
     def close(self) -> None:
-        """Stop the helper threads, and wait until they have ended."""
+        """End the helpers, and wait until they have ended. A later call starts new ones."""
         self._finalizer()
+        self._threads = 1
         for helper in self._helpers:
             helper.join()
 
 
-def _work(k: int, shard: tuple[int, int], inbox: queue.SimpleQueue) -> None:
-    while (order := inbox.get()) is not None:
-        job, results = order
+class _Failure:
+    """The first error of a helper in a call, and what to do about one."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self.on_error: Callable[[], None] | None = None
+
+
+def _follow(calls: Any, control: np.ndarray, k: int, failure: _Failure) -> None:
+    """The life of helper k."""
+    done = 0
+    while True:
         try:
-            results.put((k, job(*shard), None))
+            return calls.follow(control, k, done)
         except BaseException as error:
-            results.put((k, None, error))
-        del order, job, results
+            failure.error = failure.error or error
+            if failure.on_error is not None:
+                failure.on_error()
+            done = int(control[k * calls.LINE + calls.CALLS])  # before arriving: then the leader may call again
+            calls.arrive(control)
 
 
-def _stop(inboxes: list[queue.SimpleQueue]) -> None:
-    for inbox in inboxes:
-        inbox.put(None)
+@cache
+def _compiled_calls() -> Any:
+    """crew_calls.py with all of its functions compiled."""
+    from numba import types
+
+    words, number = types.int64[::1], types.int64
+    with COMPILING:
+        calls = shared_module("crew_calls.py")
+        for name, numbers in (("join", 0), ("arrive", 0), ("dismiss", 1), ("follow", 2), ("lead", 3)):
+            getattr(calls, name).compile((words, *[number] * numbers))
+    return calls

@@ -214,8 +214,8 @@ def test_a_rollout_without_a_valid_step_teaches_nothing():
         for size, optimizer in itertools.product([1024, 512, 192, 50], ["adam", "adamw", "rmsprop"])
     ],
 )
+@pytest.mark.usefixtures("all_threads")
 def test_the_number_of_threads_does_not_change_a_bit(minibatch_size, optimizer, monkeypatch):
-    monkeypatch.setattr("hurtle.native.threads.free_cores", lambda: 8)
     policy = make_policy(hidden=(64, 40))
     rollout = made(policy, steps=64, rows=16)
     config = PPOConfig(minibatch_size=minibatch_size, learning_rate=1e-3, optimizer=optimizer)
@@ -239,9 +239,9 @@ def test_the_number_of_threads_does_not_change_a_bit(minibatch_size, optimizer, 
         for sizes, threads in itertools.product([(2049, 2048), (4097, 4096), (1023, 512), (1535, 512)], [1, 2, 3])
     ],
 )
+@pytest.mark.usefixtures("all_threads")
 def test_minibatches_of_two_sizes(steps, minibatch_size, threads, monkeypatch):
     """A minibatch with one row fewer must not need more shards than were allocated."""
-    monkeypatch.setattr("hurtle.native.threads.free_cores", lambda: 3)
     obs = spaces.Box(0, 1, (600,), np.uint8)
     policy = make_policy(obs=obs, hidden=(64,))
     rollout = made(policy, steps=steps, rows=1)
@@ -274,8 +274,8 @@ def test_rollouts_that_grow_shrink_and_change_their_share_of_zeros():
 
 
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.usefixtures("all_threads")
 def test_nan_stops_all_threads(threads, monkeypatch):
-    monkeypatch.setattr("hurtle.native.threads.free_cores", lambda: 2)
     policy = make_policy()
     _, learner = pair(policy, PPOConfig(num_epochs=2, minibatch_size=256, shuffle=False), num_threads=threads)
     rollout = made(policy, steps=64, rows=8)
@@ -424,8 +424,8 @@ def test_edits_that_torch_does_not_count_are_seen_too():
 
 
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.usefixtures("all_threads")
 def test_an_interrupt_leaves_weights_moments_and_their_count_together(threads, monkeypatch):
-    monkeypatch.setattr("hurtle.native.threads.free_cores", lambda: 2)
     policy = make_policy()
     _, learner = pair(policy, PPOConfig(num_epochs=2, minibatch_size=128), num_threads=threads)
     rollout = made(policy, steps=16, rows=32)

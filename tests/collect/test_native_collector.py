@@ -247,8 +247,8 @@ def test_rollouts_shorter_than_episodes(num_steps):
 
 
 @pytest.mark.parametrize("case", ["cartpole", "comings", "pendulum"])
-def test_the_number_of_threads_changes_no_bit(case, monkeypatch):
-    monkeypatch.setattr("hurtle.native.threads.free_cores", lambda: 3)
+@pytest.mark.usefixtures("all_threads")
+def test_the_number_of_threads_changes_no_bit(case):
     env, parameters, _ = CASES[case]
     rollouts, statistics = [], []
     for threads in (1, 2, 3):
@@ -369,8 +369,8 @@ def test_without_the_envs_new_episodes_begin_with_other_seeds():
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_the_vector_stays_usable(threads, monkeypatch):
-    monkeypatch.setattr("hurtle.native.threads.free_cores", lambda: 3)
+@pytest.mark.usefixtures("all_threads")
+def test_the_vector_stays_usable(threads):
     collector = native("cartpole", 3, num_threads=threads)
     rollout = collector.new_rollout(6)
     collector.collect(rollout)
@@ -519,6 +519,7 @@ def test_rollouts_that_do_not_fit():
         (2, 6, r"final observation of env 2 at its step 6 is not finite: \[ 6\. nan\]\. Nothing"),
     ],
 )
+@pytest.mark.usefixtures("all_threads")
 def test_bad_numbers_are_found(what, when, message, threads):
     messages = []
     for make in (lambda: native(Spoilt, 5, num_threads=threads), lambda: general(native(Spoilt, 5))):
@@ -549,8 +550,8 @@ def test_nothing_is_learned_from_bad_numbers():
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_weights_that_are_not_finite(threads, monkeypatch):
-    monkeypatch.setattr("hurtle.native.threads.free_cores", lambda: 3)
+@pytest.mark.usefixtures("all_threads")
+def test_weights_that_are_not_finite(threads):
     collector = native(Spoilt, 3, num_threads=threads)
     collector.load_weights(Weights(torch.full((collector.num_weights,), np.nan)))
     with pytest.raises(ActionError, match=r"Env 0 got the action \[nan\]"):
@@ -568,13 +569,13 @@ def test_a_request_to_stop():
     assert collector.steps == 0
     assert collector.collect(rollout) is not None  # one request stops one rollout
     assert collector.steps == 50
-    run = collector._threads.run
+    collect = collector._collect_together
 
-    def run_and_ask(job):
+    def collect_and_ask(*steps):
         collector.request_stop()
-        return run(job)
+        return collect(*steps)
 
-    collector._slice, collector._threads.run = 1, run_and_ask
+    collector._slice, collector._collect_together = 1, collect_and_ask
     assert collector.collect(rollout) is None
     assert collector.steps == 51
 
@@ -594,7 +595,7 @@ def test_others_run_meanwhile():
     thread = threading.Thread(target=count)
     thread.start()
     before = counted[0]
-    collector._threads.run(lambda lo, hi: collector._collect_envs(collector._job, collector._like, 0, 2_000, lo, hi))
+    collector._collect_together(1, 0, 2_000)
     during = counted[0] - before
     stop.set()
     thread.join()
@@ -633,8 +634,8 @@ def test_the_example_learns(capsys):
 
 def test_threads_are_counted_and_never_more_than_there_are_cores(monkeypatch):
     monkeypatch.setattr("hurtle.native.threads.free_cores", lambda: 3)
-    assert native("cartpole", 64, num_threads=128).num_threads == 3
-    assert native("cartpole", 2, num_threads=3).num_threads == 2
+    assert native("cartpole", 64, num_threads=128).threads.most == 3
+    assert native("cartpole", 2, num_threads=3).threads.most == 2
     for wrong in (0, -3, 2.5, True):
         with pytest.raises(HurtleError, match="int of at least 1"):
             native("cartpole", 4, num_threads=wrong)

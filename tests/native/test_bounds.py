@@ -99,6 +99,7 @@ def test_an_index_out_of_bounds_ends_a_loop(compiled):
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.usefixtures("all_threads")
 def test_play_and_several_threads_raise_it_too(num_workers):
     vec = hurtle.make_vec(Indexer, num_envs=4, num_workers=num_workers)
     vec.reset(seed=0)
@@ -112,6 +113,7 @@ def test_play_and_several_threads_raise_it_too(num_workers):
     assert vec.step(np.zeros((4, 3), np.int64))[1].tolist() == [2.0] * 4
 
 
+@pytest.mark.usefixtures("all_threads")
 def test_the_native_collector_raises_it():
     vec = hurtle.make_vec(Indexer, num_envs=4)
     collector = NativeCollector(vec, PolicyConfig(hidden_sizes=(4,)), num_threads=2)

@@ -213,6 +213,7 @@ def test_wrong_options(walks, options, error, message):
 
 
 @pytest.mark.parametrize("name", ["snake", Walk], ids=["snake", "walk"])
+@pytest.mark.usefixtures("all_threads")
 def test_trajectories_depend_on_nothing_but_the_seed(name):
     few, many = 4, 33
     actions = np.random.default_rng(1).integers(3, size=(80, many, *((4,) if name == "snake" else ())))
@@ -568,6 +569,7 @@ def test_observation_types(dtype):
 # Random play inside the engine ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("all_threads")
 def test_play_is_the_same_on_any_number_of_threads():
     results = []
     for num_workers in (1, 2):
@@ -634,6 +636,7 @@ def helper_threads_of(make):
     return vec, [thread for thread in threading.enumerate() if thread not in before]
 
 
+@pytest.mark.usefixtures("all_threads")
 def test_threads_end_with_close_or_with_the_object():
     for by_close in (True, False):
         vec, helpers = helper_threads_of(lambda: hurtle.make_vec(Walk, 8, num_workers=3))
@@ -659,6 +662,7 @@ def test_small_envs_are_left_on_one_thread():
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.usefixtures("all_threads")
 def test_a_step_after_close_does_not_hang(num_workers):
     vec = hurtle.make_vec(Walk, 8, num_workers=num_workers)
     vec.reset(seed=0)
@@ -676,19 +680,6 @@ def test_a_step_after_close_does_not_hang(num_workers):
     thread.join(300)
     assert outcome, "step waits for threads that have ended"
     assert isinstance(outcome[0], tuple | HurtleError)
-
-
-def test_errors_in_a_thread_reach_the_caller():
-    vec = hurtle.make_vec(Walk, 8, num_workers=2)
-    vec.reset(seed=0)
-
-    def fail(lo, hi):
-        raise RuntimeError(f"shard {lo}")
-
-    with pytest.raises(RuntimeError, match="shard"):
-        vec._batch._threads.run(fail)
-    vec.step(np.ones(8, int))  # and the threads stay alive
-    vec.close()
 
 
 # The disk cache ------------------------------------------------------------------------------------------------------

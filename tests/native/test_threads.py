@@ -1,83 +1,122 @@
-"""The helper threads: nothing hangs and no shard outlives its call, even after Ctrl-C, an error, a fork or close()."""
+"""The helper threads: nothing hangs and no part outlives its call, even after Ctrl-C, an error, a fork or close()."""
 
+import gc
 import os
 import threading
 import time
 
 import numpy as np
 import pytest
+from numba import njit
 
 import hurtle
-from hurtle.errors import HurtleError
-from hurtle.native.threads import ShardThreads
+from hurtle.native.build import address_of_entry
+from hurtle.native.intrinsics import array_at
+from hurtle.native.threads import Crew, shard_edges
+
+FAILS, WAITS, DONE = 0, 1, 2  # thread that fails, microseconds that others wait, and who is done
 
 
-def test_results_come_in_shard_order():
-    threads = ShardThreads(10, 3)
-    assert threads.run(lambda lo, hi: (lo, hi)) == [(0, 3), (3, 6), (6, 10)]
-    threads.close()
+@njit(nogil=True)
+def part(arguments, thread, threads):
+    """Ten times the thread's index plus the number of threads, after waiting; the thread at FAILS raises."""
+    words = array_at(arguments, (16,), np.int64)
+    if words[FAILS] == thread:
+        raise ValueError("a part fails")
+    waited = 0
+    for k in range(words[WAITS] * 1000):
+        waited += (k * waited) & 3
+    words[DONE + thread] += 1 + (waited & 0)
+    return 10 * thread + threads
 
 
-def test_an_error_in_any_shard_is_raised_after_all_are_done():
-    threads = ShardThreads(2, 2)
-    done = []
-
-    def job(lo, hi):
-        if lo == 0:
-            raise ValueError("shard 0")
-        time.sleep(0.05)
-        done.append(lo)
-
-    with pytest.raises(ValueError, match="shard 0"):
-        threads.run(job)
-    assert done == [1]
-    assert threads.run(lambda lo, hi: lo) == [0, 1]  # nothing left over from before
-    threads.close()
+PART = address_of_entry(part)
 
 
-def test_ctrl_c_waits_for_the_running_shard_and_leaves_no_stale_result():
-    threads = ShardThreads(2, 2)
-    done = []
-
-    def interrupted(lo, hi):
-        if lo == 0:
-            raise KeyboardInterrupt
-        time.sleep(0.05)
-        done.append(lo)
-        return "old"
-
-    with pytest.raises(KeyboardInterrupt):
-        threads.run(interrupted)
-    assert done == [1]
-    assert threads.run(lambda lo, hi: "new") == ["new", "new"]
-    threads.close()
+def arguments(fails=-1, waits=0):
+    words = np.zeros(16, np.int64)
+    words[FAILS], words[WAITS] = fails, waits
+    return words
 
 
-def test_a_closed_pool_refuses_to_run_and_its_threads_have_ended():
-    before = set(threading.enumerate())
-    threads = ShardThreads(2, 2)
-    assert set(threading.enumerate()) - before
-    threads.close()
-    assert not set(threading.enumerate()) - before
-    with pytest.raises(HurtleError, match="closed"):
-        threads.run(lambda lo, hi: None)
+@pytest.fixture
+def crew():
+    made = Crew()
+    yield made
+    made.close()
+
+
+def test_shards_cover_everything_and_begin_at_cache_lines():
+    assert shard_edges(10, 3).tolist() == [0, 3, 6, 10]
+    assert shard_edges(1000, 3).tolist() == [0, 256, 640, 1000]
+    assert shard_edges(7, 1).tolist() == [0, 7]
+
+
+def test_results_come_in_the_order_of_the_threads(crew):
+    for threads in (1, 3, 2, 5, 5, 1, 4):
+        for _ in range(200):
+            assert crew.run(PART, arguments(), threads) == [10 * k + threads for k in range(threads)]
+
+
+def test_helpers_that_fell_asleep_wake_up(crew):
+    for _ in range(5):
+        time.sleep(0.01)  # a thousand times as long as they look for a call
+        assert crew.run(PART, arguments(), 3) == [3, 13, 23]
+        assert crew.run(PART, arguments(waits=1000), 2) == [2, 12]  # the leader falls asleep, too
+
+
+@pytest.mark.parametrize("fails", [0, 1, 2])
+def test_an_error_is_raised_when_all_are_done(crew, fails):
+    words = arguments(fails, waits=500)
+    asked = []
+    with pytest.raises(ValueError, match="a part fails"):
+        crew.run(PART, words, 3, lambda: asked.append(True))
+    assert words[DONE : DONE + 3].tolist() == [int(k != fails) for k in range(3)]
+    assert asked == [True]
+    assert crew.run(PART, arguments(), 3) == [3, 13, 23]  # nothing left over from before
+
+
+def test_helpers_end_with_close_or_with_the_crew():
+    for by_close in (True, False):
+        before, crew = set(threading.enumerate()), Crew()
+        assert set(threading.enumerate()) == before  # none before they are needed
+        crew.run(PART, arguments(), 3)
+        helpers = set(threading.enumerate()) - before
+        assert len(helpers) == 2
+        if by_close:
+            crew.close()
+            assert not any(helper.is_alive() for helper in helpers)
+            crew.close()
+        else:
+            del crew
+            gc.collect()
+            for helper in helpers:
+                helper.join(300)
+                assert not helper.is_alive()
+
+
+def test_a_closed_crew_starts_again(crew):
+    crew.run(PART, arguments(), 3)
+    crew.close()
+    assert crew.run(PART, arguments(), 2) == [2, 12]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_has_threads_of_its_own():
-    threads, unused = ShardThreads(2, 2), ShardThreads(2, 2)
-    threads.run(lambda lo, hi: lo)
+def test_a_forked_child_has_helpers_of_its_own(crew):
+    unused = Crew()
+    crew.run(PART, arguments(), 2)
+    unused.run(PART, arguments(), 2)
     child = os.fork()
     if child == 0:
         unused.close()  # does not wait for threads that only the parent has
-        os._exit(0 if threads.run(lambda lo, hi: lo) == [0, 1] else 1)
+        os._exit(0 if crew.run(PART, arguments(), 2) == [2, 12] else 1)
     deadline = time.monotonic() + 300
     while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
         assert time.monotonic() < deadline, "the child hangs"
         time.sleep(0.01)
     assert os.waitstatus_to_exitcode(ended[1]) == 0
-    threads.close()
+    assert crew.run(PART, arguments(), 2) == [2, 12]
     unused.close()
 
 

@@ -58,6 +58,7 @@ def continued(make, before, after, load_into=None):
 @pytest.mark.parametrize(
     ("name", "before", "after"), [("cartpole", 17, 40), ("snake", 9, 30), ("asterix", 60, 60), ("memory", 7, 20)]
 )
+@pytest.mark.usefixtures("all_threads")
 def test_goes_on_bitwise(name, before, after, autoreset_mode):
     def make(num_workers):
         return hurtle.make_vec(name, 37, num_workers=num_workers, autoreset_mode=autoreset_mode)
@@ -71,6 +72,7 @@ def test_goes_on_bitwise(name, before, after, autoreset_mode):
 
 @pytest.mark.parametrize("num_workers", [1, 3, None])
 @pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.usefixtures("all_threads")
 def test_threads_and_debugging_make_no_difference(num_workers, debug):
     got, expected, _, vec = continued(
         lambda: hurtle.make_vec(Walk, 40, num_workers=num_workers), 5, 12, lambda: hurtle.make_vec(Walk, 40, debug=debug)

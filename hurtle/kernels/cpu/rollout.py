@@ -8,6 +8,8 @@ dtype: `like` is an array of that dtype. Arrays are flat, which compiles in half
 from __future__ import annotations
 
 import math
+from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from hurtle.native.intrinsics import call_env
 
 from .head_calls import call_sample
 from .host import TILE, WIDTH, entry, f4, strict, strict_allocating, strict_inlined
+from .memory import ints_at
 from .network import STRIDE, WORK, call_forward
 from .rollout_job import J, bools, bytes_at, doubles, floats, ints, lengths, observations, tables, words
 from .sparse import list_rows
@@ -28,16 +31,27 @@ GAMMA = U64(0x9E3779B97F4A7C15)
 CLIP, DISCOUNT, DECAY = 0, 1, 2  # indices into `constants`
 
 
-@entry
-def collect_envs(job, like, first, last, lo, hi):
-    """Collect steps [first, last) of envs [lo, hi).
+@cache
+def collect_envs_of(dtype: np.dtype) -> Any:
+    """`collect_envs(call, thread, threads)` for envs with observations of that dtype.
 
-    Returns NO_ERROR, or the first error's `(step * KINDS + kind) * num_rows + row`; the shard stops after that step.
+    It collects steps [first, last) of a thread's envs [lo, hi). `call` is the address of first, last, and of (job, lo, hi) for
+    each thread. Returns NO_ERROR, or the first error's `(step * KINDS + kind) * num_rows + row`; the thread stops after that
+    step.
     """
-    exchange(job, False)
-    error = collect_steps(job, like, first, last, lo, hi)
-    exchange(job, True)
-    return error
+    like = np.zeros(0, dtype)
+
+    @entry
+    def collect_envs(call, thread, threads):
+        words = ints_at(call, 2 + 3 * threads)
+        own = 2 + 3 * thread
+        job = ints_at(words[own], J.size)
+        exchange(job, False)
+        error = collect_steps(job, like, words[0], words[1], words[own + 1], words[own + 2])
+        exchange(job, True)
+        return error
+
+    return collect_envs
 
 
 @strict_inlined

@@ -60,8 +60,9 @@ JOB_NUMBERS = (
 )
 JOB = {name: 2 * k for k, name in enumerate(JOB_ARRAYS)} | {n: 2 * len(JOB_ARRAYS) + k for k, n in enumerate(JOB_NUMBERS)}
 """Indices into the job, one int64 array: an array's address followed by its size, or a number."""
-J: Any = namedtuple("J", JOB)(**JOB)
-"""`JOB` for compiled code."""
+SIZE = max(JOB.values()) + 1
+J: Any = namedtuple("J", (*JOB, "size"))(**JOB, size=SIZE)
+"""`JOB` for compiled code, and the size of a job."""
 
 words_at, bytes_at = view(np.uint64), view(np.uint8)
 

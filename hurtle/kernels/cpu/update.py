@@ -13,7 +13,7 @@ import numpy as np
 from . import network
 from .head_calls import call_gradient, call_score
 from .host import TILE, allocating, entry, f4, jit, reordering
-from .memory import ANY, bools_at, floats_at, ints_at, places_at, table_at
+from .memory import ANY, bools_at, floats_at, ints_at, places_at, table_at, view
 from .network import call_backward, call_forward, transpose_rows
 from .sync import wait_for_all
 from .vector_math import exp
@@ -38,7 +38,7 @@ _INTS = """
 forward backward score gradient
 rollout_size num_layers split actor critic trained_size packed_size work_size scratch_size num_blocks num_inputs head_kind
 num_choices action_size mask_size has_masks has_importance log_std_at log_stds normalizes clips clips_values optimizer
-steps_before minibatches done has_copies shard_rows num_shards list_length
+steps_before minibatches first last done has_copies shard_rows num_shards list_length
 """
 _FLOATS = "clip_range value_coef entropy_coef max_grad_norm learning_rate beta1 beta2 eps weight_decay"
 JOB = np.dtype(
@@ -47,6 +47,7 @@ JOB = np.dtype(
     + [(name, np.float64) for name in _FLOATS.split()]
 )
 """The arguments of an update: addresses of arrays, sizes, settings. A record, since many of them are floats."""
+_jobs_at = view(JOB)
 
 
 def shard_rows(count: int, weights: int, lists: bool) -> int:
@@ -68,21 +69,22 @@ _copy_size = jit(copy_size)
 
 
 @entry
-def learn(job, first, last, thread, threads):
-    """Learn from minibatches [first, last) as one of `threads` threads; returns the number done.
+def learn(job, thread, threads):
+    """Learn from minibatches [first, last) of the job at that address as one of `threads` threads; returns the number done.
 
     It is lower if the gradient of the next minibatch is not finite (which then changed nothing), or if a thread aborted.
     Threads share the work of summing gradients and stepping weights. With `has_copies`, each does all of it on its own copy of
     the weights, with bitwise equal results: a few weights are stepped faster than sent to another core.
     """
-    j = job[0]
+    j = _jobs_at(job, 1)[0]
+    first, last = j.first, j.last
     stride, size = j.trained_size + STATS, j.shard_rows
     weights, moments1, moments2, total, norms = _own_arrays(j, thread)
     gradients, results = floats_at(j.gradients, ANY), floats_at(j.results, j.minibatches * RESULTS)
     layers = table_at(j.layers, j.num_layers, network.COLUMNS)
     blocks = table_at(j.blocks, j.num_blocks, 6)
     bounds, order = ints_at(j.bounds, j.minibatches + 1), ints_at(j.order, ANY)
-    barrier = ints_at(j.barrier, 48)
+    barrier = ints_at(j.barrier, ANY)
     advantages = floats_at(j.advantages, j.rollout_size)
     tile = _new_tile(j)
     own, step = (0, 1) if j.has_copies else (thread, threads)

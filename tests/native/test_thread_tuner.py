@@ -1,0 +1,108 @@
+"""Choosing the number of threads: simulated machines, whose speed is a function of the number of threads and of time."""
+
+import numpy as np
+import pytest
+
+from hurtle.native.thread_tuner import TRIES, ThreadTuner, ladder
+from hurtle.native.threads import _quotas
+
+CALL = 0.002  # seconds that a call takes on one thread of a quiet machine
+
+
+def rate(count, speed_up, noise, seconds=3.0, call=CALL):
+    """Work per second with a fixed number of threads, or with those that a tuner chooses."""
+    rng, done, clock = np.random.default_rng(1), 0.0, 0.0
+    while clock < seconds:
+        threads = count.count if isinstance(count, ThreadTuner) else count
+        took = call / speed_up(threads, clock) * (1.0 + rng.exponential(noise))
+        clock, done = clock + took, done + 1.0
+        if isinstance(count, ThreadTuner):
+            count.took(1.0, took)
+    return done / clock
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3, 2.0])
+@pytest.mark.parametrize(
+    ("most", "speed_up"),
+    [
+        (2, lambda n, t: n**0.9),  # a quiet machine
+        (16, lambda n, t: n**0.8),
+        (2, lambda n, t: 1.0 if n == 1 else 0.1),  # a barrier waits for a core that is not running
+        (16, lambda n, t: 1.0 / n**2),
+        (2, lambda n, t: 1.0 if n == 1 else 0.9),
+        (12, lambda n, t: min(n, 4) * (1.0 if n <= 4 else 0.5)),  # a quota of four cores
+        (16, lambda n, t: 1.0),
+    ],
+    ids=["two", "sixteen", "stalls", "many stalls", "nearly as good", "quota", "no difference"],
+)
+def test_it_is_nearly_as_fast_as_the_best_fixed_number(most, speed_up, noise):
+    best = max(rate(n, speed_up, noise) for n in ladder(most))
+    assert rate(ThreadTuner(most), speed_up, noise) > 0.9 * best
+
+
+def test_it_follows_a_machine_that_gets_busy_and_quiet_again():
+    tuner = ThreadTuner(4)
+    quiet, busy = (lambda n, t: n), (lambda n, t: 1.0 / n)
+    for speed_up, best in ((quiet, 4), (busy, 1), (quiet, 4)):
+        rate(tuner, speed_up, 0.1, seconds=2.0)
+        assert tuner.best == best
+        assert rate(tuner, speed_up, 0.1, seconds=1.0) > 0.9 * rate(best, speed_up, 0.1, seconds=1.0)
+
+
+def test_a_short_run_finds_it_within_a_few_calls():
+    tuner = ThreadTuner(16)
+    for _ in range(5 * TRIES):
+        tuner.took(1.0, CALL / tuner.count)
+    assert tuner.best == 16
+
+
+def test_what_slower_numbers_cost_is_bounded():
+    """A hundred times slower with two threads: it is tried, but rarely."""
+    tuner, clock, spent = ThreadTuner(2), 0.0, 0.0
+    while clock < 30.0:
+        took = CALL if tuner.count == 1 else 100 * CALL
+        clock, spent = clock + took, spent + took * (tuner.count == 2)
+        tuner.took(1.0, took)
+    assert 0.0 < spent < 0.05 * clock
+
+
+def test_calls_of_different_sizes_are_compared_by_their_work():
+    tuner = ThreadTuner(2)
+    for k in range(300):
+        work = 1.0 + 9.0 * (k % 3)
+        tuner.took(work, work * CALL / tuner.count)
+    assert tuner.best == 2
+
+
+@pytest.mark.parametrize(
+    ("most", "adapts", "counts"), [(1, True, [1]), (6, True, [1, 2, 4, 6]), (8, True, [1, 2, 4, 8]), (6, False, [6])]
+)
+def test_numbers_to_choose_from(most, adapts, counts):
+    tuner = ThreadTuner(most, adapts)
+    assert (tuner.most, tuner.count) == (most, counts[0])
+    assert tuner._counts == counts
+    for _ in range(TRIES):
+        tuner.took(1.0, 1.0)
+    assert tuner.count == (counts[1] if len(counts) > 1 else most)
+
+
+def test_quotas_of_control_groups(tmp_path):
+    def write(name, text):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    root = tmp_path / "fs"
+    second = write("second", "0::/pod/own\n")
+    assert _quotas(root, second) == []
+    write("fs/pod/own/cpu.max", "max 100000\n")
+    write("fs/pod/cpu.max", "350000 100000\n")
+    assert _quotas(root, second) == [3]
+    first = write("first", "4:memory:/pod\n3:cpu,cpuacct:/pod\n")
+    write("fs/cpu,cpuacct/pod/cpu.cfs_quota_us", "250000\n")
+    write("fs/cpu,cpuacct/pod/cpu.cfs_period_us", "100000\n")
+    write("fs/cpu,cpuacct/cpu.cfs_quota_us", "-1\n")
+    write("fs/cpu,cpuacct/cpu.cfs_period_us", "100000\n")
+    assert _quotas(root, first) == [2]
+    assert _quotas(root, tmp_path / "none") == []
