@@ -100,8 +100,8 @@ def split(settings: dict[str, int], rounds: int) -> dict[str, float]:
 def collect_stages(parts: Parts, rounds: int) -> dict[str, float]:
     collector: Any = parts.collector
     plan, rows, steps = collector._plan, collector.rows.num_rows, parts.rollout.num_steps
-    batch, compiled, job = collector._batch, collector._collect_envs, collector._job
-    whole = best(lambda: compiled(job, collector._like, 0, steps, 0, collector.rows.num_envs), rounds)
+    batch = collector._batch
+    whole = best(lambda: collector._collect_together(1, 0, steps), rounds)
     step = batch.functions.step_envs
     envs = best(lambda: [step(batch.handle, batch.actions, True, 0, collector.rows.num_envs) for _ in range(10)], rounds) / 10
     tile, count, last = Tile(plan), min(rows, TILE), len(plan.layers)
@@ -120,7 +120,7 @@ def learn_stages(parts: Parts, rounds: int) -> dict[str, float]:
     learner: Any = parts.learner
     native = learner.epochs.native
     plan, minibatches = native.plan, len(native._kept["bounds"]) - 1
-    whole = best(lambda: native._kernels.learn(native._job, 0, minibatches, 0, 1), rounds)
+    whole = best(lambda: native._call(0, minibatches, 1), rounds)
     tile, last = Tile(plan), len(plan.layers)
     forward, backward = KERNELS.network.addresses()
     network_of = tile.weights, plan.layers, 0, last, tile.x, plan.num_inputs

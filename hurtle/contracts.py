@@ -182,6 +182,10 @@ class Collector(Protocol):
         """Counts that the user should see, such as dropped final observations. Usually empty."""
         return {}
 
+    def threads(self) -> tuple[int, int] | None:
+        """Threads of compiled code that most calls use, and the most they may use; None where there are none."""
+        return None
+
     @property
     def warning(self) -> str:
         """A warning for the user, or an empty string; read after `prepare`."""
@@ -249,6 +253,10 @@ class Learner(Protocol):
     def seconds(self) -> dict[str, float]:
         """GPU seconds by stage since the last call. Empty where the host's clock tells the truth."""
         return {}
+
+    def threads(self) -> tuple[int, int] | None:
+        """Threads of compiled code that most calls use, and the most they may use; None where there are none."""
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         """What resuming needs besides the policy, which the runner saves."""

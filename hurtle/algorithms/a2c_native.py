@@ -38,6 +38,10 @@ class NativeA2C(A2C):
         """See `Learner.weights`."""
         return self.native.weights(self.updates)
 
+    def threads(self) -> tuple[int, int]:
+        """See `Learner.threads`."""
+        return self.native.threads()
+
     def close(self) -> None:
         """Stop the helper threads."""
         self.native.close()

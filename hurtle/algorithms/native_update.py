@@ -86,7 +86,7 @@ class NativeUpdate:
         self.optimizer = Optimizers(config.optimizer, policy, config.learning_rate, config.adam_eps, config.weight_decay)
         self._kernels: Any = load_kernels().update
         self._most = thread_count(num_threads, self._kernels.MAX_SHARDS)
-        self.threads = ThreadTuner(1)
+        self.tuner = ThreadTuner(1)
         self._crew = Crew() if self._most > 1 else None
         self._barrier = load_kernels().sync.new_barrier()
         self._pace = 0.0  # seconds per step of a minibatch
@@ -122,6 +122,10 @@ class NativeUpdate:
         """See `Learner.weights`; the learner's own memory."""
         self.parameters.refresh()
         return Weights(self.parameters.values, version, self._buffers, self.policy)
+
+    def threads(self) -> tuple[int, int]:
+        """See `Learner.threads`."""
+        return self.tuner.best, self.tuner.most
 
     def state_dict(self) -> dict[str, Any]:
         """In the format of `Optimizers.state_dict`, so that a run can change gears."""
@@ -183,18 +187,18 @@ class NativeUpdate:
         shards = -(-largest // rows)
         self._job[0]["shard_rows"], self._job[0]["num_shards"] = rows, shards
         most = max(1, min(self._most, shards))
-        if most != self.threads.most:
-            self.threads = ThreadTuner(most)
+        if most != self.tuner.most:
+            self.tuner = ThreadTuner(most)
         done = 0
         while done < count:
             size = int(CALL_SECONDS / (self._pace * largest)) if self._pace else 1
             last = min(count, done + max(1, size))
-            threads, steps = self.threads.count, max(1, int(bounds[last] - bounds[done]))
+            threads, steps = self.tuner.count, max(1, int(bounds[last] - bounds[done]))
             self._make_room(shards, threads)
             began = time.perf_counter()
             finished = self._call(done, last, threads)
             took = time.perf_counter() - began
-            self.threads.took(steps, took)
+            self.tuner.took(steps, took)
             self._pace = took / steps
             done += finished
             if done < last:

@@ -185,6 +185,10 @@ class Epochs(Protocol):
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Continue with saved moments."""
 
+    def threads(self) -> tuple[int, int] | None:
+        """See `Learner.threads`."""
+        return None
+
     def close(self) -> None:
         """Stop any threads."""
 
@@ -293,6 +297,10 @@ class PPO(Learner):
         self.order.generator.set_state(saved["generator"].cpu())
         self.postprocess.load_state_dict(saved["postprocess"])
         self.updates = saved["updates"]
+
+    def threads(self) -> tuple[int, int] | None:
+        """See `Learner.threads`."""
+        return self.epochs.threads()
 
     def close(self) -> None:
         """Stop any threads."""

@@ -71,6 +71,10 @@ class NativeEpochs(Epochs):
         """Continue with saved moments."""
         self.native.load_state_dict(saved)
 
+    def threads(self) -> tuple[int, int]:
+        """See `Learner.threads`."""
+        return self.native.threads()
+
     def close(self) -> None:
         """Stop the helper threads."""
         self.native.close()

@@ -110,8 +110,8 @@ class NativeCollector(Collector):
             self._collect_envs = load_kernels().rollout.collect_envs_of(self._batch.arrays.obs.dtype)
             self._address = address_of_entry(self._collect_envs)
         few = max(1, self.num_rows // ROWS_PER_THREAD)
-        self.threads = ThreadTuner(thread_count(num_threads, self.rows.num_envs if num_threads else few))
-        self._crew = Crew() if self.threads.most > 1 else None
+        self.tuner = ThreadTuner(thread_count(num_threads, self.rows.num_envs if num_threads else few))
+        self._crew = Crew() if self.tuner.most > 1 else None
         self._shards: dict[int, list[_Shard]] = {}  # by number of threads
         self._slice = 1  # steps per call; adjusted by their time
 
@@ -125,10 +125,9 @@ class NativeCollector(Collector):
         """Elements of the flat weights that `load_weights` takes."""
         return self._plan.num_weights
 
-    @property
-    def num_threads(self) -> int:
-        """Number of threads that most rollouts are collected on."""
-        return self.threads.best
+    def threads(self) -> tuple[int, int]:
+        """See `Collector.threads`."""
+        return self.tuner.best, self.tuner.most
 
     def new_rollout(self, num_steps: int) -> Rollout:
         """A rollout that `collect` can fill."""
@@ -200,7 +199,7 @@ class NativeCollector(Collector):
         size = min(self._slice, rollout.num_steps - first)
         began = perf_counter()
         try:
-            error_code = self._collect_together(self.threads.count, first, first + size)
+            error_code = self._collect_together(self.tuner.count, first, first + size)
         except OutOfBounds as error:
             self._begun = False  # threads have not copied their arrays back: the next call resets the envs
             self._starts[:] = True
@@ -211,7 +210,7 @@ class NativeCollector(Collector):
         if error_code != error_codes.NO_ERROR:
             self._refuse(rollout, error_code, self.steps - size - first)
         took = perf_counter() - began
-        self.threads.took(size, took)
+        self.tuner.took(size, took)
         self._slice = max(1, int(size * min(8.0, PLAY_SECONDS / (took + 1e-9))))
         return size
 

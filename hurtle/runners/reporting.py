@@ -46,6 +46,7 @@ class Reporter:
         self._trackers, self._quiet = trackers, quiet
         self._recent: deque[tuple[float, int]] = deque()
         self._summary: dict[str, Any] = {}
+        self._threads: Mapping[str, tuple[int, int] | None] = {}
 
     def start(self, steps: int) -> None:
         """Start the clock of steps_per_second."""
@@ -57,6 +58,7 @@ class Reporter:
         episodes: EpisodeWindow,
         learned: Metrics,
         counts: Metrics,
+        threads: Mapping[str, tuple[int, int] | None],
         shares: Mapping[str, float],
     ) -> None:
         """Report an update.
@@ -66,8 +68,10 @@ class Reporter:
             episodes: The most recent ones.
             learned: The learner's metrics; empty until a GPU has reported some.
             counts: The collector's metrics.
+            threads: Threads in use by each stage, and the most it may use.
             shares: Each stage's share of the time.
         """
+        self._threads = threads
         self.metrics = {
             **progress,
             "steps_per_second": self._rate(int(progress["steps"]), is_known=bool(learned)),
@@ -79,6 +83,7 @@ class Reporter:
             **learned,
             **{f"episode/{name}": value for name, value in episodes.mean_metrics.items()},
             **counts,
+            **{f"threads/{stage}": found[0] for stage, found in threads.items() if found is not None},
             **{f"time/{stage}": share for stage, share in shares.items()},
         }
         self._log(self.metrics)
@@ -137,7 +142,7 @@ class Reporter:
         self.display.stop()
         curve = self._plot()
         if not self._quiet:
-            self.display.message(closing_message(run, curve, unplayable))
+            self.display.message(closing_message(run, curve, threads_in_words(self._threads), unplayable))
 
     def _plot(self) -> Path | None:
         try:
@@ -152,13 +157,24 @@ class Reporter:
             tracker.finish(self._summary)
 
 
-def closing_message(run: Run, curve: Path | None, unplayable: str) -> str:
+def threads_in_words(threads: Mapping[str, tuple[int, int] | None]) -> str:
+    """How many threads collected and learned, and why; an empty string if there is nothing to choose."""
+    found = {stage: each for stage, each in threads.items() if each is not None and each[1] > 1}
+    if not found:
+        return ""
+    parts = [f"{used} of {most} {stage}" for stage, (used, most) in found.items()]
+    return f"{', '.join(parts)}; measured to be the fastest"
+
+
+def closing_message(run: Run, curve: Path | None, threads: str, unplayable: str) -> str:
     """The message at the end of a run: how it ended, where it is, what to do next."""
     ended = {"total_steps": "Done", "stop_at_return": "Reached the return asked for,"}
     how = ended.get(run.stopped_by, f"Stopped by {run.stopped_by},")
     lines = [f"{how} after {run.steps:,} steps in {run.seconds:.1f} s."]
     if run.evaluation is not None:
         lines.append(f"evaluation  {run.evaluation}")
+    if threads:
+        lines.append(f"threads     {threads}")
     lines.append(f"run folder  {run.path}")
     if curve is not None:
         lines.append(f"curve       {curve}")

@@ -53,7 +53,7 @@ class TrainConfig:
     backend: Literal["auto", "native", "serial", "process", "ray"] = "auto"
     """auto, native, serial, process or ray."""
     num_workers: Annotated[int | None, at_least(1)] = None
-    """Threads or processes that step the envs."""
+    """The most threads for native envs, or processes for others."""
     pool_batch_size: Annotated[int | None, at_least(1)] = None
     """Act as soon as this many envs are ready."""
     step_timeout: Annotated[float | None, positive()] = None

@@ -224,7 +224,8 @@ class Trainer:
         if on_gpu := learner.seconds():  # the host's clock would only measure launches
             parts.timer.share_out(on_gpu | collector.seconds())
         progress = {"steps": self.steps, "updates": self.updates, "seconds": self.seconds}
-        self._reporter.update(progress, self.episodes, learned, collector.metrics(), parts.timer.shares())
+        threads = {"collect": collector.threads(), "learn": learner.threads()}
+        self._reporter.update(progress, self.episodes, learned, collector.metrics(), threads, parts.timer.shares())
 
     def _guarded(self, collects: Callable[[], Any]) -> Any:
         """Call something that an env can make fail; if it does, save the policy of the last update."""

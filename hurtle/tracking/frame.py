@@ -184,7 +184,7 @@ def _more(report: Report, width: int, lines: int) -> list[Text]:
     unknown = [
         (name.replace("_", " "), figure(value))
         for name, value in report.metrics.items()
-        if name not in LABELS and name not in SHOWN_ELSEWHERE and not name.startswith(("time/", "usage/"))
+        if name not in LABELS and name not in SHOWN_ELSEWHERE and not name.startswith(("time/", "usage/", "threads/"))
     ]
     fitting = lines * _columns(width)
     if len(unknown) > fitting:
@@ -231,6 +231,9 @@ def _usage(report: Report) -> Text:
     if "gpu_memory" in usage:
         busy = f"{percent(usage['gpu_percent'] / 100)}, " if "gpu_percent" in usage else ""
         parts.append(("gpu", f"{busy}{memory(usage['gpu_memory'])} of {memory(usage['gpu_memory_total'])}"))
+    threads = {name[8:]: value for name, value in report.metrics.items() if name.startswith("threads/")}
+    if threads:
+        parts.append(("threads", ", ".join(f"{count(value)} {stage}" for stage, value in threads.items())))
     parts.append(("updates", count(report.value("updates"))))
     line = Text()
     for label, value in parts:

@@ -56,7 +56,7 @@ def make_vec(
         num_envs: Number of envs; env i behaves exactly like a single env reset with `seed + i`.
         backend: "native" for native envs; "serial", "process" (workers with shared memory) or "ray" for Python envs;
             "auto" uses native if possible, else measures the env briefly, chooses and reports why.
-        num_workers: Threads for native envs, else worker processes; None chooses the best number.
+        num_workers: The most threads for native envs, else worker processes; None chooses the best number.
         batch_size: Less than num_envs makes a pool: `recv` returns this many envs, the first that are ready.
         device: "cpu", or "cuda" to keep native envs, observations and rewards on the GPU as torch tensors.
         seed: Base seed of the first reset, if that is called without one.

@@ -253,7 +253,7 @@ def test_the_number_of_threads_changes_no_bit(case):
     rollouts, statistics = [], []
     for threads in (1, 2, 3):
         collector = native(env, 7, num_threads=threads, **parameters)
-        assert collector.num_threads == threads
+        assert collector.threads() == (threads, threads)
         rollout = collector.new_rollout(25)
         collector.collect(rollout)
         statistics.append(collector.collect(rollout))
@@ -634,8 +634,8 @@ def test_the_example_learns(capsys):
 
 def test_threads_are_counted_and_never_more_than_there_are_cores(monkeypatch):
     monkeypatch.setattr("hurtle.native.threads.free_cores", lambda: 3)
-    assert native("cartpole", 64, num_threads=128).threads.most == 3
-    assert native("cartpole", 2, num_threads=3).threads.most == 2
+    assert native("cartpole", 64, num_threads=128).tuner.most == 3
+    assert native("cartpole", 2, num_threads=3).tuner.most == 2
     for wrong in (0, -3, 2.5, True):
         with pytest.raises(HurtleError, match="int of at least 1"):
             native("cartpole", 4, num_threads=wrong)
