@@ -32,6 +32,8 @@ from hurtle.policies.policy import Policy
 
 CALL_SECONDS = 0.1
 """Longest call without the GIL, so that Ctrl-C works."""
+TRIAL_SECONDS = 0.002
+"""The same while different numbers of threads are tried."""
 MOST_SUMMED, MOST_COPIED = 4, 1 << 16
 """Up to this many shards and weights, each thread sums and steps all of them rather than a part."""
 ROLLOUT_FIELDS = ("inputs", "actions", "masks", "log_probs", "values", "advantages", "returns")
@@ -87,7 +89,7 @@ class NativeUpdate:
         self._kernels: Any = load_kernels().update
         self._most = thread_count(num_threads, self._kernels.MAX_SHARDS)
         self.tuner = ThreadTuner(1)
-        self._crew = Crew() if self._most > 1 else None
+        self._crew = Crew(self._most) if self._most > 1 else None
         self._barrier = load_kernels().sync.new_barrier()
         self._pace = 0.0  # seconds per step of a minibatch
         self.steps = 0  # optimizer steps
@@ -191,7 +193,8 @@ class NativeUpdate:
             self.tuner = ThreadTuner(most)
         done = 0
         while done < count:
-            size = int(CALL_SECONDS / (self._pace * largest)) if self._pace else 1
+            seconds = TRIAL_SECONDS if self.tuner.climbing else CALL_SECONDS
+            size = int(seconds / (self._pace * largest)) if self._pace else 1
             last = min(count, done + max(1, size))
             threads, steps = self.tuner.count, max(1, int(bounds[last] - bounds[done]))
             self._make_room(shards, threads)

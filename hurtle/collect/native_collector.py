@@ -41,6 +41,8 @@ from hurtle.vector.native_vec import NativeVecEnv
 
 ROWS_PER_THREAD = 8
 """With fewer, shared cache lines cost more than another thread gains."""
+TRIAL_SLICES = 8
+"""Parts that a rollout is collected in while different numbers of threads are tried."""
 LARGE_ARRAYS = ("envs", "obs", "final_obs")
 
 
@@ -111,9 +113,9 @@ class NativeCollector(Collector):
             self._address = address_of_entry(self._collect_envs)
         few = max(1, self.num_rows // ROWS_PER_THREAD)
         self.tuner = ThreadTuner(thread_count(num_threads, self.rows.num_envs if num_threads else few))
-        self._crew = Crew() if self.tuner.most > 1 else None
+        self._crew = Crew(self.tuner.most) if self.tuner.most > 1 else None
         self._shards: dict[int, list[_Shard]] = {}  # by number of threads
-        self._slice = 1  # steps per call; adjusted by their time
+        self._slice = 0  # steps per call; adjusted by their time, unknown at first
 
     @property
     def has_masks(self) -> bool:
@@ -196,7 +198,8 @@ class NativeCollector(Collector):
 
     def _collect_slice(self, rollout: Rollout, first: int) -> int:
         """Take about 0.1 s worth of steps, at most up to the end of the rollout. Returns the number of steps taken."""
-        size = min(self._slice, rollout.num_steps - first)
+        is_first, left = not self._slice, rollout.num_steps - first
+        size = min(max(1, self._slice), left, max(1, rollout.num_steps // TRIAL_SLICES) if self.tuner.climbing else left)
         began = perf_counter()
         try:
             error_code = self._collect_together(self.tuner.count, first, first + size)
@@ -210,7 +213,8 @@ class NativeCollector(Collector):
         if error_code != error_codes.NO_ERROR:
             self._refuse(rollout, error_code, self.steps - size - first)
         took = perf_counter() - began
-        self.tuner.took(size, took)
+        if not is_first:  # a single step is slower than one of many
+            self.tuner.took(size, took)
         self._slice = max(1, int(size * min(8.0, PLAY_SECONDS / (took + 1e-9))))
         return size
 

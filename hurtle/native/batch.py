@@ -121,7 +121,7 @@ class CpuBatch:
     def _prepare_to_share(self) -> None:
         """Compile, or load, what calls on several threads need."""
         if self._crew is None and self._playing.most > 1:
-            self._crew = Crew()
+            self._crew = Crew(self._playing.most)
             _ = self.functions.run_shard
 
     def _run_together(self, threads: int, *arguments: int) -> int:

@@ -10,8 +10,9 @@ LOSS, MOST_LOST = 0.03, 0.3
 """Share of the time that measuring slower numbers may cost; what counts of a single call, in seconds."""
 BETTER, ENOUGH = 0.97, 6.0
 """Change to a number that takes less than this share of the current one's time, if so many calls show it."""
-CLIMBS, TRIES = 1.3, 3
-"""At the beginning, each number is tried this often, and the next one too unless it took so much longer than the last."""
+CLEARLY, CLIMBS, TRIES = 0.85, 1.3, 3
+"""At the beginning, one number after another is tried: once if it is clearly faster than the last, else this often; climbing ends
+with one that is slower by so much."""
 
 
 def ladder(most: int) -> list[int]:
@@ -31,6 +32,7 @@ class ThreadTuner:
     Attributes:
         count: Number of threads for the next call.
         best: The number that most calls use.
+        climbing: Whether it is still trying one number after another; short calls make that short.
 
     Example:
         >>> tuner = ThreadTuner(4)
@@ -44,7 +46,7 @@ class ThreadTuner:
         self._counts = ladder(most) if adapts else [most]
         self._work, self._seconds, self._calls = ([0.0] * len(self._counts) for _ in range(3))
         self._at = self._next = 0
-        self._climbing, self._tries = True, 0
+        self.climbing, self._tries = len(self._counts) > 1, 0
         self._lost = 0.0  # seconds lost to slower numbers, beyond what they may cost
         self.count = self.best = self._counts[0]
 
@@ -69,7 +71,7 @@ class ThreadTuner:
         for measured, new in ((self._work, work), (self._seconds, seconds), (self._calls, 1.0)):
             measured[:] = [value * kept for value in measured]
             measured[self._next] += new
-        if self._climbing:
+        if self.climbing:
             self._climb()
         else:
             self._compare()
@@ -82,13 +84,13 @@ class ThreadTuner:
     def _climb(self) -> None:
         """Try one number after another, until they get slower."""
         tried, self._tries = self._next, self._tries + 1
-        slower = tried > 0 and self._pace(tried) > CLIMBS * self._pace(tried - 1)
-        if self._tries < TRIES and not (slower and self._tries > 1):
+        ratio = self._pace(tried) / self._pace(tried - 1) if tried else 1.0
+        if self._tries < TRIES and ratio > CLEARLY:
             return
         self._tries = 0
         self._at = min(range(tried + 1), key=self._pace)
-        self._climbing = tried + 1 < len(self._counts) and not slower
-        self._next = tried + 1 if self._climbing else self._at
+        self.climbing = tried + 1 < len(self._counts) and ratio < CLIMBS
+        self._next = tried + 1 if self.climbing else self._at
 
     def _compare(self) -> None:
         """Change to the number that was tried if it is faster; decide whether to try another one."""

@@ -69,19 +69,19 @@ def thread_count(wanted: int | None, most: int) -> int:
 class Crew:
     """The calling thread and helpers that wait in compiled code, without the GIL, for the next call.
 
-    Helpers are started when a call first needs them, and end when this object is closed or collected.
+    Helpers end when this object is closed or collected.
+
+    Args:
+        threads: The most threads that a call may use, the calling one included.
     """
 
-    def __init__(self) -> None:
-        self._calls = _compiled_calls()
-        self._process = 0
-        self._start(1)
+    def __init__(self, threads: int) -> None:
+        self._calls, self._threads = _compiled_calls(), threads
+        self._start()
 
-    def _start(self, threads: int) -> None:
-        """Start helpers in place of the present ones; those of a parent process did not survive a fork."""
-        if self._process == os.getpid():
-            self.close()
-        self._process, self._threads = os.getpid(), threads
+    def _start(self) -> None:
+        """Start the helpers."""
+        self._process, threads = os.getpid(), self._threads
         self._control, self._failure = aligned_zeros((threads * self._calls.LINE,), np.int64), _Failure()
         helpers = [(self._calls, self._control, k, self._failure) for k in range(1, threads)]
         self._helpers = [threading.Thread(target=_follow, args=helper, daemon=True) for helper in helpers]
@@ -97,11 +97,11 @@ class Crew:
         Args:
             function: Address of a compiled function of three int64 that returns an int64, see `address_of_entry`.
             arguments: What all threads read their arguments from.
-            threads: Number of threads, this one included.
+            threads: Number of threads to use.
             on_error: For threads that wait for each other: called when one of them fails, to make the others return.
         """
-        if threads > self._threads or self._process != os.getpid():
-            self._start(threads)
+        if self._process != os.getpid() or not self._finalizer.alive:  # after a fork helpers are missing
+            self._start()
         control, failure = self._control, self._failure
         failure.error, failure.on_error = None, on_error
         try:
@@ -119,7 +119,6 @@ class Crew:
     def close(self) -> None:
         """End the helpers, and wait until they have ended. A later call starts new ones."""
         self._finalizer()
-        self._threads = 1
         for helper in self._helpers:
             helper.join()
 

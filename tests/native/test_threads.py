@@ -41,7 +41,7 @@ def arguments(fails=-1, waits=0):
 
 @pytest.fixture
 def crew():
-    made = Crew()
+    made = Crew(5)
     yield made
     made.close()
 
@@ -78,8 +78,7 @@ def test_an_error_is_raised_when_all_are_done(crew, fails):
 
 def test_helpers_end_with_close_or_with_the_crew():
     for by_close in (True, False):
-        before, crew = set(threading.enumerate()), Crew()
-        assert set(threading.enumerate()) == before  # none before they are needed
+        before, crew = set(threading.enumerate()), Crew(3)
         crew.run(PART, arguments(), 3)
         helpers = set(threading.enumerate()) - before
         assert len(helpers) == 2
@@ -104,7 +103,7 @@ def test_a_closed_crew_starts_again(crew):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_has_helpers_of_its_own(crew):
-    unused = Crew()
+    unused = Crew(2)
     crew.run(PART, arguments(), 2)
     unused.run(PART, arguments(), 2)
     child = os.fork()
