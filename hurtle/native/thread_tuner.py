@@ -11,8 +11,8 @@ LOSS, MOST_LOST = 0.03, 0.3
 BETTER, ENOUGH = 0.97, 6.0
 """Change to a number that takes less than this share of the current one's time, if so many calls show it."""
 CLEARLY, CLIMBS, TRIES = 0.85, 1.3, 3
-"""At the beginning, one number after another is tried: once if it is clearly faster than the last, else this often; climbing ends
-with one that is slower by so much."""
+"""At first, one number after another is tried: once if it is clearly faster than the last one, else this often. Climbing ends
+with one that is so much slower."""
 
 
 def ladder(most: int) -> list[int]:
