@@ -193,7 +193,7 @@ class NativeUpdate:
             self.tuner = ThreadTuner(most)
         done = 0
         while done < count:
-            seconds = TRIAL_SECONDS if self.tuner.climbing else CALL_SECONDS
+            seconds = TRIAL_SECONDS if self.tuner.searching else CALL_SECONDS
             size = int(seconds / (self._pace * largest)) if self._pace else 1
             last = min(count, done + max(1, size))
             threads, steps = self.tuner.count, max(1, int(bounds[last] - bounds[done]))

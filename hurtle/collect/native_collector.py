@@ -199,7 +199,7 @@ class NativeCollector(Collector):
     def _collect_slice(self, rollout: Rollout, first: int) -> int:
         """Take about 0.1 s worth of steps, at most up to the end of the rollout. Returns the number of steps taken."""
         is_first, left = not self._slice, rollout.num_steps - first
-        size = min(max(1, self._slice), left, max(1, rollout.num_steps // TRIAL_SLICES) if self.tuner.climbing else left)
+        size = min(max(1, self._slice), left, max(1, rollout.num_steps // TRIAL_SLICES) if self.tuner.searching else left)
         began = perf_counter()
         try:
             error_code = self._collect_together(self.tuner.count, first, first + size)

@@ -15,8 +15,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-SPINS = 4_000
-"""Looks at a word before sleeping, about ten microseconds: sleeping and waking take as long."""
+SPINS = 16_000
+"""Looks at a word before sleeping, some tens of microseconds: sleeping and waking take as long."""
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98}.get(platform.machine()) if sys.platform == "linux" else None
 _WAIT, _WAKE, _EVERYONE = 128, 129, 1 << 30  # of this process
 

@@ -8,11 +8,10 @@ EXPLORED = 0.05
 """Share of the time in which the numbers that are not in use are measured again."""
 LOSS, MOST_LOST = 0.03, 0.3
 """Share of the time that measuring slower numbers may cost; what counts of a single call, in seconds."""
-BETTER, ENOUGH = 0.97, 6.0
+BETTER, ENOUGH = 0.97, 10.0
 """Change to a number that takes less than this share of the current one's time, if so many calls show it."""
-CLEARLY, CLIMBS, TRIES = 0.85, 1.3, 3
-"""At first, one number after another is tried: once if it is clearly faster than the last one, else this often. Climbing ends
-with one that is so much slower."""
+FASTER, SLOWER, TRIES = 0.85, 1.3, 3
+"""At first, one number after another is tried: once if it is so much faster than the last, twice if slower, else so often."""
 
 
 def ladder(most: int) -> list[int]:
@@ -21,7 +20,7 @@ def ladder(most: int) -> list[int]:
 
 
 class ThreadTuner:
-    """Chooses the number of threads for each call of a kind: measures, climbs, comes back.
+    """Chooses the number of threads for each call of a kind: searches, measures, changes, comes back.
 
     All numbers must give the same results. Ask `count` before a call, report to `took` after it.
 
@@ -32,7 +31,7 @@ class ThreadTuner:
     Attributes:
         count: Number of threads for the next call.
         best: The number that most calls use.
-        climbing: Whether it is still trying one number after another; short calls make that short.
+        searching: Whether it is still trying one number after another; short calls make that short.
 
     Example:
         >>> tuner = ThreadTuner(4)
@@ -46,7 +45,7 @@ class ThreadTuner:
         self._counts = ladder(most) if adapts else [most]
         self._work, self._seconds, self._calls = ([0.0] * len(self._counts) for _ in range(3))
         self._at = self._next = 0
-        self.climbing, self._tries = len(self._counts) > 1, 0
+        self.searching, self._tries = len(self._counts) > 1, 0
         self._lost = 0.0  # seconds lost to slower numbers, beyond what they may cost
         self.count = self.best = self._counts[0]
 
@@ -71,8 +70,8 @@ class ThreadTuner:
         for measured, new in ((self._work, work), (self._seconds, seconds), (self._calls, 1.0)):
             measured[:] = [value * kept for value in measured]
             measured[self._next] += new
-        if self.climbing:
-            self._climb()
+        if self.searching:
+            self._search()
         else:
             self._compare()
         self.count, self.best = self._counts[self._next], self._counts[self._at]
@@ -81,16 +80,16 @@ class ThreadTuner:
         """Seconds for a unit of work."""
         return self._seconds[k] / self._work[k]
 
-    def _climb(self) -> None:
+    def _search(self) -> None:
         """Try one number after another, until they get slower."""
         tried, self._tries = self._next, self._tries + 1
-        ratio = self._pace(tried) / self._pace(tried - 1) if tried else 1.0
-        if self._tries < TRIES and ratio > CLEARLY:
+        ratio = self._pace(tried) / self._pace(tried - 1) if tried else 0.0
+        if ratio > FASTER and self._tries < (TRIES if ratio < SLOWER else 2):
             return
         self._tries = 0
         self._at = min(range(tried + 1), key=self._pace)
-        self.climbing = tried + 1 < len(self._counts) and ratio < CLIMBS
-        self._next = tried + 1 if self.climbing else self._at
+        self.searching = tried + 1 < len(self._counts) and ratio < SLOWER
+        self._next = tried + 1 if self.searching else self._at
 
     def _compare(self) -> None:
         """Change to the number that was tried if it is faster; decide whether to try another one."""

@@ -9,12 +9,12 @@ from hurtle.native.threads import _quotas
 CALL = 0.002  # seconds that a call takes on one thread of a quiet machine
 
 
-def rate(count, speed_up, noise, seconds=3.0, call=CALL):
+def rate(count, speed_up, noise, seconds=3.0, seed=1):
     """Work per second with a fixed number of threads, or with those that a tuner chooses."""
-    rng, done, clock = np.random.default_rng(1), 0.0, 0.0
+    rng, done, clock = np.random.default_rng(seed), 0.0, 0.0
     while clock < seconds:
         threads = count.count if isinstance(count, ThreadTuner) else count
-        took = call / speed_up(threads, clock) * (1.0 + rng.exponential(noise))
+        took = CALL / speed_up(threads, clock) * (1.0 + rng.exponential(noise))
         clock, done = clock + took, done + 1.0
         if isinstance(count, ThreadTuner):
             count.took(1.0, took)
@@ -36,8 +36,11 @@ def rate(count, speed_up, noise, seconds=3.0, call=CALL):
     ids=["two", "sixteen", "stalls", "many stalls", "nearly as good", "quota", "no difference"],
 )
 def test_it_is_nearly_as_fast_as_the_best_fixed_number(most, speed_up, noise):
-    best = max(rate(n, speed_up, noise) for n in ladder(most))
-    assert rate(ThreadTuner(most), speed_up, noise) > 0.9 * best
+    def mean_rate(make):
+        return np.mean([rate(make(), speed_up, noise, seed=seed) for seed in range(4)])
+
+    best = max(mean_rate(lambda n=n: n) for n in ladder(most))
+    assert mean_rate(lambda: ThreadTuner(most)) > 0.9 * best
 
 
 def test_it_follows_a_machine_that_gets_busy_and_quiet_again():
@@ -51,9 +54,15 @@ def test_it_follows_a_machine_that_gets_busy_and_quiet_again():
 
 def test_a_short_run_finds_it_within_a_few_calls():
     tuner = ThreadTuner(16)
-    for _ in range(5 * TRIES):
+    for _ in range(5):
         tuner.took(1.0, CALL / tuner.count)
+    assert not tuner.searching
     assert tuner.best == 16
+    tuner = ThreadTuner(16)
+    for _ in range(3):
+        tuner.took(1.0, CALL * tuner.count)
+    assert not tuner.searching
+    assert tuner.best == 1
 
 
 def test_what_slower_numbers_cost_is_bounded():
@@ -81,9 +90,11 @@ def test_numbers_to_choose_from(most, adapts, counts):
     tuner = ThreadTuner(most, adapts)
     assert (tuner.most, tuner.count) == (most, counts[0])
     assert tuner._counts == counts
-    for _ in range(TRIES):
+    tried = set()
+    for _ in range(3 * TRIES * len(counts)):
+        tried.add(tuner.count)
         tuner.took(1.0, 1.0)
-    assert tuner.count == (counts[1] if len(counts) > 1 else most)
+    assert tried == set(counts)
 
 
 def test_quotas_of_control_groups(tmp_path):
