@@ -1,4 +1,4 @@
-"""Does the number of threads that Hurtle chooses hold up on machines that are busy, cut down or taken away for moments?
+"""Does the number of threads that Hurtle chooses hold up on machines that are busy, limited, or preempted by their host?
 
 python benchmarks/contention.py                        # all situations; saves benchmarks/results/contention.md and .json
 python benchmarks/contention.py --situations quiet     # some of them, see SITUATIONS; a part is not saved

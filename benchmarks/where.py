@@ -101,7 +101,7 @@ def collect_stages(parts: Parts, rounds: int) -> dict[str, float]:
     collector: Any = parts.collector
     plan, rows, steps = collector._plan, collector.rows.num_rows, parts.rollout.num_steps
     batch = collector._batch
-    whole = best(lambda: collector._collect_together(1, 0, steps), rounds)
+    whole = best(lambda: collector._collect_together(collector._shards_for(1), 0, steps), rounds)
     step = batch.functions.step_envs
     envs = best(lambda: [step(batch.handle, batch.actions, True, 0, collector.rows.num_envs) for _ in range(10)], rounds) / 10
     tile, count, last = Tile(plan), min(rows, TILE), len(plan.layers)

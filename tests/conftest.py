@@ -90,6 +90,28 @@ def all_threads(monkeypatch):
 
 
 @pytest.fixture
+def other_number_each_call(monkeypatch):
+    """A function that replaces a tuner, given its owner and name, by one that takes another number of threads for each call."""
+    from hurtle.native.thread_tuner import ThreadTuner
+
+    monkeypatch.setattr("hurtle.native.threads.free_cores", lambda: 4)
+
+    class Other(ThreadTuner):
+        numbers = itertools.cycle((3, 2, 4, 1, 1, 2))
+
+        def took(self, work, seconds):
+            self.count = next(self.numbers)
+
+    def replace(owner, name):
+        tuner = Other(getattr(owner, name).most)
+        assert tuner.most == 4
+        setattr(owner, name, tuner)
+        return tuner
+
+    return replace
+
+
+@pytest.fixture
 def write_module(tmp_path, monkeypatch):
     """A function that puts source text into a file of its own, imports it and returns the module."""
 

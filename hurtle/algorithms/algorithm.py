@@ -54,7 +54,7 @@ class LearnerSetup:
         rewards: The run's `RewardRule`; None leaves rewards as they are.
         compiled: Run networks through `torch.compile`.
         precision: "float32", "tf32" or "bf16", for matrix products on a GPU.
-        num_threads: Threads of compiled updates; None means all free cores.
+        num_threads: The most threads of compiled updates; None means all free cores.
         graphs: The CUDA graphs shared with the collector, or None.
         masked: Whether actions are masked, or agents come and go.
     """

@@ -32,8 +32,6 @@ from hurtle.policies.policy import Policy
 
 CALL_SECONDS = 0.1
 """Longest call without the GIL, so that Ctrl-C works."""
-TRIAL_SECONDS = 0.002
-"""The same while different numbers of threads are tried."""
 MOST_SUMMED, MOST_COPIED = 4, 1 << 16
 """Up to this many shards and weights, each thread sums and steps all of them rather than a part."""
 ROLLOUT_FIELDS = ("inputs", "actions", "masks", "log_probs", "values", "advantages", "returns")
@@ -88,10 +86,10 @@ class NativeUpdate:
         self.optimizer = Optimizers(config.optimizer, policy, config.learning_rate, config.adam_eps, config.weight_decay)
         self._kernels: Any = load_kernels().update
         self._most = thread_count(num_threads, self._kernels.MAX_SHARDS)
+        self._tuners: dict[int, ThreadTuner] = {}  # by the most threads that minibatches of a size can use
         self.tuner = ThreadTuner(1)
         self._crew = Crew(self._most) if self._most > 1 else None
         self._barrier = load_kernels().sync.new_barrier()
-        self._pace = 0.0  # seconds per step of a minibatch
         self.steps = 0  # optimizer steps
         self._job = np.zeros(1, self._kernels.JOB)
         self._kept: dict[str, np.ndarray] = {}  # arrays the job points to
@@ -189,20 +187,15 @@ class NativeUpdate:
         shards = -(-largest // rows)
         self._job[0]["shard_rows"], self._job[0]["num_shards"] = rows, shards
         most = max(1, min(self._most, shards))
-        if most != self.tuner.most:
-            self.tuner = ThreadTuner(most)
+        self.tuner = self._tuners.setdefault(most, ThreadTuner(most))
         done = 0
         while done < count:
-            seconds = TRIAL_SECONDS if self.tuner.searching else CALL_SECONDS
-            size = int(seconds / (self._pace * largest)) if self._pace else 1
-            last = min(count, done + max(1, size))
+            last = min(count, done + max(1, self.tuner.fitting(CALL_SECONDS) // largest))
             threads, steps = self.tuner.count, max(1, int(bounds[last] - bounds[done]))
             self._make_room(shards, threads)
             began = time.perf_counter()
             finished = self._call(done, last, threads)
-            took = time.perf_counter() - began
-            self.tuner.took(steps, took)
-            self._pace = took / steps
+            self.tuner.took(steps, time.perf_counter() - began)
             done += finished
             if done < last:
                 break
@@ -225,7 +218,7 @@ class NativeUpdate:
         if self._crew is None or threads == 1:
             return self._kernels.learn(self._job.ctypes.data, 0, 1)
         try:
-            return min(self._crew.run(self._address, self._job, threads, self._abort))
+            return min(self._crew.run(self._address, self._job.ctypes.data, threads, self._abort))
         except BaseException:
             self._barrier[:] = 0
             raise

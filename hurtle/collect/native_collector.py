@@ -41,8 +41,6 @@ from hurtle.vector.native_vec import NativeVecEnv
 
 ROWS_PER_THREAD = 8
 """With fewer, shared cache lines cost more than another thread gains."""
-TRIAL_SLICES = 8
-"""Parts that a rollout is collected in while different numbers of threads are tried."""
 LARGE_ARRAYS = ("envs", "obs", "final_obs")
 
 
@@ -115,7 +113,6 @@ class NativeCollector(Collector):
         self.tuner = ThreadTuner(thread_count(num_threads, self.rows.num_envs if num_threads else few))
         self._crew = Crew(self.tuner.most) if self.tuner.most > 1 else None
         self._shards: dict[int, list[_Shard]] = {}  # by number of threads
-        self._slice = 0  # steps per call; adjusted by their time, unknown at first
 
     @property
     def has_masks(self) -> bool:
@@ -198,11 +195,11 @@ class NativeCollector(Collector):
 
     def _collect_slice(self, rollout: Rollout, first: int) -> int:
         """Take about 0.1 s worth of steps, at most up to the end of the rollout. Returns the number of steps taken."""
-        is_first, left = not self._slice, rollout.num_steps - first
-        size = min(max(1, self._slice), left, max(1, rollout.num_steps // TRIAL_SLICES) if self.tuner.searching else left)
+        size, threads = min(self.tuner.fitting(PLAY_SECONDS), rollout.num_steps - first), self.tuner.count
+        shards = self._shards_for(threads)
         began = perf_counter()
         try:
-            error_code = self._collect_together(self.tuner.count, first, first + size)
+            error_code = self._collect_together(shards, first, first + size)
         except OutOfBounds as error:
             self._begun = False  # threads have not copied their arrays back: the next call resets the envs
             self._starts[:] = True
@@ -212,24 +209,24 @@ class NativeCollector(Collector):
             self.actor.steps += size
         if error_code != error_codes.NO_ERROR:
             self._refuse(rollout, error_code, self.steps - size - first)
-        took = perf_counter() - began
-        if not is_first:  # a single step is slower than one of many
-            self.tuner.took(size, took)
-        self._slice = max(1, int(size * min(8.0, PLAY_SECONDS / (took + 1e-9))))
+        self.tuner.took(size, perf_counter() - began)
         return size
 
-    def _collect_together(self, threads: int, first: int, last: int) -> int:
-        """Take steps [first, last) on several threads, each with a shard of the envs; returns the first error's code."""
+    def _shards_for(self, threads: int) -> list[_Shard]:
+        """The envs, divided among so many threads."""
         if threads not in self._shards:
             edges = shard_edges(self.rows.num_envs, threads).tolist()
             self._shards[threads] = [_Shard(self._batch, self._starts, lo, hi) for lo, hi in pairwise(edges)]
-        shards = self._shards[threads]
+        return self._shards[threads]
+
+    def _collect_together(self, shards: list[_Shard], first: int, last: int) -> int:
+        """Take steps [first, last), each shard on a thread of its own; returns the first error's code."""
         jobs = [shard.job(self._job) for shard in shards]
         parts = [(job.ctypes.data, shard.lo, shard.hi) for job, shard in zip(jobs, shards, strict=True)]
         call = np.array([first, last, *chain.from_iterable(parts)], np.int64)
-        if self._crew is None or threads == 1:
+        if self._crew is None or len(shards) == 1:
             return self._collect_envs(call.ctypes.data, 0, 1)
-        return min(self._crew.run(self._address, call, threads))
+        return min(self._crew.run(self._address, call.ctypes.data, len(shards)))
 
     def _refuse(self, rollout: Rollout, error_code: int, steps: int) -> None:
         """Raise the error behind a code; `steps` is the number of steps before this rollout."""

@@ -18,6 +18,7 @@ from numba.extending import intrinsic
 SPINS = 16_000
 """Looks at a word before sleeping, some tens of microseconds: sleeping and waking take as long."""
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98}.get(platform.machine()) if sys.platform == "linux" else None
+_NAP_MICROSECONDS = 100  # macOS
 _WAIT, _WAKE, _EVERYONE = 128, 129, 1 << 30  # of this process
 
 
@@ -81,10 +82,13 @@ def wake(typing_context: Any, array: Any, index: Any) -> Any:
 
 
 def _futex(builder: Any, pointer: Any, operation: int, value: Any) -> None:
-    """The system call on the word's lower half, or a yield where there is none."""
+    """The system call on the word's lower half; without one, sleep for a moment and look again."""
     word = ir.IntType(64)
     if _FUTEX is None:
-        builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.IntType(32), []), "sched_yield"), [])
+        if operation == _WAIT:
+            kind = ir.FunctionType(ir.IntType(32), [ir.IntType(32)])
+            call = cgutils.get_or_insert_function(builder.module, kind, "usleep")
+            builder.call(call, [ir.IntType(32)(_NAP_MICROSECONDS)])
         return
     kind = ir.FunctionType(word, [word] * 7)
     call = cgutils.get_or_insert_function(builder.module, kind, "syscall")

@@ -49,7 +49,6 @@ class CpuBatch:
         self.arrays.present[:] = True
         self.actions = aligned_zeros((num_envs, *spec.agents_shape, *spec.action_shape), spec.action_dtype)
         self.played = 0  # steps that `play` has taken; the next call continues from there
-        self._play_slice = max(1, 10_000 // num_envs)  # steps in the first slice; the time it takes sets the size of the next
         # What `functions` take in place of the arrays: their addresses, or the arrays themselves, checked.
         self.handle = python_target.checked(self.arrays) if debug else address_table(self.arrays)
         with COMPILING:
@@ -58,7 +57,7 @@ class CpuBatch:
         most = 1 if debug else thread_count(num_threads, num_envs)
         self._stepping, self._playing = ThreadTuner(most, adapts), ThreadTuner(most, adapts)
         self._crew: Crew | None = None  # made when it is first needed
-        self._shared: dict[int, np.ndarray] = {}  # the arguments of calls on several threads, by their number
+        self._shared: dict[int, tuple[np.ndarray, int]] = {}  # arguments of calls on several threads, and their address
         self._trials_left, self._shortest = TRIALS if adapts else 0, float("inf")
         self._alone = most == 1  # whether steps are never shared
 
@@ -128,12 +127,13 @@ class CpuBatch:
         """Call `run_envs` on several threads, each with a shard of the envs; returns the number of episodes that ended."""
         if threads not in self._shared:
             start = [self.functions.addresses["run_envs"], 0, 0, 0, 0, 0, 0]
-            self._shared[threads] = np.array([*start, *shard_edges(self.num_envs, threads)], np.int64)
-        call = self._shared[threads]
+            call = np.array([*start, *shard_edges(self.num_envs, threads)], np.int64)
+            self._shared[threads] = call, call.ctypes.data
+        call, address = self._shared[threads]
         call[1:7] = arguments
         self._prepare_to_share()
         assert self._crew is not None
-        return sum(self._crew.run(self.functions.run_shard, call, threads))
+        return sum(self._crew.run(self.functions.run_shard, address, threads))
 
     def step_with(self, actions: np.ndarray) -> None:
         """Step all envs with a copy of `actions`."""
@@ -157,7 +157,7 @@ class CpuBatch:
         seeds = stream_states(seed_range(seed, self.num_envs), ACTION_STREAM)
         ended, done = 0, 0
         while done < num_steps:
-            size = min(self._play_slice, num_steps - done)
+            size = min(self._playing.fitting(PLAY_SECONDS), num_steps - done)
             began = time.perf_counter()
             first, threads = self.played + done, self._playing.count
             try:
@@ -169,9 +169,7 @@ class CpuBatch:
             except OutOfBounds as error:
                 raise self.out_of_bounds(error) from None
             done += size
-            took = time.perf_counter() - began
-            self._playing.took(size, took)
-            self._play_slice = max(1, int(size * min(8.0, PLAY_SECONDS / (took + 1e-9))))
+            self._playing.took(size, time.perf_counter() - began)
         self.played += num_steps
         return ended
 

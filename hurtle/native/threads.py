@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,8 @@ def _quotas(root: Path, membership: Path) -> list[int]:
             if controllers and "cpu" not in controllers.split(","):
                 continue
             top = root / controllers if controllers else root
+            if not top.is_dir():  # listed as "cpuacct,cpu" and mounted as "cpu,cpuacct"; "cpu" is a link to it
+                top = root / "cpu"
             group = top / path.lstrip("/")
             for folder in (group, *group.parents[: len(group.parents) - len(top.parents)]):
                 with contextlib.suppress(OSError, ValueError):  # no such file, or no limit: "max"
@@ -77,50 +79,79 @@ class Crew:
 
     def __init__(self, threads: int) -> None:
         self._calls, self._threads = _compiled_calls(), threads
+        self._lock = threading.RLock()
+        self._process = -1
         self._start()
 
     def _start(self) -> None:
-        """Start the helpers."""
-        self._process, threads = os.getpid(), self._threads
-        self._control, self._failure = aligned_zeros((threads * self._calls.LINE,), np.int64), _Failure()
-        helpers = [(self._calls, self._control, k, self._failure) for k in range(1, threads)]
-        self._helpers = [threading.Thread(target=_follow, args=helper, daemon=True) for helper in helpers]
-        for helper in self._helpers:
-            helper.start()
-        self._finalizer = weakref.finalize(self, self._calls.dismiss, self._control, threads)
+        """Start the helpers; all of them or none."""
+        control, threads, failure = aligned_zeros((self._threads * self._calls.LINE,), np.int64), self._threads, _Failure()
+        finalizer = weakref.finalize(self, self._calls.dismiss, control, threads)
+        helpers = [
+            threading.Thread(target=_follow, args=(self._calls, control, k, failure), daemon=True) for k in range(1, threads)
+        ]
+        try:
+            for helper in helpers:
+                helper.start()
+        except BaseException:
+            finalizer()
+            raise
+        self._control, self._failure, self._helpers, self._finalizer = control, failure, helpers, finalizer
+        self._process = os.getpid()
 
-    def run(self, function: int, arguments: np.ndarray, threads: int, on_error: Callable[[], None] | None = None) -> list[int]:
-        """Call `function(address of arguments, k, threads)` on each thread k; returns their results, in that order.
+    def run(self, function: int, arguments: int, threads: int, on_error: Callable[[], None] | None = None) -> list[int]:
+        """Call `function(arguments, k, threads)` on each thread k; returns their results, in that order.
 
         No thread is still at work when this returns or raises, even after Ctrl-C. The first error is raised.
 
         Args:
             function: Address of a compiled function of three int64 that returns an int64, see `address_of_entry`.
-            arguments: What all threads read their arguments from.
+            arguments: Address of what the threads read their arguments from; the caller keeps it alive.
             threads: Number of threads to use.
             on_error: For threads that wait for each other: called when one of them fails, to make the others return.
+
+        Raises:
+            HurtleError: Another Python thread is inside `run`.
         """
-        if self._process != os.getpid() or not self._finalizer.alive:  # after a fork helpers are missing
-            self._start()
+        if not self._lock.acquire(blocking=False):
+            raise HurtleError("Two threads use the same envs or learner at the same time; give each its own.")
+        try:
+            if self._process != os.getpid() or not self._finalizer.alive:  # after a fork, or after close()
+                self._start()
+            return self._run(function, arguments, threads, on_error)
+        finally:
+            self._lock.release()
+
+    def _run(self, function: int, arguments: int, threads: int, on_error: Callable[[], None] | None) -> list[int]:
         control, failure = self._control, self._failure
         failure.error, failure.on_error = None, on_error
         try:
-            first = self._calls.lead(control, function, arguments.ctypes.data, threads)
+            first = self._calls.lead(control, function, arguments, threads)
         except BaseException:
-            if on_error is not None:
-                on_error()
-            self._calls.join(control)
+            self._recover(on_error)
             raise
-        if failure.error is not None:
-            raise failure.error
+        finally:  # helpers hold `failure`: it must not keep the caller's objects alive
+            error, failure.error, failure.on_error = failure.error, None, None
+        if error is not None:
+            raise error
         line = self._calls.LINE
         return [first, *control[line + self._calls.RESULT : threads * line : line].tolist()]
 
+    def _recover(self, on_error: Callable[[], None] | None) -> None:
+        """Wait for the helpers after an error, even if Ctrl-C is pressed meanwhile."""
+        steps: list[Callable[[], Any]] = [on_error] if on_error is not None else []
+        steps.append(partial(self._calls.join, self._control))
+        while steps:
+            with contextlib.suppress(KeyboardInterrupt):
+                steps[0]()
+                del steps[0]
+
     def close(self) -> None:
         """End the helpers, and wait until they have ended. A later call starts new ones."""
-        self._finalizer()
-        for helper in self._helpers:
-            helper.join()
+        with self._lock:
+            self._finalizer()
+            for helper in self._helpers:
+                helper.join()
 
 
 class _Failure:
@@ -139,8 +170,10 @@ def _follow(calls: Any, control: np.ndarray, k: int, failure: _Failure) -> None:
             return calls.follow(control, k, done)
         except BaseException as error:
             failure.error = failure.error or error
+        try:
             if failure.on_error is not None:
                 failure.on_error()
+        finally:
             done = int(control[k * calls.LINE + calls.CALLS])  # before arriving: then the leader may call again
             calls.arrive(control)
 

@@ -162,8 +162,7 @@ def threads_in_words(threads: Mapping[str, tuple[int, int] | None]) -> str:
     found = {stage: each for stage, each in threads.items() if each is not None and each[1] > 1}
     if not found:
         return ""
-    parts = [f"{used} of {most} {stage}" for stage, (used, most) in found.items()]
-    return f"{', '.join(parts)}; measured to be the fastest"
+    return f"{', '.join(f'{stage} {used} of {most}' for stage, (used, most) in found.items())} (the fastest, as measured)"
 
 
 def closing_message(run: Run, curve: Path | None, threads: str, unplayable: str) -> str:

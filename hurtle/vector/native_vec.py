@@ -37,7 +37,7 @@ class NativeVecEnv(VecEnv):
     Args:
         env: The native env, with its parameters.
         num_envs: Number of copies; env i behaves like a single env reset with `seed + i`.
-        num_workers: Number of threads; None times the first steps and uses all cores if that is faster.
+        num_workers: The most threads to use, None for all free cores; what steps take decides how many.
         seed: Base seed of the first reset, if that is called without one.
         autoreset_mode: SAME_STEP or NEXT_STEP.
         copy: Return copies instead of the reused arrays.

@@ -222,14 +222,32 @@ def test_the_number_of_threads_does_not_change_a_bit(minibatch_size, optimizer, 
     found = []
     for threads in (1, 2, 3, 7):
         _, learner = pair(policy, config, num_threads=threads)
-        if threads == 2:
-            monkeypatch.setattr(learner.epochs.native, "_pace", 1e9)  # one minibatch per call at first
-        metrics = [learner.update(rollout) for _ in range(2)]
+        with monkeypatch.context() as patch:
+            if threads == 2:
+                patch.setattr("hurtle.native.thread_tuner.ThreadTuner.fitting", lambda tuner, seconds: 1)
+            metrics = [learner.update(rollout) for _ in range(2)]
         found.append((metrics, learner.policy))
         learner.epochs.native.close()
     for metrics, trained in found[1:]:
         assert metrics == found[0][0]
         assert_equal_policies(found[0][1], trained, 0, 0)
+
+
+@pytest.mark.parametrize("minibatch_size", [1024, 512])
+def test_the_number_of_threads_may_change_at_any_time(minibatch_size, monkeypatch, other_number_each_call):
+    policy = make_policy(hidden=(64, 40))
+    rollout = made(policy, steps=64, rows=16)
+    config = PPOConfig(minibatch_size=minibatch_size, learning_rate=1e-3)
+    (_, expected), (_, got) = pair(policy, config, num_threads=1), pair(policy, config, num_threads=4)
+    monkeypatch.setattr("hurtle.native.thread_tuner.ThreadTuner.fitting", lambda tuner, seconds: 1)  # a minibatch per call
+    got.update(made(policy, steps=64, rows=16, seed=1))  # makes the tuner
+    expected.update(made(policy, steps=64, rows=16, seed=1))
+    native = got.epochs.native
+    native._tuners[native.tuner.most] = other_number_each_call(native, "tuner")
+    for _ in range(3):
+        assert got.update(rollout) == expected.update(rollout)
+    assert_equal_policies(expected.policy, got.policy, 0, 0)
+    native.close()
 
 
 @pytest.mark.parametrize(

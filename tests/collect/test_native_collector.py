@@ -269,7 +269,7 @@ def test_the_length_of_calls_changes_no_bit():
     whole, sliced = native("cartpole", 5, max_steps=14), native("cartpole", 5, max_steps=14)
     one, other = whole.new_rollout(30), sliced.new_rollout(30)
     for _ in range(2):
-        sliced.collector._slice = 1
+        sliced.collector.tuner.fitting = lambda seconds: 1
         whole.collect(one)
         sliced.collect(other)
     for name in ("obs", "actions", *CLOSE):
@@ -366,6 +366,19 @@ def test_without_the_envs_new_episodes_begin_with_other_seeds():
     assert other.steps == 10
     assert bool(again.starts[0].all())
     assert not torch.equal(again.obs[0], rollout.obs[0])
+
+
+@pytest.mark.parametrize("case", ["cartpole", "comings", "pendulum"])
+def test_the_number_of_threads_may_change_at_any_time(case, other_number_each_call):
+    env, parameters, _ = CASES[case]
+    expected, got = native(env, 7, **parameters), native(env, 7, num_threads=4, **parameters)
+    other_number_each_call(got.collector, "tuner")
+    for num_steps in (25, 25, 7):
+        rollouts = [collector.new_rollout(num_steps) for collector in (expected, got)]
+        assert_same_stats(got.collect(rollouts[1]), expected.collect(rollouts[0]))
+        for name in EXACT + CLOSE:
+            one, other = (getattr(rollout, name) for rollout in rollouts)
+            assert (one is None and other is None) or torch.equal(one, other), name
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -575,7 +588,7 @@ def test_a_request_to_stop():
         collector.request_stop()
         return collect(*steps)
 
-    collector._slice, collector._collect_together = 1, collect_and_ask
+    collector.tuner.fitting, collector._collect_together = lambda seconds: 1, collect_and_ask
     assert collector.collect(rollout) is None
     assert collector.steps == 51
 
@@ -591,11 +604,10 @@ def test_others_run_meanwhile():
         while not stop.is_set():
             counted[0] += 1
 
-    collector._slice = 2_000
     thread = threading.Thread(target=count)
     thread.start()
     before = counted[0]
-    collector._collect_together(1, 0, 2_000)
+    collector._collect_together(collector._shards_for(1), 0, 2_000)
     during = counted[0] - before
     stop.set()
     thread.join()

@@ -582,6 +582,22 @@ def test_play_is_the_same_on_any_number_of_threads():
     assert 64 * 50 / 7 <= results[0][0] < 64 * 50 / 2
 
 
+def test_the_number_of_threads_may_change_at_any_time(other_number_each_call, monkeypatch):
+    monkeypatch.setattr("hurtle.native.batch.TRIALS", 0)
+    vecs = [hurtle.make_vec(Walk, 37, num_workers=num_workers) for num_workers in (1, 4)]
+    for tuner in ("_stepping", "_playing"):
+        other_number_each_call(vecs[1].batch, tuner).fitting = lambda seconds: 3
+    actions = np.random.default_rng(0).integers(3, size=(20, 37))
+    results = []
+    for vec in vecs:
+        vec.reset(seed=0)
+        seen = [np.copy(part) for action in actions for part in vec.step(action)[:4]]
+        ended = vec.play(50, seed=3)
+        results.append((ended, [part.tobytes() for part in seen], vec.batch.arrays.envs.tobytes()))
+        vec.close()
+    assert results[0] == results[1]
+
+
 @pytest.mark.parametrize("env", [Walk, Levers, Thrust, Masked, Shift])
 def test_played_actions_cover_the_space(env):
     vec = hurtle.make_vec(env, 40, debug=True)
@@ -652,7 +668,8 @@ def test_threads_end_with_close_or_with_the_object():
             assert not thread.is_alive()
 
 
-def test_small_envs_are_left_on_one_thread():
+def test_small_envs_are_left_on_one_thread(monkeypatch):
+    monkeypatch.setattr("hurtle.native.batch.SHORT_SECONDS", 1.0)
     vec = hurtle.make_vec(Walk, 8)
     vec.reset(seed=0)
     for _ in range(20):

@@ -43,11 +43,10 @@ def collect_envs_of(dtype: np.dtype) -> Any:
 
     @entry
     def collect_envs(call, thread, threads):
-        words = ints_at(call, 2 + 3 * threads)
-        own = 2 + 3 * thread
-        job = ints_at(words[own], J.size)
+        numbers, own = ints_at(call, 2 + 3 * threads), 2 + 3 * thread
+        job = ints_at(numbers[own], J.size)
         exchange(job, False)
-        error = collect_steps(job, like, words[0], words[1], words[own + 1], words[own + 2])
+        error = collect_steps(job, like, numbers[0], numbers[1], numbers[own + 1], numbers[own + 2])
         exchange(job, True)
         return error
 
