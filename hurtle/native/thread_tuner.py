@@ -6,7 +6,7 @@ import math
 
 MEMORY_SECONDS = 0.5
 """Half-life of what was measured: machines get busy and quiet again."""
-EXPLORED = 0.05
+EXPLORED = 0.1
 """Share of the time in which the numbers that are not in use are measured again."""
 LOSS, MOST_LOST = 0.03, 1.0
 """Share of the time that measuring slower numbers may cost. A single call counts for at most so many seconds: it may have been
@@ -116,7 +116,8 @@ class ThreadTuner:
         """Switch to the number that was tried if it is faster; decide whether to try another one."""
         tried = self._next
         if tried != self._at and self._pace(tried) < BETTER * self._pace(self._at):
-            if self._tries < ENOUGH and self._tried_seconds < LONG:
+            is_clear = self._pace(tried) < FASTER * self._pace(self._at)
+            if self._tries < (TRIES if is_clear else ENOUGH) and self._tried_seconds < LONG:
                 return
             self._at = tried
         others = [k for k in range(len(self._counts)) if k != self._at]
