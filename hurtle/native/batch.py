@@ -27,6 +27,8 @@ TRIALS = 8
 """Number of steps timed to see whether more threads could help."""
 SHORT_SECONDS = 20e-6
 """Steps that one thread takes in less are not shared: waking another thread takes as long."""
+REPORT_SECONDS = 1e-3
+"""Steps are reported to the tuner together: it takes some microseconds itself."""
 PLAY_SECONDS = 0.1
 """The longest that one call without the GIL should take, in seconds: Ctrl-C waits for it."""
 
@@ -60,6 +62,7 @@ class CpuBatch:
         self._shared: dict[int, tuple[np.ndarray, int]] = {}  # arguments of calls on several threads, and their address
         self._trials_left, self._shortest = TRIALS if adapts else 0, float("inf")
         self._alone = most == 1  # whether steps are never shared
+        self._steps, self._seconds = 0, 0.0  # not yet reported to the tuner
 
     def seed(self, seeds: np.ndarray, chosen: np.ndarray) -> None:
         """Restart each chosen env from its seed: reset its random stream, and its runtime parameters to their defaults."""
@@ -114,7 +117,10 @@ class CpuBatch:
                 if not self._alone:
                     self._prepare_to_share()
         else:
-            self._stepping.took(1.0, took)
+            self._steps, self._seconds = self._steps + 1, self._seconds + took
+            if self._seconds > REPORT_SECONDS:
+                self._stepping.took(self._steps, self._seconds)
+                self._steps, self._seconds = 0, 0.0
         return ended
 
     def _prepare_to_share(self) -> None:

@@ -584,6 +584,7 @@ def test_play_is_the_same_on_any_number_of_threads():
 
 def test_the_number_of_threads_may_change_at_any_time(other_number_each_call, monkeypatch):
     monkeypatch.setattr("hurtle.native.batch.TRIALS", 0)
+    monkeypatch.setattr("hurtle.native.batch.REPORT_SECONDS", 0.0)
     vecs = [hurtle.make_vec(Walk, 37, num_workers=num_workers) for num_workers in (1, 4)]
     for tuner in ("_stepping", "_playing"):
         other_number_each_call(vecs[1].batch, tuner).fitting = lambda seconds: 3
