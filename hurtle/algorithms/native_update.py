@@ -187,7 +187,9 @@ class NativeUpdate:
         shards = -(-largest // rows)
         self._job[0]["shard_rows"], self._job[0]["num_shards"] = rows, shards
         most = max(1, min(self._most, shards))
-        self.tuner = self._tuners.setdefault(most, ThreadTuner(most))
+        if most not in self._tuners:
+            self._tuners[most] = ThreadTuner(most)
+        self.tuner = self._tuners[most]
         done = 0
         while done < count:
             last = min(count, done + max(1, self.tuner.fitting(CALL_SECONDS) // largest))
