@@ -57,7 +57,7 @@ class GeneralCollector(Collector):
 
     def load_weights(self, weights: Weights) -> None:
         """See `Collector.load_weights`."""
-        weights.copy_to(self.actor.policy)
+        self.actor.load_weights(weights)
         self._version = weights.version
 
     def request_stop(self) -> None:
@@ -72,29 +72,28 @@ class GeneralCollector(Collector):
         episodes: list[Episodes] = []
         finals: list[tuple[int, np.ndarray, np.ndarray, tuple[Tensor, ...]]] = []  # step, rows, observations, memory
         rollout.all_valid, rollout.done, rollout.version = True, Done.NOTHING, self._version
+        host["valid"][:] = True
         for part, now in zip(rollout.initial_state, actor.state, strict=True):
             part.copy_(now)
         for t in range(rollout.num_steps):
             if self._stopping:
                 self._stopping = False
                 return None
-            with timer("copy"):
-                mask = self._store(rollout, host, t)
-                acting = self._acting()
-                host["valid"][t] = True if acting is None else acting
-                rollout.all_valid &= acting is None or bool(acting.all())
             with timer("inference"):
-                actions, rollout.log_probs[t], rollout.values[t] = actor.act(rollout.inputs[t], mask, rollout.starts[t])
-                rollout.actions[t] = actions
-                for_env = rows.actions(actor.env_actions())
+                assert self._obs is not None
+                for_env = rows.actions(actor.act_step(rollout, t, self._obs, self._mask, self._starts))
             with timer("env"):
                 obs, rewards, terminated, truncated, infos = self.vec.step(for_env)
             with timer("copy"):
                 self.steps += 1
+                host["starts"][t] = self._starts
                 rewards, terminated, truncated = rows.flat(rewards), rows.flat(terminated), rows.flat(truncated)
                 rows.check_finite("reward", rewards, self.steps)
+                acting = self._acting()
                 if acting is not None:  # the others did nothing
                     rewards, terminated, truncated = rewards * acting, terminated & acting, truncated & acting
+                    host["valid"][t] = acting
+                    rollout.all_valid &= bool(acting.all())
                 host["rewards"][t], host["terminated"][t], host["truncated"][t] = rewards, terminated, truncated
                 ended = terminated | truncated
                 if (just_ended := rows.episodes(infos, rewards, ended, acting)) is not None:
@@ -104,7 +103,10 @@ class GeneralCollector(Collector):
                         final = rows.final_obs(infos, cut, rows.flat(obs))
                         rows.check_finite("final observation", final, self.steps, cut)
                         finals.append((t, cut, final, actor.state_of(cut)))
-                self._begin_episodes(host, t, rows.over(infos, ended, acting), ended, acting)
+                if acting is None:
+                    self._starts = ended
+                else:
+                    self._begin_episodes(host, t, rows.over(infos, ended, acting), ended, acting)
                 self._receive(obs, infos)
         with timer("copy"):
             self._finish(rollout, host, finals)
@@ -119,19 +121,6 @@ class GeneralCollector(Collector):
         self._mask, self._present = self.rows.mask(infos), self.rows.present(infos)
         self.rows.check_finite("observation", self._obs, self.steps)
 
-    def _store(self, rollout: Rollout, host: dict[str, np.ndarray], t: int) -> Tensor | None:
-        """Store what the policy is about to see; returns the mask of legal actions, if there is one."""
-        assert self._obs is not None
-        self.actor.store_obs(rollout.obs[t], rollout.inputs[t], self._obs)
-        host["starts"][t] = self._starts
-        staging = self.actor.staging
-        if not staging.shares_memory:
-            rollout.starts[t] = staging.to_device("starts", self._starts)
-        if rollout.masks is None:
-            return None
-        rollout.masks[t] = True if self._mask is None else staging.to_device("mask", self._mask)
-        return rollout.masks[t]
-
     def _acting(self) -> np.ndarray | None:
         """The rows for which the next step counts; None: all."""
         if not self.rows.next_step:
@@ -139,7 +128,7 @@ class GeneralCollector(Collector):
         return ~self._resetting if self._present is None else self._present & ~self._resetting
 
     def _begin_episodes(
-        self, host: dict[str, np.ndarray], t: int, over: np.ndarray, ended: np.ndarray, acting: np.ndarray | None
+        self, host: dict[str, np.ndarray], t: int, over: np.ndarray, ended: np.ndarray, acting: np.ndarray
     ) -> None:
         """Record which rows start an episode with the next step."""
         found = episode_starts(self._starts, self._resetting, acting, ended, over, self.rows.next_step)

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hurtle.buffers.rollout import Rollout
 from hurtle.collect.transfer import Arrival, Staging
+from hurtle.contracts import Weights
 from hurtle.kernels.uniforms import uniforms
 from hurtle.native.rng import ACTION_STREAM, seed_range, stream_states
 from hurtle.policies.policy import Policy
@@ -52,11 +54,37 @@ class Actor:
         self.state = policy.initial_state(num_rows, self.device)
         self._chosen: Arrival | None = None  # the last actions of `act`
 
+    def load_weights(self, weights: Weights) -> None:
+        """Act with these weights from now on."""
+        weights.copy_to(self.policy)
+
     def store_obs(self, obs: Tensor, inputs: Tensor, new: np.ndarray) -> None:
         """Write observations into a rollout: as the env returned them, and as the policy sees them if it normalizes."""
         obs.copy_(self.staging.to_device("obs", new, obs.dtype))
         if self.policy.normalizer is not None:
             inputs.copy_(self.policy.normalizer.normalize(obs))
+
+    def act_step(self, rollout: Rollout, t: int, obs: np.ndarray, mask: np.ndarray | None, starts: np.ndarray) -> np.ndarray:
+        """Act for all rows in step t of a rollout, and write there what the policy saw and chose.
+
+        Args:
+            rollout: Step t of its `obs`, `masks`, `starts` and POLICY_FIELDS is written.
+            t: The step.
+            obs: As the env returned them, `[rows, …]`.
+            mask: Legal actions, bool `[rows, actions]`; None: all.
+            starts: Rows that begin an episode, bool `[rows]`.
+
+        Returns:
+            The actions as the env expects them; the next call may overwrite them.
+        """
+        self.store_obs(rollout.obs[t], rollout.inputs[t], obs)
+        rollout.starts[t] = self.staging.to_device("starts", starts)
+        legal = None
+        if rollout.masks is not None:
+            legal = rollout.masks[t]
+            legal.copy_(torch.ones_like(legal) if mask is None else self.staging.to_device("mask", mask))
+        rollout.actions[t], rollout.log_probs[t], rollout.values[t] = self.act(rollout.inputs[t], legal, rollout.starts[t])
+        return self.env_actions()
 
     @torch.no_grad()
     def act(

@@ -101,7 +101,7 @@ class PoolCollector(Collector):
 
     def load_weights(self, weights: Weights) -> None:
         """See `Collector.load_weights`; segments in progress continue with the new weights."""
-        weights.copy_to(self.actor.policy)
+        self.actor.load_weights(weights)
         self._version = weights.version
 
     def request_stop(self) -> None:

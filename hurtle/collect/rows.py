@@ -47,6 +47,15 @@ def episode_starts(
     return EpisodeStarts(ended | waiting | over, np.zeros_like(ended), left)
 
 
+def _any(flags: np.ndarray) -> bool:
+    """`flags.any()`, but in a tenth of the time for few rows."""
+    return b"\x01" in flags.tobytes()
+
+
+def _all(flags: np.ndarray) -> bool:
+    return b"\x00" not in flags.tobytes()
+
+
 class VecRows:
     """A vector env seen as rows: one per agent of each env, env-major.
 
@@ -143,7 +152,7 @@ class VecRows:
             counted = 1 if stepped is None else stepped
             self._returns += rewards * counted
             self._lengths += counted
-        if not ended.any():
+        if not _any(ended):
             return None
         if "_episode" in infos:
             found = np.asarray(infos["_episode"])
@@ -174,6 +183,8 @@ class VecRows:
         Raises:
             NonFiniteError: Names the env, the agent and the step.
         """
+        if array.dtype.kind == "f" and _all(np.isfinite(array)):
+            return
         structured = self._layout is not None and array.dtype == np.uint8
         for leaf in tree_leaves(self._layout.unflatten(array)) if structured else [array]:  # type: ignore[union-attr]
             if leaf.dtype.kind != "f" or np.isfinite(leaf).all():

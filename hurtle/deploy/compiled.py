@@ -7,7 +7,6 @@ knows nothing of files, recurrent state or sampling.
 from __future__ import annotations
 
 import ctypes
-import math
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -17,19 +16,19 @@ from gymnasium import spaces
 from numba import types
 
 from hurtle.errors import HurtleError
-from hurtle.kernels.cpu import acting, gemm, network, policy_table, sparse
+from hurtle.kernels.cpu import acting, gemm, network, policy_table
 from hurtle.kernels.cpu.host import TILE
 from hurtle.kernels.cpu.policy_table import REFUSED
 from hurtle.kernels.loader import load_kernels
 from hurtle.native.build import COMPILING
 from hurtle.policies.action_transform import HEAD_KINDS, ActionTransform
+from hurtle.policies.input_table import InputTable, space_of_input
 
 if TYPE_CHECKING:  # torch takes seconds to import, and only `MLPDescription.of` needs it
-    from hurtle.policies.plain_mlp import Dense, PlainMLP
+    from hurtle.policies.plain_mlp import Dense
     from hurtle.policies.policy import Policy
 
 ACTIVATIONS = {"none": gemm.NONE, "tanh": gemm.TANH, "relu": gemm.RELU}
-_ALIGNMENT = 64  # bytes of a cache line
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +81,7 @@ class MLPDescription:
         if normalizer is not None:
             std = (normalizer.variance + normalizer.eps).sqrt()
             described = {"mean": normalizer.mean.cpu().numpy().copy(), "std": std.cpu().numpy(), "clip": normalizer.clip}
-        space = _space_of_input(policy.observation_space, found)
+        space = space_of_input(policy.observation_space, found)
         layers = tuple(map(Layer.of, found.actor))
         return cls(space, policy.action_space, layers, policy.head.kind, **described)  # type: ignore[arg-type]
 
@@ -116,11 +115,11 @@ class CompiledMLP:
         self.observation_space, self.action_space = description.observation_space, description.action_space
         self._obs_shape, self._obs_dtype = _flat("observations", self.observation_space)
         self._action_shape, self._action_dtype = _flat("actions", self.action_space)
-        self._kept: list[np.ndarray] = []  # the arrays that the table points to
-        self._table = np.zeros(policy_table.SHAPE + len(self._obs_shape), np.int64)
-        inputs = self._fill_input(description)
+        inputs = InputTable(self.observation_space, self._obs_dtype, extra=len(self._obs_shape))
+        self._table, self._kept, self._keep = inputs.numbers, inputs.kept, inputs.keep
+        self._fill_input(description)
         self.num_outputs = self._fill_head(description)
-        self._fill_layers(description.layers, inputs, self.num_outputs)
+        self._fill_layers(description.layers, inputs.num_inputs, self.num_outputs)
         with COMPILING:
             t = self._table
             t[policy_table.ROW_AT] = load_kernels().acting.address_for_one()
@@ -207,46 +206,16 @@ class CompiledMLP:
         into, found = (0 if array is None else array.ctypes.data for array in (actions, outputs))
         self._enter_rows(self._address, obs, len(rows), into, mask, found)
 
-    def _keep(self, column: int, values: Any, dtype: Any) -> None:
-        """Copy an array to the start of a cache line, and put its address into the table."""
-        array = np.asarray(values, dtype).ravel()
-        room = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
-        first = -room.ctypes.data % _ALIGNMENT
-        aligned = room[first : first + array.nbytes].view(dtype)
-        aligned[:] = array
-        self._kept.append(aligned)
-        self._table[column] = aligned.ctypes.data
-
-    def _fill_input(self, description: MLPDescription) -> int:
-        """Fill in what kernels/cpu/acting.py needs of observations; returns the inputs of the first layer."""
-        t, space, shape = self._table, self.observation_space, self._obs_shape
-        size = inputs = math.prod(shape)
-        t[policy_table.NUM_NUMBERS], t[policy_table.OBS_DTYPE] = size, policy_table.DTYPES.index(self._obs_dtype)
+    def _fill_input(self, description: MLPDescription) -> None:
+        """Fill in what kernels/cpu/acting.py needs of observations besides `InputTable`."""
+        t = self._table
         t[policy_table.ARRAY_TYPE], t[policy_table.TYPE_NUMBER] = id(np.ndarray), self._obs_dtype.num
-        t[policy_table.NUM_DIMENSIONS], t[policy_table.SHAPE :] = len(shape), shape
-        kind = policy_table.NUMBERS
-        if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-            kind = policy_table.INTEGER if isinstance(space, spaces.Discrete) else policy_table.ONE_HOT
-            nvec = np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec, np.int64).ravel()
-            inputs = int(nvec.sum())
-            self._keep(policy_table.FIRST_AT, space.start, np.int64)
-            self._keep(policy_table.LAST_AT, nvec - 1, np.int64)
-            self._keep(policy_table.OFFSET_AT, np.cumsum(nvec) - nvec, np.int64)
-        elif isinstance(space, spaces.Box) and space.dtype in (np.uint8, np.int8):
-            low, high = space.low.astype(np.float32), space.high.astype(np.float32)
-            span = np.maximum(high - low, np.float32(1.0))
-            if low.any() or (span != 1.0).any():
-                kind = policy_table.SCALED
-                self._keep(policy_table.LOW_AT, low, np.float32)
-                self._keep(policy_table.SPAN_AT, span, np.float32)
+        t[policy_table.NUM_DIMENSIONS], t[policy_table.SHAPE :] = len(self._obs_shape), self._obs_shape
         if description.mean is not None or description.std is not None:
             self._check_normalizer(description)
-            kind = policy_table.NORMALIZED
+            t[policy_table.INPUT_KIND] = policy_table.NORMALIZED
             self._keep(policy_table.MEAN_AT, description.mean, np.float64)
             self._keep(policy_table.STD_AT, np.append(np.ravel(description.std), description.clip), np.float64)  # type: ignore[arg-type]
-        t[policy_table.INPUT_KIND], t[policy_table.NUM_INPUTS] = kind, inputs
-        t[policy_table.LISTED] = size if kind in (policy_table.ONE_HOT, policy_table.INTEGER) else sparse.list_length(inputs)
-        return inputs
 
     def _check_normalizer(self, description: MLPDescription) -> None:
         if self._obs_dtype.kind != "f":
@@ -367,18 +336,3 @@ def _address_of(what: str, array: Any, shape: tuple[int, ...], dtype: np.dtype) 
         got = f"{array.dtype.name} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
         raise HurtleError(f"{what}: expected a contiguous array of {dtype.name} {list(shape)}, got {got}.")
     return int(array.ctypes.data)
-
-
-def _space_of_input(space: spaces.Space, found: PlainMLP) -> spaces.Space:
-    """The observation space as the network takes it.
-
-    Emulation makes integer arrays out of Discrete spaces, for which the network still has one-hot inputs.
-    """
-    from hurtle.policies.layers import OneHot
-
-    layer = found.input
-    if not isinstance(layer, OneHot) or isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        return space
-    assert space.shape is not None
-    first, last = (part.cpu().numpy().reshape(space.shape) for part in (layer.starts, layer.last))
-    return spaces.MultiDiscrete(last + 1, dtype=space.dtype.type, start=first)  # type: ignore[union-attr]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from hurtle.algorithms.algorithm import Algorithm, LearnerSetup
 from hurtle.algorithms.ppo import AUTOCAST
+from hurtle.collect.compiled_actor import CompiledActor
 from hurtle.collect.device_collector import DeviceCollector, device_obstacle
 from hurtle.collect.general_collector import GeneralCollector
 from hurtle.collect.inference import Actor
@@ -20,6 +21,7 @@ from hurtle.collect.rewards import RewardRule
 from hurtle.contracts import Collector, Learner
 from hurtle.errors import HurtleError, UnsupportedError
 from hurtle.kernels.cuda_graphs import Graphs
+from hurtle.native.threads import free_cores
 from hurtle.policies.native_plan import plan_for
 from hurtle.policies.policy import Policy
 from hurtle.runners.settings import TrainConfig
@@ -56,9 +58,19 @@ class Request:
 
     def learner(self, gear: str, **setup: Any) -> Learner:
         """The algorithm's learner for a gear; raises `UnsupportedError` if it has none."""
-        train = self.train
-        common = LearnerSetup(train.seed, self.rewards, train.compile, train.precision, train.num_workers, **setup)
+        train, threads = self.train, self.train.num_workers
+        if (
+            threads is not None and vector_obstacle(self.vec) is not None
+        ):  # workers are processes, which may outnumber the cores
+            threads = min(threads, free_cores())
+        common = LearnerSetup(train.seed, self.rewards, train.compile, train.precision, threads, **setup)
         return self.algorithm.make_learner(gear, self.policy, self.config, common)
+
+    def stepping_collector(self, make_actor: Callable[[int], Actor]) -> Collector:
+        """A collector for envs that step from Python, and an actor for their rows."""
+        num_rows = int(self.vec.num_envs) * int(getattr(self.vec, "num_agents", 1))
+        is_pool = getattr(self.vec, "batch_size", self.vec.num_envs) < self.vec.num_envs
+        return (PoolCollector if is_pool else GeneralCollector)(self.vec, make_actor(num_rows), self.seed, self.timer)
 
     @property
     def device(self) -> Any:
@@ -118,13 +130,11 @@ def _device(request: Request) -> Gear:
     return Gear("device", reason, collector, learner)
 
 
-# The native gear: rollouts, and the update if the algorithm has a compiled one, run in compiled code without the GIL.
+# The native gear: the policy, native envs, and the update if the algorithm has a compiled one, run in compiled code.
 
 
 def _native_obstacle(request: Request) -> str | None:
-    """The reason this run cannot collect in compiled code, or None."""
-    if (obstacle := vector_obstacle(request.vec)) is not None:
-        return obstacle
+    """The reason the policy cannot act in compiled code, or None."""
     try:
         plan_for(request.policy)
     except UnsupportedError as error:
@@ -133,16 +143,22 @@ def _native_obstacle(request: Request) -> str | None:
 
 
 def _native(request: Request) -> Gear:
+    in_python = vector_obstacle(request.vec)
     try:
         learner = request.learner("native")
-        reason = "envs, policy and update run compiled"
+        reason = "policy and update run compiled" if in_python else "envs, policy and update run compiled"
     except UnsupportedError as error:
         learner = request.learner("general")
-        reason = f"envs and policy run compiled; the update stays in torch, many times slower, since {error}"
-    collector = NativeCollector(
-        request.vec, request.policy, request.seed, request.timer, postprocess=learner.postprocess,
-        num_threads=request.train.num_workers,
-    )  # fmt: skip
+        reason = "the policy runs compiled" if in_python else "envs and policy run compiled"
+        reason += f"; the update stays in torch, many times slower, since {error}"
+    if in_python:
+        reason += f"; {in_python}"
+        collector = request.stepping_collector(lambda rows: CompiledActor(request.policy, rows, request.seed))
+    else:
+        collector = NativeCollector(
+            request.vec, request.policy, request.seed, request.timer, postprocess=learner.postprocess,
+            num_threads=request.train.num_workers,
+        )  # fmt: skip
     return Gear("native", reason, collector, learner)
 
 
@@ -154,11 +170,10 @@ def _no_obstacle(request: Request) -> None:
 
 
 def _general(request: Request) -> Gear:
-    train, vec = request.train, request.vec
-    num_rows = int(vec.num_envs) * int(getattr(vec, "num_agents", 1))
-    actor = Actor(request.policy, num_rows, request.seed, compiled=train.compile, autocast=AUTOCAST[train.precision])
-    is_pool = getattr(vec, "batch_size", vec.num_envs) < vec.num_envs
-    collector = (PoolCollector if is_pool else GeneralCollector)(vec, actor, request.seed, request.timer)
+    train = request.train
+    collector = request.stepping_collector(
+        lambda rows: Actor(request.policy, rows, request.seed, compiled=train.compile, autocast=AUTOCAST[train.precision])
+    )
     return Gear("general", "as asked for" if train.gear == "general" else "", collector, request.learner("general"))
 
 
@@ -168,7 +183,7 @@ GEARS = (
         "native",
         _native_obstacle,
         _native,
-        "The native gear needs a native env, policy='mlp' and recurrent='none'; gear='auto' uses the general one if these "
+        "The native gear needs policy='mlp' and recurrent='none', on the CPU; gear='auto' uses the general one if these "
         "are missing.",
     ),
     _Kind("general", _no_obstacle, _general, ""),

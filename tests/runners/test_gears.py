@@ -11,8 +11,10 @@ import hurtle
 from hurtle.algorithms.a2c_native import NativeA2C
 from hurtle.algorithms.ppo import PPO, TorchEpochs
 from hurtle.algorithms.ppo_native import NativeEpochs
+from hurtle.collect.compiled_actor import CompiledActor
 from hurtle.collect.general_collector import GeneralCollector
 from hurtle.collect.native_collector import NativeCollector
+from hurtle.collect.pool_collector import PoolCollector
 from hurtle.errors import HurtleError
 from hurtle.runners.assembly import assemble
 from hurtle.runners.settings import make_settings
@@ -55,7 +57,6 @@ GENERAL = {
     "its network is a GridCNN": ("breakout", {}),
     "it has a memory": ("memory", {"recurrent": "lstm", "minibatch_size": 32}),
     "its actions are squashed_gaussian": ("pendulum", {"distribution": "squashed_gaussian", "env_parameters": SHORT_PENDULUM}),
-    "not a native one": ("CartPole-v1", {"backend": "serial"}),
     "compile=True": ("cartpole", {"compile": True}),
 }
 
@@ -74,12 +75,27 @@ def test_everything_else_is_general_and_says_why(reason):
         parts_of(env, gear="native", **words)
 
 
+@pytest.mark.parametrize("pool", [None, 2])
+def test_the_policy_and_the_update_are_compiled_for_other_envs_too(pool):
+    vec = hurtle.make_vec("CartPole-v1", 4, backend="serial", batch_size=pool)
+    parts = parts_of(vec)
+    try:
+        assert parts.gear.name == "native"
+        assert type(parts.collector) is (PoolCollector if pool else GeneralCollector)
+        assert isinstance(parts.collector.actor, CompiledActor)
+        assert isinstance(parts.learner.epochs, NativeEpochs)
+        assert parts.gear.reason.startswith("policy and update run compiled; the env is not a native one")
+    finally:
+        parts.close()
+        vec.close()
+
+
 @pytest.mark.parametrize("how", [{"autoreset_mode": "NextStep"}, {"debug": True}])
-def test_a_ready_vector_that_compiled_code_cannot_step_trains_in_general(how, tmp_path):
+def test_a_ready_vector_that_compiled_code_cannot_step(how, tmp_path):
     vec = hurtle.make_vec("cartpole", num_envs=4, **how)
     run = hurtle.train(vec, total_steps=64, runs=str(tmp_path), **SMALL, **QUIET)
     assert run.steps >= 64 - 4  # resets do not count as steps
-    assert json.loads((run.path / "about.json").read_text())["gear"] == "general"
+    assert json.loads((run.path / "about.json").read_text())["gear"] == "native"
     vec.close()
 
 
@@ -109,8 +125,9 @@ def test_a2c_is_compiled_too(tmp_path):
     parts.close()
 
 
+@pytest.mark.parametrize("env", ["cartpole", "CartPole-v1"])
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("rmsprop", marks=pytest.mark.slow)])
-def test_a_run_changes_gears_at_a_checkpoint(optimizer, tmp_path):
+def test_a_run_changes_gears_at_a_checkpoint(optimizer, env, tmp_path):
     words = {
         **SMALL,
         **QUIET,
@@ -121,7 +138,7 @@ def test_a_run_changes_gears_at_a_checkpoint(optimizer, tmp_path):
     }
     found = {}
     for first, second in (("native", "native"), ("native", "general"), ("general", "native"), ("general", "general")):
-        half = hurtle.train("cartpole", gear=first, callbacks=[lambda trainer: trainer.updates < 3], **words)
+        half = hurtle.train(env, gear=first, callbacks=[lambda trainer: trainer.updates < 3], **words)
         found[first, second] = weights(hurtle.train(resume=half, gear=second))
     for run in found.values():  # the same envs, actions and minibatches: only rounding differs
         for name, expected in found["general", "general"].items():

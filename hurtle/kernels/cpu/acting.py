@@ -21,7 +21,7 @@ from .gemm import PANEL, RELU, TANH, VECTORS, Tile
 from .host import TILE, WIDTH, address_of_function, entry, f4, inlined, jit
 from .memory import ANY, address_of, bools_at, call, floats_at, ints_at, places_at, table_at
 from .network import ACTIVATION, BIAS, COLUMNS, INPUTS, PANEL_WIDTH, STRIDE, WEIGHT, WORK, _forward_by_address, call_forward
-from .observing import holds_nan, item_size, list_ones, place_of, read
+from .observing import holds_nan, item_size, list_ones, place_of, read, read_tile
 from .policy_table import (
     ACTION_DTYPE,
     ACTION_SIZE,
@@ -215,28 +215,6 @@ def _row(table, obs, out, result):
         ints_at(result, 1)[0] = _act_for_row(table, obs, out, np.empty(size, np.float32))
 
 
-@jit
-def _read_tile(t, obs, rows, x, values, lists):
-    """Prepare `rows` observations for `network.forward`; returns whether they are listed."""
-    inputs, numbers, length = t[NUM_INPUTS], t[NUM_NUMBERS], t[LISTED]
-    row_bytes = numbers * item_size(t[OBS_DTYPE])
-    if t[INPUT_KIND] == ONE_HOT or t[INPUT_KIND] == INTEGER:
-        for q in range(rows):
-            lists[q] = numbers
-            list_ones(t, obs + q * row_bytes, values, lists, q * numbers, TILE + q * numbers)
-        return True
-    for q in range(rows):
-        read(t, obs + q * row_bytes, x, q * inputs)
-    if length == 0:
-        return False
-    for q in range(rows):
-        count = list_row(x, q * inputs, inputs, x[:0], x[:0], values, lists[TILE:], q * length, length)
-        if count < 0:
-            return False
-        lists[q] = count
-    return True
-
-
 def _rows(table, obs, count, out, mask, outputs):
     """Act for `count` consecutive observations; with `outputs`, write the last layer's outputs there instead of actions.
 
@@ -254,7 +232,7 @@ def _rows(table, obs, count, out, mask, outputs):
     legal = bools_at(mask, 0 if mask == 0 else count * width)
     for first in range(0, count, TILE):
         rows = min(TILE, count - first)
-        if _read_tile(t, obs + first * obs_bytes, rows, x, values, lists):
+        if read_tile(t, obs + first * obs_bytes, rows, x, values, lists):
             call_forward(t[FORWARD_AT], weights, layers, 0, num_layers, values, 0, length, rows, work, lists)
         else:
             call_forward(t[FORWARD_AT], weights, layers, 0, num_layers, x, 0, inputs, rows, work, lists[:0])

@@ -1,4 +1,4 @@
-"""One observation, by address, as the first layer of an MLP expects it: numbers, scaled or normalized, or indices of ones."""
+"""Observations, by address, as the first layer of an MLP expects them: numbers, scaled or normalized, or indices of ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .host import f4, jit
+from .host import TILE, f4, jit
 from .memory import ANY, doubles_at, floats_at, ints_at, places_at, view
 from .policy_table import (
     F4,
@@ -17,13 +17,17 @@ from .policy_table import (
     I4,
     I8,
     INPUT_KIND,
+    INTEGER,
     LAST_AT,
+    LISTED,
     LOW_AT,
     MEAN_AT,
     NORMALIZED,
+    NUM_INPUTS,
     NUM_NUMBERS,
     OBS_DTYPE,
     OFFSET_AT,
+    ONE_HOT,
     SCALED,
     SPAN_AT,
     STD_AT,
@@ -32,6 +36,7 @@ from .policy_table import (
     U4,
     U8,
 )
+from .sparse import list_row
 
 u4_at, i2_at, u2_at, i1_at, u1_at = (view(dtype) for dtype in (np.uint32, np.int16, np.uint16, np.int8, np.uint8))
 
@@ -63,7 +68,8 @@ def _make_normalizer(dtype: Any) -> Any:
 
 
 _read_i1, _read_u1, _read_f4, _read_f8 = (_make_reader(dtype) for dtype in (np.int8, np.uint8, np.float32, np.float64))
-_normalize_f4, _normalize_f8 = (_make_normalizer(dtype) for dtype in (np.float32, np.float64))
+normalize_f4, normalize_f8 = (_make_normalizer(dtype) for dtype in (np.float32, np.float64))
+"""Normalize an observation by address; `std` ends with the clip."""
 
 
 @jit
@@ -91,9 +97,9 @@ def read(t, obs, x, at):
     if t[INPUT_KIND] == NORMALIZED:
         mean, std = doubles_at(t[MEAN_AT], count), doubles_at(t[STD_AT], count + 1)
         if dtype == F4:
-            _normalize_f4(obs, count, mean, std, x, at)
+            normalize_f4(obs, count, mean, std, x, at)
         else:
-            _normalize_f8(obs, count, mean, std, x, at)
+            normalize_f8(obs, count, mean, std, x, at)
         return
     if dtype == F4:
         _read_f4(obs, count, x, at)
@@ -144,3 +150,25 @@ def item_size(dtype):
     if dtype <= U2:
         return 2
     return 4 if dtype <= U4 or dtype == F4 else 8
+
+
+@jit
+def read_tile(t, obs, rows, x, values, lists):
+    """Prepare `rows` observations for `network.forward`; returns whether they are listed."""
+    inputs, numbers, length = t[NUM_INPUTS], t[NUM_NUMBERS], t[LISTED]
+    row_bytes = numbers * item_size(t[OBS_DTYPE])
+    if t[INPUT_KIND] == ONE_HOT or t[INPUT_KIND] == INTEGER:
+        for q in range(rows):
+            lists[q] = numbers
+            list_ones(t, obs + q * row_bytes, values, lists, q * numbers, TILE + q * numbers)
+        return True
+    for q in range(rows):
+        read(t, obs + q * row_bytes, x, q * inputs)
+    if length == 0:
+        return False
+    for q in range(rows):
+        count = list_row(x, q * inputs, inputs, x[:0], x[:0], values, lists[TILE:], q * length, length)
+        if count < 0:
+            return False
+        lists[q] = count
+    return True

@@ -218,9 +218,14 @@ def choose(job, t, drawn, row, count, work, uniforms, scratch):
         ints(job, J.choices), at * size, floats(job, J.numbers), at * size, floats(job, J.log_probs), at, scratch,
     )  # fmt: skip
     if job[J.is_box]:
-        send_numbers(job, at, row, count, size)
+        bounds = (floats(job, J.bound_low), floats(job, J.bound_high), doubles(job, J.action_low), doubles(job, J.action_range))
+        send_numbers(
+            floats(job, J.numbers)[at * size :], floats(job, J.env_numbers)[row * size :], bounds, job[J.is_beta], count, size
+        )
     else:
-        send_choices(job, at, row, count, size)
+        send_choices(
+            ints(job, J.choices)[at * size :], ints(job, J.env_choices)[row * size :], ints(job, J.action_start), count, size
+        )
 
 
 @strict_inlined
@@ -241,31 +246,24 @@ def draw(stream, step, uniforms, at, count):
 
 
 @strict_inlined
-def send_choices(job, at, row, count, size):
-    """Convert raw choices to the env's actions."""
-    raw, sent, start = ints(job, J.choices), ints(job, J.env_choices), ints(job, J.action_start)
+def send_choices(raw, sent, start, count, size):
+    """Convert the raw choices of `count` rows to the env's actions."""
     for q in range(count):
         for d in range(size):
-            sent[(row + q) * size + d] = raw[(at + q) * size + d] + start[d]
+            sent[q * size + d] = raw[q * size + d] + start[d]
 
 
 @strict_inlined
-def send_numbers(job, at, row, count, size):
-    """Convert raw numbers to the env's actions; NaN stays NaN."""
-    raw, sent, low, high = (
-        floats(job, J.numbers),
-        floats(job, J.env_numbers),
-        floats(job, J.bound_low),
-        floats(job, J.bound_high),
-    )
-    first, span = doubles(job, J.action_low), doubles(job, J.action_range)
+def send_numbers(raw, sent, bounds, is_beta, count, size):
+    """Convert the raw numbers of `count` rows to the env's actions; NaN stays NaN."""
+    low, high, first, span = bounds
     for q in range(count):
         for d in range(size):
-            number = raw[(at + q) * size + d]
-            if job[J.is_beta]:
+            number = raw[q * size + d]
+            if is_beta:
                 number = f4(first[d] + np.float64(number) * span[d])
             number = low[d] if number < low[d] else number
-            sent[(row + q) * size + d] = high[d] if number > high[d] else number
+            sent[q * size + d] = high[d] if number > high[d] else number
 
 
 @strict

@@ -1,0 +1,181 @@
+"""`CompiledActor`: an `Actor` whose policy, an MLP on the CPU, acts in one compiled call; for envs that are not compiled.
+
+observations `[rows, …]` → kernels/cpu/stepwise.py → actions, log-probs, values. The draws are those of `Actor`; results differ
+from torch's by rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from hurtle.buffers.rollout import Rollout
+from hurtle.collect.inference import Actor
+from hurtle.contracts import Weights
+from hurtle.errors import NonFiniteError
+from hurtle.kernels.cpu.host import TILE
+from hurtle.kernels.cpu.stepwise import JOB
+from hurtle.kernels.error_codes import policy_message
+from hurtle.kernels.loader import load_kernels
+from hurtle.native.batch_arrays import aligned_zeros
+from hurtle.native.build import COMPILING
+from hurtle.policies.input_table import InputTable, space_of_input
+from hurtle.policies.native_plan import plan_for
+from hurtle.policies.plain_mlp import plain_mlp
+from hurtle.policies.policy import Policy
+
+FIELDS = ("obs", "inputs", "masks", "actions", "log_probs", "values", "starts")
+"""Fields of a rollout that acting writes."""
+
+
+class CompiledActor(Actor):
+    """Acts for `num_rows` rows in compiled code.
+
+    Args:
+        policy: An MLP policy on the CPU, whose weights are copied; `load_weights` replaces them.
+        num_rows: Envs times agents.
+        seed: Seed of the action streams.
+
+    Raises:
+        UnsupportedError: The kernels do not support this policy.
+    """
+
+    def __init__(self, policy: Policy, num_rows: int, seed: int):
+        super().__init__(policy, num_rows, seed)
+        self._plan = plan_for(policy)
+        self._job = np.zeros(1, JOB)
+        self._address = self._job.ctypes.data
+        self._kept: dict[str, np.ndarray] = {}  # arrays that the job points to
+        self._fields: dict[str, np.ndarray] = {}  # of the rollout that it points to
+        self._rollout: Rollout | None = None
+        self._one_step: Rollout | None = None  # what `act` writes to
+        self._all_rows = np.arange(num_rows)
+        self._describe()
+        self.load_weights(Weights.of(policy))
+        with COMPILING:
+            self._act = _entry()
+
+    def load_weights(self, weights: Weights) -> None:
+        """Act with these weights, and with the normalizer's statistics as they are now."""
+        weights.copy_to(self.policy)
+        self._plan.pack(weights.flat.detach().numpy(), self._kept["weights"], transposed=False)
+        if (normalizer := self.policy.normalizer) is not None:
+            std = (normalizer.variance + normalizer.eps).sqrt().numpy()
+            self._keep("mean", normalizer.mean.numpy().astype(np.float64).ravel())
+            self._keep("std", np.append(std.astype(np.float64).ravel(), normalizer.clip))
+
+    def act_step(self, rollout: Rollout, t: int, obs: np.ndarray, mask: np.ndarray | None, starts: np.ndarray) -> np.ndarray:
+        """See `Actor.act_step`."""
+        if rollout is not self._rollout:
+            self._use(rollout, normalizes=self.policy.normalizer is not None)
+            self._keep("rows", self._all_rows)
+        fields = self._fields
+        fields["obs"][t] = obs
+        fields["starts"][t] = starts
+        if "masks" in fields:
+            fields["masks"][t] = True if mask is None else mask
+        self._run(t * self.num_rows, self.num_rows)
+        return self._for_env if self._sends else self.policy.head.env_actions(fields["actions"][t])
+
+    def act(
+        self, seen: Tensor, mask: Tensor | None, starts: Tensor, rows: np.ndarray | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Actor.act`; the tensors are overwritten by the next call."""
+        if self._one_step is None or (mask is not None and self._one_step.masks is None):
+            self._one_step = Rollout(self.policy, 1, self.num_rows, mask is not None)
+        step, count = self._one_step, len(seen)
+        self._use(step, normalizes=False)
+        self._keep("rows", self._all_rows if rows is None else np.ascontiguousarray(rows))
+        step.inputs[0, :count] = seen
+        if step.masks is not None:
+            step.masks[0, :count] = True if mask is None else mask
+        self._run(0, count)
+        return step.actions[0, :count], step.log_probs[0, :count], step.values[0, :count]
+
+    def env_actions(self) -> np.ndarray:
+        """See `Actor.env_actions`."""
+        assert self._one_step is not None
+        count = len(self._kept["rows"])
+        return self._for_env[:count] if self._sends else self.policy.head.env_actions(self._one_step.actions[0, :count].numpy())
+
+    def _run(self, first: int, count: int) -> None:
+        if self._act(self._address, first, count):
+            found = self._fields["log_probs"].reshape(-1)[first : first + count]
+            row = int(self._kept["rows"][np.flatnonzero(~np.isfinite(found))[0]])
+            raise NonFiniteError(policy_message(f"row {row} at its step {self.steps[row]}"))
+
+    def _use(self, rollout: Rollout, normalizes: bool) -> None:
+        """Point the job to the fields of a rollout."""
+        job, actions = self._job[0], "numbers" if self._is_box else "choices"
+        rollout.check_fields(self.policy, FIELDS)
+        self._fields = {name: field.numpy() for name in FIELDS if (field := getattr(rollout, name)) is not None}
+        for name, field in self._fields.items():
+            if name != "starts":
+                job[actions if name == "actions" else name] = field.ctypes.data
+        job["has_masks"], job["normalizes"] = rollout.masks is not None, normalizes
+        job["is_double"] = rollout.obs.dtype == torch.float64
+        self._rollout = rollout
+
+    def _keep(self, name: str, array: np.ndarray) -> None:
+        """Write an array's address into the job, and keep the array alive."""
+        self._kept[name] = array
+        self._job[0][name] = array.ctypes.data
+
+    def _describe(self) -> None:
+        """Describe the policy."""
+        plan, head, job, kernels = self._plan, self.policy.head, self._job[0], load_kernels()
+        space = space_of_input(self.policy.observation_space, plain_mlp(self.policy))
+        stored = Rollout(self.policy, 1, 1).inputs.numpy().dtype
+        self._inputs = InputTable(space, stored)
+        listed = int(self._inputs.numbers[kernels.policy_table.LISTED])
+        values, lists = kernels.sparse.list_memory(TILE, listed)
+        floats = {
+            "weights": plan.packed_size,
+            "x": TILE * plan.num_inputs,
+            "work": plan.work_size,
+            "scratch": kernels.heads.scratch_size(plan.head_kind, plan.nvec),
+            "uniforms": TILE * plan.num_uniforms,
+        }
+        arrays = {name: aligned_zeros((size,), np.float32) for name, size in floats.items()}
+        arrays |= {"table": self._inputs.numbers, "layers": plan.layers, "nvec": plan.nvec, "streams": self.streams}
+        arrays |= {"listed_values": values, "lists": lists, "drawn": self.steps}
+        for name, array in arrays.items():
+            self._keep(name, array)
+        self._describe_actions()
+        job["num_layers"], job["num_choices"] = len(plan.layers), len(plan.nvec)
+        job["action_size"] = math.prod(head.action_shape)
+        for name in ("split", "actor", "critic", "head_kind", "mask_size", "log_std_at", "num_uniforms"):
+            job[name] = getattr(plan, name)
+        with COMPILING:
+            job["forward"], job["sample"] = kernels.network.addresses()[0], kernels.head_calls.sample_address(plan.head_kind)
+
+    def _describe_actions(self) -> None:
+        """Describe how raw actions become the env's; compiled code does it for the usual dtypes."""
+        space, transform = self.policy.action_space, self.policy.head.transform
+        self._is_box = isinstance(space, spaces.Box)
+        usual = np.dtype(np.float32 if self._is_box else np.int64)
+        self._sends = space.dtype == usual
+        self._for_env = aligned_zeros((self.num_rows, *(space.shape or ())), usual)
+        self._keep("sent", self._for_env)
+        self._job[0]["is_box"], self._job[0]["is_beta"] = self._is_box, self.policy.head.kind == "beta"
+        if not self._is_box:
+            self._keep("action_start", transform.start)
+            return
+        for name, array in (("bound_low", transform.least), ("bound_high", transform.greatest)):
+            self._keep(name, np.ascontiguousarray(array, np.float32))
+        self._keep("action_low", transform.low)
+        self._keep("action_range", transform.range)
+
+
+@cache
+def _entry() -> Any:
+    """The compiled function, called without Numba's dispatch on argument types, which takes longer than a small network."""
+    from numba import types
+
+    return load_kernels().stepwise.act.compile(types.int64(types.int64, types.int64, types.int64))

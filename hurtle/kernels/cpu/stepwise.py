@@ -1,0 +1,108 @@
+"""Acting for one step of many rows, called from Python between the steps of envs that are not compiled.
+
+observations → normalized → network → sampled actions, log-probs, values → the env's actions. rollout.py does the same inside
+its loop over native envs. Knows nothing of envs or losses.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from .head_calls import call_sample
+from .host import TILE, entry, jit
+from .memory import ANY, bools_at, doubles_at, floats_at, ints_at, places_at, table_at, view
+from .network import COLUMNS, STRIDE, WORK, call_forward
+from .observing import item_size, normalize_f4, normalize_f8, read_tile
+from .policy_table import LISTED, NUM_INPUTS, NUM_NUMBERS, OBS_DTYPE
+from .rollout import draw, send_choices, send_numbers
+
+_ARRAYS = """
+table weights layers nvec obs inputs masks choices numbers log_probs values sent rows streams drawn mean std
+action_start action_low action_range bound_low bound_high x listed_values lists work scratch uniforms
+"""
+_INTS = """
+forward sample num_layers split actor critic head_kind num_choices action_size mask_size has_masks log_std_at num_uniforms
+normalizes is_double is_box is_beta
+"""
+JOB = np.dtype([(name, np.int64) for name in (*_ARRAYS.split(), *_INTS.split())])
+"""The arguments: addresses of arrays, and sizes.
+
+`table` describes the inputs, see policy_table.py. From `obs` to `values` the arrays are fields of a rollout; `obs`, as the env
+returned them, are read only to normalize them into `inputs`. `rows` are the rows that act, whose `streams` they draw from at
+step `drawn`; `sent` gets their actions as the env expects them.
+"""
+_jobs_at, _words_at = view(JOB), view(np.uint64)
+
+
+@entry
+def act(job, first, count):
+    """Act for `count` rows, at [first, first + count) of the flat fields; returns how many log-probs are not finite."""
+    j = _jobs_at(job, 1)[0]
+    bad = 0
+    for tile in range(0, count, TILE):
+        bad += _act_for_tile(j, first + tile, tile, min(TILE, count - tile))
+    return bad
+
+
+@jit
+def _act_for_tile(j, at, tile, rows):
+    """Act for `rows` rows, whose fields begin at `at`, and that are those of `rows` from `tile` on."""
+    t, x, work = ints_at(j.table, ANY), floats_at(j.x, ANY), floats_at(j.work, ANY)
+    values, lists = floats_at(j.listed_values, ANY), places_at(j.lists, ANY)
+    weights, layers = floats_at(j.weights, ANY), table_at(j.layers, j.num_layers, COLUMNS)
+    if j.normalizes:
+        _normalize(j, at, rows, t[NUM_NUMBERS])
+    listed = read_tile(t, j.inputs + at * t[NUM_NUMBERS] * item_size(t[OBS_DTYPE]), rows, x, values, lists)
+    given, stride, places = (values, t[LISTED], lists) if listed else (x, t[NUM_INPUTS], lists[:0])
+    call_forward(j.forward, weights, layers, 0, j.split, given, 0, stride, rows, work, places)
+    bad = _choose(j, layers, weights, work, at, tile, rows)
+    if j.split < j.num_layers:  # a separate critic, in the same workspace
+        call_forward(j.forward, weights, layers, j.split, j.num_layers, given, 0, stride, rows, work, places)
+    found, value, value_stride = floats_at(j.values, ANY), layers[j.critic, WORK], layers[j.critic, STRIDE]
+    for q in range(rows):
+        found[at + q] = work[value + q * value_stride]
+    return bad
+
+
+@jit
+def _normalize(j, at, rows, size):
+    """Normalize observations into the rollout's inputs."""
+    mean, std, into = doubles_at(j.mean, size), doubles_at(j.std, size + 1), floats_at(j.inputs, ANY)
+    for n in range(at, at + rows):
+        if j.is_double:
+            normalize_f8(j.obs + n * size * 8, size, mean, std, into, n * size)
+        else:
+            normalize_f4(j.obs + n * size * 4, size, mean, std, into, n * size)
+
+
+@jit
+def _choose(j, layers, weights, work, at, tile, rows):
+    """Sample actions from the policy's outputs; returns how many log-probs are not finite."""
+    size, each, nvec, uniforms = j.action_size, j.num_uniforms, ints_at(j.nvec, j.num_choices), floats_at(j.uniforms, ANY)
+    acting, streams, drawn = ints_at(j.rows, ANY), _words_at(j.streams, ANY), ints_at(j.drawn, ANY)
+    for q in range(rows):
+        row = acting[tile + q]
+        draw(streams[row], drawn[row], uniforms, q * each, each)
+        drawn[row] += 1
+    choices, numbers, log_probs = ints_at(j.choices, ANY), floats_at(j.numbers, ANY), floats_at(j.log_probs, ANY)
+    call_sample(
+        j.sample, j.head_kind, nvec, work, layers[j.actor, WORK], layers[j.actor, STRIDE], rows, weights, j.log_std_at,
+        uniforms, bools_at(j.masks, ANY), at * j.mask_size, j.has_masks, choices, at * size, numbers, at * size, log_probs, at,
+        floats_at(j.scratch, ANY),
+    )  # fmt: skip
+    if j.is_box:
+        bounds = (
+            floats_at(j.bound_low, size),
+            floats_at(j.bound_high, size),
+            doubles_at(j.action_low, size),
+            doubles_at(j.action_range, size),
+        )
+        send_numbers(numbers[at * size :], floats_at(j.sent, ANY)[tile * size :], bounds, j.is_beta, rows, size)
+    else:
+        send_choices(choices[at * size :], ints_at(j.sent, ANY)[tile * size :], ints_at(j.action_start, size), rows, size)
+    bad = 0
+    for q in range(rows):
+        bad += not math.isfinite(log_probs[at + q])
+    return bad

@@ -1,0 +1,186 @@
+"""`CompiledActor` against `Actor`: the same envs, seeds and weights give the same rollouts, but for rounding."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from scripted_envs import Script, sharp_policy
+
+import hurtle
+from hurtle.collect.compiled_actor import CompiledActor
+from hurtle.collect.general_collector import GeneralCollector
+from hurtle.collect.inference import Actor
+from hurtle.collect.pool_collector import PoolCollector
+from hurtle.contracts import Weights
+from hurtle.errors import NonFiniteError, UnsupportedError
+
+EXACT = (
+    "obs",
+    "inputs",
+    "actions",
+    "masks",
+    "rewards",
+    "terminated",
+    "truncated",
+    "starts",
+    "valid",
+    "last_obs",
+    "last_starts",
+)
+CLOSE = ("log_probs", "values")
+BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(3)
+OBSERVATIONS = {
+    "float32": BOX,
+    "float64": spaces.Box(-1, 1, (2, 2), np.float64),
+    "many zeros": spaces.Box(0, 1, (80,), np.float32),
+    "bytes": spaces.Box(0, 255, (5, 4), np.uint8),
+    "signed bytes": spaces.Box(-3, 9, (5,), np.int8),
+    "uint16": spaces.Box(0, 9, (3,), np.uint16),
+    "int32": spaces.Box(-9, 9, (3,), np.int32),
+    "binary": spaces.MultiBinary((2, 3)),
+    "discrete": spaces.Discrete(5, start=-2),
+    "several discrete": spaces.MultiDiscrete([2, 5, 3]),
+}
+ACTIONS = {
+    "discrete": spaces.Discrete(3, start=4),
+    "several discrete": spaces.MultiDiscrete([2, 4]),
+    "binary": spaces.MultiBinary(3),
+    "box": spaces.Box(np.float32([-1, -0.1]), np.float32([0.5, 2])),
+    "float64 box": spaces.Box(-0.5, 0.5, (2, 1), np.float64),
+    "whole box": spaces.Box(0, 3, (2,), np.int64),
+}
+
+
+class Echo(gymnasium.Env):
+    """Observations are drawn from the space; the reward tells the action; episodes of 3 to 6 steps end in turns."""
+
+    def __init__(self, observation_space, action_space, masks=False):
+        self.observation_space, self.action_space, self.masks = observation_space, action_space, masks
+        self.episode = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.now, self.episode = 0, self.episode + 1
+        return self.observed()
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.now += 1
+        over = self.now == 3 + self.episode % 4
+        obs, info = self.observed()
+        return obs, float(np.sum(action)), over and self.episode % 2 == 0, over and self.episode % 3 > 0, info
+
+    def observed(self):
+        obs = self.observation_space.sample()
+        if np.size(obs) == 80:
+            obs *= self.np_random.random(80) < 0.1
+        return obs, {"action_mask": np.int8([self.now % 2, 1, 0])} if self.masks else {}
+
+
+def collected(actor_kind, make, policy, updates=3, num_envs=5, num_steps=11, **how):
+    """Rollouts of a new vector, the weights changed in between."""
+    vec = hurtle.make_vec(make, num_envs, backend="serial", **how)
+    num_rows = num_envs * vec.num_agents
+    collector_kind = PoolCollector if "batch_size" in how else GeneralCollector
+    collector = collector_kind(vec, actor_kind(policy, num_rows, 7), 7)
+    found = []
+    for update in range(updates):
+        flat = Weights.of(policy).flat
+        collector.load_weights(Weights(flat * (1 + 0.1 * update), update, tuple(policy.buffers())))
+        rollout = collector.new_rollout(num_steps)
+        assert collector.collect(rollout) is not None
+        if policy.normalizer is not None:
+            policy.normalizer.update(rollout.obs, rollout.valid)
+        found.append(rollout)
+    saved = collector.actor.state_dict()["steps"]
+    collector.close()
+    return found, saved
+
+
+def assert_same(make, make_policy, **how):
+    """Both actors fill every field alike, and leave the streams at the same place."""
+    (plain, steps), (compiled, others) = (collected(kind, make, make_policy(), **how) for kind in (Actor, CompiledActor))
+    assert torch.equal(steps, others)
+    assert steps.min() > 0
+    for one, other in zip(plain, compiled, strict=True):
+        assert one.version == other.version
+        for name in EXACT:
+            ours, theirs = getattr(one, name), getattr(other, name)
+            assert (ours is None) == (theirs is None)
+            if ours is not None and name == "inputs":
+                torch.testing.assert_close(theirs, ours, rtol=1e-6, atol=1e-6)
+            elif ours is not None and ours.dtype == torch.float32 and name == "actions":
+                torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-5)
+            elif ours is not None and name == "rewards":
+                torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-4)
+            elif ours is not None:
+                assert torch.equal(ours, theirs), name
+        for name in CLOSE:
+            torch.testing.assert_close(getattr(other, name), getattr(one, name), rtol=2e-4, atol=2e-4)
+        assert float(one.values.std()) > 0.01
+
+
+@pytest.mark.parametrize("kind", OBSERVATIONS)
+def test_observations(kind):
+    space = OBSERVATIONS[kind]
+    assert_same(lambda: Echo(space, DISCRETE), lambda: sharp_policy(*spaces_of(lambda: Echo(space, DISCRETE))))
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_actions(kind):
+    space = ACTIONS[kind]
+    assert_same(lambda: Echo(BOX, space), lambda: sharp_policy(BOX, space))
+
+
+def test_a_beta_and_a_shared_body():
+    space = ACTIONS["box"]
+    assert_same(
+        lambda: Echo(BOX, space),
+        lambda: sharp_policy(BOX, space, distribution="beta", separate_networks=False, activation="relu"),
+    )
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_normalized_observations(kind):
+    space = OBSERVATIONS[kind]
+    assert_same(lambda: Echo(space, DISCRETE), lambda: sharp_policy(space, DISCRETE, normalize=True))
+
+
+@pytest.mark.parametrize("how", [{}, {"autoreset_mode": "NextStep"}, {"batch_size": 2}], ids=str)
+def test_masks_resets_and_pools(how):
+    assert_same(lambda: Echo(BOX, DISCRETE, masks=True), lambda: sharp_policy(BOX, DISCRETE), **how)
+
+
+def test_a_normalizing_pool():
+    space = OBSERVATIONS["float64"]
+    assert_same(lambda: Echo(space, DISCRETE), lambda: sharp_policy(space, DISCRETE, normalize=True), batch_size=2)
+
+
+def test_more_rows_than_a_tile():
+    assert_same(lambda: Echo(BOX, DISCRETE), lambda: sharp_policy(BOX, DISCRETE), num_envs=70, num_steps=3)
+
+
+def test_a_policy_that_is_no_mlp_has_no_compiled_actor():
+    with pytest.raises(UnsupportedError, match="memory"):
+        CompiledActor(sharp_policy(BOX, DISCRETE, "gru"), 2, 0)
+
+
+def test_weights_that_are_not_finite_are_named():
+    policy = sharp_policy(spaces.Box(-100, 100, (3,), np.float64), DISCRETE)
+    vec = hurtle.make_vec(Script, 3, backend="serial")
+    collector = GeneralCollector(vec, CompiledActor(policy, 3, 0), 0)
+    weights = Weights.of(policy)
+    weights.flat[5] = torch.nan
+    collector.load_weights(Weights(weights.flat, 1))
+    with pytest.raises(NonFiniteError, match="log-probability in row 0 at its step 1"):
+        collector.collect(collector.new_rollout(4))
+    collector.close()
+
+
+def spaces_of(make):
+    """The spaces of an env as a vector has them."""
+    with hurtle.make_vec(make, 1, backend="serial") as vec:
+        return vec.single_observation_space, vec.single_action_space
