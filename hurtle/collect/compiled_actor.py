@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from hurtle.buffers.rollout import Rollout
+from hurtle.buffers.rollout import Done, Rollout
 from hurtle.collect.inference import Actor
 from hurtle.contracts import Weights
 from hurtle.errors import NonFiniteError
@@ -87,10 +87,7 @@ class CompiledActor(Actor):
         self, seen: Tensor, mask: Tensor | None, starts: Tensor, rows: np.ndarray | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `Actor.act`; the tensors are overwritten by the next call."""
-        if self._one_step is None or (mask is not None and self._one_step.masks is None):
-            self._one_step = Rollout(self.policy, 1, self.num_rows, mask is not None)
-        step, count = self._one_step, len(seen)
-        self._use(step, normalizes=False)
+        step, count = self._use_one_step(mask is not None, normalizes=False), len(seen)
         self._keep("rows", self._all_rows if rows is None else np.ascontiguousarray(rows))
         step.inputs[0, :count] = seen
         if step.masks is not None:
@@ -104,8 +101,33 @@ class CompiledActor(Actor):
         count = len(self._kept["rows"])
         return self._for_env[:count] if self._sends else self.policy.head.env_actions(self._one_step.actions[0, :count].numpy())
 
+    def bootstrap(self, rollout: Rollout) -> Done:
+        """See `Actor.bootstrap`."""
+        rollout.last_values.copy_(self._values(rollout.last_obs))
+        rollout.final_values.zero_()
+        if len(rollout.finals.steps):
+            rollout.final_values[rollout.finals.steps, rollout.finals.rows] = self._values(rollout.finals.obs)
+        return Done.BOOTSTRAP
+
+    def _values(self, obs: Tensor) -> Tensor:
+        """V of observations as the env returned them."""
+        step, values = self._use_one_step(False, normalizes=self.policy.normalizer is not None), torch.empty(len(obs))
+        for part, into in zip(obs.split(self.num_rows), values.split(self.num_rows), strict=True):
+            step.obs[0, : len(part)] = part
+            self._act(self._address, 0, len(part), 0)
+            into.copy_(step.values[0, : len(part)])
+        return values
+
+    def _use_one_step(self, has_masks: bool, normalizes: bool) -> Rollout:
+        """Point the job to a step that is in no rollout."""
+        if self._one_step is None or (has_masks and self._one_step.masks is None):
+            self._one_step = Rollout(self.policy, 1, self.num_rows, has_masks)
+        if self._one_step is not self._rollout or self._job[0]["normalizes"] != normalizes:
+            self._use(self._one_step, normalizes)
+        return self._one_step
+
     def _run(self, first: int, count: int) -> None:
-        if self._act(self._address, first, count):
+        if self._act(self._address, first, count, 1):
             found = self._fields["log_probs"].reshape(-1)[first : first + count]
             row = int(self._kept["rows"][np.flatnonzero(~np.isfinite(found))[0]])
             raise NonFiniteError(policy_message(f"row {row} at its step {self.steps[row]}"))
@@ -178,4 +200,4 @@ def _entry() -> Any:
     """The compiled function, called without Numba's dispatch on argument types, which takes longer than a small network."""
     from numba import types
 
-    return load_kernels().stepwise.act.compile(types.int64(types.int64, types.int64, types.int64))
+    return load_kernels().stepwise.act.compile(types.int64(*[types.int64] * 4))

@@ -13,7 +13,7 @@ import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
-from hurtle.buffers.rollout import OUTCOMES, Done, Finals, Rollout
+from hurtle.buffers.rollout import OUTCOMES, Finals, Rollout
 from hurtle.collect.inference import Actor
 from hurtle.collect.rows import VecRows, episode_starts
 from hurtle.contracts import Collector, Episodes, Weights
@@ -71,7 +71,7 @@ class GeneralCollector(Collector):
         host = {name: actor.staging.host_array(getattr(rollout, name)) for name in OUTCOMES}
         episodes: list[Episodes] = []
         finals: list[tuple[int, np.ndarray, np.ndarray, tuple[Tensor, ...]]] = []  # step, rows, observations, memory
-        rollout.all_valid, rollout.done, rollout.version = True, Done.NOTHING, self._version
+        rollout.all_valid, rollout.version = True, self._version
         host["valid"][:] = True
         for part, now in zip(rollout.initial_state, actor.state, strict=True):
             part.copy_(now)
@@ -155,6 +155,7 @@ class GeneralCollector(Collector):
         if not staging.shares_memory:
             for name, array in host.items():
                 getattr(rollout, name).copy_(staging.to_device(f"all {name}", array))
+        rollout.done = self.actor.bootstrap(rollout)
 
     def state_dict(self, with_envs: bool = True) -> dict[str, Any]:
         """See `Collector.state_dict`."""

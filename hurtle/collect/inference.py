@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hurtle.buffers.rollout import Rollout
+from hurtle.buffers.rollout import Done, Rollout
 from hurtle.collect.transfer import Arrival, Staging
 from hurtle.contracts import Weights
 from hurtle.kernels.uniforms import uniforms
@@ -118,6 +118,14 @@ class Actor:
         actions = distribution.sample(drawn)
         self._chosen = self.staging.start_to_host("actions", actions)
         return actions, distribution.log_prob(actions).float(), value.float()
+
+    def bootstrap(self, rollout: Rollout) -> Done:
+        """Fill `last_values` and `final_values` of a collected rollout, if it is faster here than in `Postprocess`.
+
+        Returns:
+            Which parts of the postprocessing this has done.
+        """
+        return Done.NOTHING
 
     def env_actions(self) -> np.ndarray:
         """The actions that `act` chose last, as the env expects them. Does not wait for work launched after them."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hurtle.buffers.rollout import OUTCOMES, POLICY_FIELDS, Done, Finals, Rollout
+from hurtle.buffers.rollout import OUTCOMES, POLICY_FIELDS, Finals, Rollout
 from hurtle.collect.inference import Actor
 from hurtle.collect.rows import VecRows, episode_starts
 from hurtle.contracts import Collector, Episodes, Weights
@@ -260,7 +260,7 @@ class PoolCollector(Collector):
             for part, memory in zip(getattr(rollout, name), getattr(segments, name), strict=True):
                 part.copy_(memory[index])
         self._hand_over_finals(rollout, chosen)
-        rollout.all_valid, rollout.done = bool(self._host["valid"][:, chosen].all()), Done.NOTHING
+        rollout.all_valid, rollout.done = bool(self._host["valid"][:, chosen].all()), self.actor.bootstrap(rollout)
         rollout.columns, rollout.version = self._row_of[chosen], int(self._versions[chosen].min())
         self._free.extend(chosen)
 

@@ -8,10 +8,12 @@ from gymnasium import spaces
 from scripted_envs import Script, sharp_policy
 
 import hurtle
+from hurtle.buffers.rollout import Done
 from hurtle.collect.compiled_actor import CompiledActor
 from hurtle.collect.general_collector import GeneralCollector
 from hurtle.collect.inference import Actor
 from hurtle.collect.pool_collector import PoolCollector
+from hurtle.collect.postprocess import Postprocess
 from hurtle.contracts import Weights
 from hurtle.errors import NonFiniteError, UnsupportedError
 
@@ -28,7 +30,7 @@ EXACT = (
     "last_obs",
     "last_starts",
 )
-CLOSE = ("log_probs", "values")
+CLOSE = ("log_probs", "values", "last_values", "final_values")
 BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(3)
 OBSERVATIONS = {
     "float32": BOX,
@@ -92,8 +94,8 @@ def collected(actor_kind, make, policy, updates=3, num_envs=5, num_steps=11, **h
         collector.load_weights(Weights(flat * (1 + 0.1 * update), update, tuple(policy.buffers())))
         rollout = collector.new_rollout(num_steps)
         assert collector.collect(rollout) is not None
-        if policy.normalizer is not None:
-            policy.normalizer.update(rollout.obs, rollout.valid)
+        assert (rollout.done is Done.BOOTSTRAP) == (actor_kind is CompiledActor)
+        Postprocess(policy, 0.9, 0.8)(rollout)
         found.append(rollout)
     saved = collector.actor.state_dict()["steps"]
     collector.close()
@@ -121,6 +123,7 @@ def assert_same(make, make_policy, **how):
         for name in CLOSE:
             torch.testing.assert_close(getattr(other, name), getattr(one, name), rtol=2e-4, atol=2e-4)
         assert float(one.values.std()) > 0.01
+    assert any(float(one.final_values.abs().max()) > 0.01 for one in plain)
 
 
 @pytest.mark.parametrize("kind", OBSERVATIONS)

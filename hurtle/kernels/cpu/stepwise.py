@@ -37,17 +37,20 @@ _jobs_at, _words_at = view(JOB), view(np.uint64)
 
 
 @entry
-def act(job, first, count):
-    """Act for `count` rows, at [first, first + count) of the flat fields; returns how many log-probs are not finite."""
+def act(job, first, count, chooses):
+    """Act for `count` rows, at [first, first + count) of the flat fields; returns how many log-probs are not finite.
+
+    Without `chooses`, only their values are computed.
+    """
     j = _jobs_at(job, 1)[0]
     bad = 0
     for tile in range(0, count, TILE):
-        bad += _act_for_tile(j, first + tile, tile, min(TILE, count - tile))
+        bad += _act_for_tile(j, first + tile, tile, min(TILE, count - tile), chooses)
     return bad
 
 
 @jit
-def _act_for_tile(j, at, tile, rows):
+def _act_for_tile(j, at, tile, rows, chooses):
     """Act for `rows` rows, whose fields begin at `at`, and that are those of `rows` from `tile` on."""
     t, x, work = ints_at(j.table, ANY), floats_at(j.x, ANY), floats_at(j.work, ANY)
     values, lists = floats_at(j.listed_values, ANY), places_at(j.lists, ANY)
@@ -56,8 +59,11 @@ def _act_for_tile(j, at, tile, rows):
         _normalize(j, at, rows, t[NUM_NUMBERS])
     listed = read_tile(t, j.inputs + at * t[NUM_NUMBERS] * item_size(t[OBS_DTYPE]), rows, x, values, lists)
     given, stride, places = (values, t[LISTED], lists) if listed else (x, t[NUM_INPUTS], lists[:0])
-    call_forward(j.forward, weights, layers, 0, j.split, given, 0, stride, rows, work, places)
-    bad = _choose(j, layers, weights, work, at, tile, rows)
+    bad = 0
+    if chooses or j.split == j.num_layers:
+        call_forward(j.forward, weights, layers, 0, j.split, given, 0, stride, rows, work, places)
+    if chooses:
+        bad = _choose(j, layers, weights, work, at, tile, rows)
     if j.split < j.num_layers:  # a separate critic, in the same workspace
         call_forward(j.forward, weights, layers, j.split, j.num_layers, given, 0, stride, rows, work, places)
     found, value, value_stride = floats_at(j.values, ANY), layers[j.critic, WORK], layers[j.critic, STRIDE]
