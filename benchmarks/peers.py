@@ -67,11 +67,11 @@ def sb3_model(vec: Any, sizes: Sizes) -> Any:
     return PPO("MlpPolicy", vec, device="cpu", seed=0, policy_kwargs={"net_arch": sides}, **words)
 
 
-def sb3_vec(maker: EnvMaker, num_envs: int, stack: contextlib.ExitStack) -> Any:
-    """SB3's own vector, in this process: its fastest for envs as light as these."""
-    from stable_baselines3.common.vec_env import DummyVecEnv
+def sb3_vec(maker: EnvMaker, num_envs: int, stack: contextlib.ExitStack, processes: bool = False) -> Any:
+    """SB3's own vector, in this process (its fastest for light envs) or in others."""
+    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
-    vec = DummyVecEnv([maker] * num_envs)
+    vec = (SubprocVecEnv if processes else DummyVecEnv)([maker] * num_envs)
     stack.callback(vec.close)
     return vec
 

@@ -2,6 +2,7 @@
 
 python benchmarks/train.py                             # all settings; saves benchmarks/results/train.md, .json and .png
 python benchmarks/train.py --settings cartpole-8       # some of them, see SETTINGS; a part is not saved
+python benchmarks/train.py --python-envs               # Gymnasium's own envs for all; saves train-python-envs.md and .json
 python benchmarks/train.py --time-to-solve             # seconds until CartPole is solved; saves time-to-solve.md and .json
 python benchmarks/train.py --quick                     # see that it runs: few steps, nothing is saved
 python benchmarks/train.py --plot                      # draw the committed results
@@ -39,7 +40,12 @@ NOTE = (
     "ours for all. Snake's four agents are rows, and SB3 learns from those of absent ones, too, as it cannot leave them out. "
     "Torch has one thread. Evaluating and making things ready do not count."
 )
+PYTHON_NOTE = (
+    "Gymnasium's own envs for everyone, ours with the back end that it chooses; otherwise as in train.md. Bare stepping: "
+    "`hurtle.make_vec(..., backend=\"serial\")` with random actions and no policy, a bound for serial training on one core."
+)
 SOLVED = 475.0
+BARE = "bare serial stepping"
 
 
 @dataclass(frozen=True)
@@ -64,9 +70,17 @@ SETTINGS = {
     "asterix": Setting("Asterix, MLP, 8 × 128", "asterix", Sizes(8)),
     "snake": Setting("Snake, 8 × 4 × 128", "snake", Sizes(8, minibatch_size=512, agents=4)),
 }
+PYTHON_ENVS = {
+    "CartPole-v1-8": Setting("CartPole-v1, 8 × 128", "CartPole-v1", Sizes(8), "CartPole-v1"),
+    "Pendulum-v1-8": Setting("Pendulum-v1, 8 × 128", "Pendulum-v1", Sizes(8), "Pendulum-v1"),
+    "HalfCheetah-v5-8": Setting("HalfCheetah-v5, 8 × 128", "HalfCheetah-v5", Sizes(8), "HalfCheetah-v5"),
+    "HalfCheetah-v5-16": Setting("HalfCheetah-v5, 16 × 128", "HalfCheetah-v5", Sizes(16), "HalfCheetah-v5"),
+}
 STEPS = {NATIVE: 400_000, GENERAL: 40_000, "rlox HybridPPO": 40_000}
 """Of one training; long enough that its beginning does not matter."""
 OTHER_STEPS = 20_000
+PYTHON_STEPS = {NATIVE: 80_000, BARE: 40_000}
+"""The same for Python envs."""
 
 
 # Who trains -----------------------------------------------------------------------------------------------------------
@@ -128,14 +142,43 @@ def sb3(setting: Setting, updates: int, stack: contextlib.ExitStack) -> Timed:
     return peers.sb3_training(vec, setting.sizes, updates)
 
 
-def entrants(setting: Setting, quick: bool) -> Makers:
+def bare(setting: Setting, updates: int, stack: contextlib.ExitStack) -> Timed:
+    """Steps alone."""
     sizes = setting.sizes
+    vec = stack.enter_context(hurtle.make_vec(setting.env, sizes.num_envs, backend="serial"))
+    vec.reset(seed=0)
+    actions = [vec.action_space.sample() for _ in range(sizes.num_steps)]
+
+    def rollout() -> None:
+        for action in actions:
+            vec.step(action)
+
+    rollout()
+
+    def job() -> tuple[int, float]:
+        began = time.perf_counter()
+        for _ in range(updates):
+            rollout()
+        return updates * sizes.batch, time.perf_counter() - began
+
+    return job
+
+
+def entrants(setting: Setting, quick: bool) -> Makers:
+    sizes, is_python = setting.sizes, setting.env == setting.gymnasium
+    steps = PYTHON_STEPS if is_python else STEPS
 
     def updates(name: str) -> int:
-        return 1 if quick else -(-STEPS.get(name, OTHER_STEPS) // sizes.batch)
+        return 1 if quick else -(-steps.get(name, OTHER_STEPS) // sizes.batch)
 
     makers: Makers = {"SB3": partial(sb3, setting, updates("SB3"))}
-    if sizes.agents == 1:
+    if is_python:
+        name = "SB3 SubprocVecEnv"
+        makers[name] = lambda stack: peers.sb3_training(
+            peers.sb3_vec(setting.make, sizes.num_envs, stack, processes=True), sizes, updates(name)
+        )
+        makers[BARE] = partial(bare, setting, updates(BARE))
+    elif sizes.agents == 1:
         name = "plain torch script"
         makers[name] = partial(peers.plain_training, setting.make, sizes, updates(name))
     if setting.env == "cartpole":  # the only env that its compiled collector has
@@ -146,12 +189,12 @@ def entrants(setting: Setting, quick: bool) -> Makers:
     return makers
 
 
-def measure(settings: list[Setting], rounds: int, quick: bool = False) -> tuple[dict[str, Any], str]:
+def measure(settings: list[Setting], rounds: int, note: str = NOTE, quick: bool = False) -> tuple[dict[str, Any], str]:
     results, rows = {}, []
     for setting in settings:
         results[setting.about], more = compare(setting.about, entrants(setting, quick), rounds)
         rows += more
-    return results, report(TITLE, rows, NOTE)
+    return results, report(TITLE, rows, note)
 
 
 # Time to solve --------------------------------------------------------------------------------------------------------
@@ -194,7 +237,8 @@ def _until_solved(runs: list[dict[str, Any]]) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="only these")
+    parser.add_argument("--settings", nargs="+", choices=[*SETTINGS, *PYTHON_ENVS], help="only these")
+    parser.add_argument("--python-envs", action="store_true", help="Gymnasium's own envs for all")
     parser.add_argument("--rounds", type=int, default=5, help="trainings of each, in turns (5)")
     parser.add_argument("--time-to-solve", action="store_true", help="seconds until CartPole is solved")
     parser.add_argument("--seeds", type=int, default=5, help="with --time-to-solve: so many trainings (5)")
@@ -203,24 +247,26 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     if chosen.plot:
         return plot("train", TITLE)
-    settings = [SETTINGS[name] for name in chosen.settings]
+    group, note = (PYTHON_ENVS, PYTHON_NOTE) if chosen.python_envs else (SETTINGS, NOTE)
+    settings = [(SETTINGS | PYTHON_ENVS)[name] for name in chosen.settings or group]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if chosen.time_to_solve:
             results, text = measure_time_to_solve(*((1, "--total-steps", "512") if chosen.quick else (chosen.seeds,)))
         elif chosen.quick:
             small = [replace(setting, sizes=replace(setting.sizes, num_envs=8, minibatch_size=256)) for setting in settings]
-            results, text = measure(small, 1, quick=True)
+            results, text = measure(small, 1, note, quick=True)
         else:
-            results, text = measure(settings, chosen.rounds)
+            results, text = measure(settings, chosen.rounds, note)
     print(f"\n{text}")
     if chosen.quick:
         return None
     if chosen.time_to_solve:
         save("time-to-solve", results, text)
-    elif len(settings) == len(SETTINGS):
-        save("train", results, text)
-        plot("train", TITLE)
+    elif not chosen.settings:
+        name = "train-python-envs" if chosen.python_envs else "train"
+        save(name, results, text)
+        plot(name, TITLE)
 
 
 if __name__ == "__main__":

@@ -79,6 +79,7 @@ class GeneralCollector(Collector):
             if self._stopping:
                 self._stopping = False
                 return None
+            host["starts"][t] = self._starts
             with timer("inference"):
                 assert self._obs is not None
                 for_env = rows.actions(actor.act_step(rollout, t, self._obs, self._mask, self._starts))
@@ -86,7 +87,6 @@ class GeneralCollector(Collector):
                 obs, rewards, terminated, truncated, infos = self.vec.step(for_env)
             with timer("copy"):
                 self.steps += 1
-                host["starts"][t] = self._starts
                 rewards, terminated, truncated = rows.flat(rewards), rows.flat(terminated), rows.flat(truncated)
                 rows.check_finite("reward", rewards, self.steps)
                 acting = self._acting()
