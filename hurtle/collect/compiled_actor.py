@@ -30,7 +30,7 @@ from hurtle.policies.native_plan import plan_for
 from hurtle.policies.plain_mlp import plain_mlp
 from hurtle.policies.policy import Policy
 
-FIELDS = ("obs", "inputs", "masks", "actions", "log_probs", "values", "starts")
+FIELDS = ("obs", "inputs", "masks", "actions", "log_probs", "values")
 """Fields of a rollout that acting writes."""
 
 
@@ -77,7 +77,6 @@ class CompiledActor(Actor):
             self._keep("rows", self._all_rows)
         fields = self._fields
         fields["obs"][t] = obs
-        fields["starts"][t] = starts
         if "masks" in fields:
             fields["masks"][t] = True if mask is None else mask
         self._run(t * self.num_rows, self.num_rows)
@@ -138,8 +137,7 @@ class CompiledActor(Actor):
         rollout.check_fields(self.policy, FIELDS)
         self._fields = {name: field.numpy() for name in FIELDS if (field := getattr(rollout, name)) is not None}
         for name, field in self._fields.items():
-            if name != "starts":
-                job[actions if name == "actions" else name] = field.ctypes.data
+            job[actions if name == "actions" else name] = field.ctypes.data
         job["has_masks"], job["normalizes"] = rollout.masks is not None, normalizes
         job["is_double"] = rollout.obs.dtype == torch.float64
         self._rollout = rollout

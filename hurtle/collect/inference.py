@@ -68,7 +68,7 @@ class Actor:
         """Act for all rows in step t of a rollout, and write there what the policy saw and chose.
 
         Args:
-            rollout: Step t of its `obs`, `masks`, `starts` and POLICY_FIELDS is written.
+            rollout: Step t of its `obs`, `masks` and POLICY_FIELDS is written, on a GPU of its `starts` too.
             t: The step.
             obs: As the env returned them, `[rows, …]`.
             mask: Legal actions, bool `[rows, actions]`; None: all.
@@ -78,7 +78,8 @@ class Actor:
             The actions as the env expects them; the next call may overwrite them.
         """
         self.store_obs(rollout.obs[t], rollout.inputs[t], obs)
-        rollout.starts[t] = self.staging.to_device("starts", starts)
+        if not self.staging.shares_memory:
+            rollout.starts[t] = self.staging.to_device("starts", starts)
         legal = None
         if rollout.masks is not None:
             legal = rollout.masks[t]
