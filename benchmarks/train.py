@@ -42,7 +42,7 @@ NOTE = (
 )
 PYTHON_NOTE = (
     "Gymnasium's own envs for everyone, ours with the back end that it chooses; otherwise as in train.md. Bare stepping: "
-    "`hurtle.make_vec(..., backend=\"serial\")` with random actions and no policy, a bound for serial training on one core."
+    '`hurtle.make_vec(..., backend="serial")` with random actions and no policy, a bound for serial training on one core.'
 )
 SOLVED = 475.0
 BARE = "bare serial stepping"
