@@ -13,7 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .host import CHECKED, WIDTH, allocating, inlined
+from .host import CHECKED, WIDTH, allocating, joined
 
 # Measured with benchmarks/gemm.py: enough independent sums to hide the latency of a multiply-add, few enough to stay in
 # registers together with a row of B (32 registers with AVX-512 and NEON, 16 with AVX2).
@@ -245,7 +245,7 @@ def _make_band(rows: int, vectors: int, start: str, finish: str, transposed: boo
     """A compiled function for one panel, `rows` rows at a time, from row `r` on; returns the first row not done."""
     tile = _make_tile(rows, vectors, start, finish, transposed)
 
-    @inlined
+    @joined
     def band(c, c_at, a, b, b_at, x, x_at, r, count, depth):
         c_array, _, c_stride, _ = c
         a_array, a_first, a_stride = a
@@ -273,7 +273,7 @@ def _make_product(start: str, finish: str, transposed: bool = False) -> Any:
     narrow, narrow_rest = (_make_band(n, 1, start, finish, transposed) for n in (ROWS, 1))
     uses_x = start == "bias" or finish.endswith("slope")
 
-    @inlined
+    @joined
     def product(c, a, b, x, rows, depth, panels, width):
         if CHECKED:
             _check("result", c[0], c[1] + (panels - 1) * c[3], rows, c[2], width)

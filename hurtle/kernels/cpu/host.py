@@ -40,6 +40,8 @@ viewing = njit(**{**_FAST, "_nrt": True, "forceinline": True})
 """The same for a function that returns a view of memory; inlined."""
 inlined = njit(inline="always", **_OPTIONS)
 """Inline a function into each of its callers before LLVM sees it."""
+joined = njit(**{**_FAST, "forceinline": True})
+"""Have LLVM inline a function into each of its callers, which compiles faster than `inlined`."""
 reordering = njit(**{**_FAST, "fastmath": {"contract", "reassoc"}})
 """Compile a sum whose order does not matter, so that it is vectorized; NaN is preserved."""
 

@@ -6,7 +6,7 @@ floats, and each array comes with its size, so pairs of int64 are all it needs.
 
 from __future__ import annotations
 
-from collections import namedtuple
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -61,8 +61,9 @@ JOB_NUMBERS = (
 JOB = {name: 2 * k for k, name in enumerate(JOB_ARRAYS)} | {n: 2 * len(JOB_ARRAYS) + k for k, n in enumerate(JOB_NUMBERS)}
 """Indices into the job, one int64 array: an array's address followed by its size, or a number."""
 SIZE = max(JOB.values()) + 1
-J: Any = namedtuple("J", (*JOB, "size"))(**JOB, size=SIZE)
-"""`JOB` for compiled code, and the size of a job."""
+J: Any = ModuleType("J")
+"""`JOB` for compiled code, and the size of a job: a module, whose numbers Numba takes as constants one by one."""
+vars(J).update(JOB, size=SIZE)
 
 words_at, bytes_at = view(np.uint64), view(np.uint8)
 

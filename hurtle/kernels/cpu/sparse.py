@@ -15,7 +15,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .gemm import VECTORS, Tile
-from .host import CHECKED, WIDTH, entry, f4, inlined, jit
+from .host import CHECKED, WIDTH, entry, f4, jit, joined
 
 LEAST_INPUTS = 4 * WIDTH
 """With fewer inputs there is little to skip."""
@@ -163,7 +163,7 @@ def _make_product(finish: str) -> Any:
     """`gemm.linear…` of rows whose nonzeros are listed: those of row q begin at q * length."""
     wide, narrow = (_make_row(finish, vectors) for vectors in (VECTORS, 1))
 
-    @inlined
+    @joined
     def product(c, values, places, counts, length, b, x, rows, panels, width):
         for q in range(rows):
             first, count = q * length, np.int64(counts[q])
