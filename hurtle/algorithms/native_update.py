@@ -27,7 +27,8 @@ from hurtle.native.batch_arrays import aligned_zeros
 from hurtle.native.build import COMPILING, address_of_entry
 from hurtle.native.thread_tuner import ThreadTuner
 from hurtle.native.threads import Crew, thread_count
-from hurtle.policies.native_plan import PLAIN, NetworkPlan, plan_for
+from hurtle.policies.input_table import InputTable
+from hurtle.policies.native_plan import NESTED, PLAIN, NetworkPlan, plan_for
 from hurtle.policies.policy import Policy
 
 CALL_SECONDS = 0.1
@@ -99,6 +100,7 @@ class NativeUpdate:
         self._listed_rows = 0
         self._listed_dtype: torch.dtype | None = None
         self._seen: Tensor | None = None  # observations as network inputs, if they are not already
+        self._table: InputTable | None = None  # how to read them, if they are nested
         self.parameters = FlatParameters(policy, has_gradients=False)
         self._packed = Packed(self.plan, self.parameters.values)
         self._buffers = tuple(policy.buffers())
@@ -288,10 +290,22 @@ class NativeUpdate:
         job["list_length"] = self._list_inputs(rollout.inputs)
         if not job["list_length"]:
             obs = rollout.inputs
-            if self.plan.input_kind != PLAIN or obs.dtype != torch.float32:
+            if self.plan.input_kind == NESTED:
+                obs = self._seen = self._read_nested(obs)
+            elif self.plan.input_kind != PLAIN or obs.dtype != torch.float32:
                 body: Any = self.policy.network.actor_body
                 obs = self._seen = body.input(obs.flatten(0, 1)).contiguous()
             job["inputs"] = obs.data_ptr()
+
+    def _read_nested(self, obs: Tensor) -> Tensor:
+        """Nested observations as network inputs, [steps * rows, inputs]."""
+        rows = obs.shape[0] * obs.shape[1]
+        if self._seen is None or len(self._seen) != rows:
+            self._seen = torch.empty(rows, self.plan.num_inputs)
+        if self._table is None:
+            self._table = InputTable.of(self.policy, self.plan)
+        load_kernels().stepwise.read_rows(self._table.address, obs.data_ptr(), rows, self._seen.data_ptr())
+        return self._seen
 
     def _list_inputs(self, obs: Tensor) -> int:
         """List the non-zeros of the observations; returns the length of a row's list, or 0 if there are too many."""
@@ -325,14 +339,15 @@ def _blocks(plan: NetworkPlan, size: int) -> np.ndarray:
     """The trained weights in blocks: start, length; for weights that have a transposed copy, the layer, panel and its rows."""
     blocks: list[tuple[int, ...]] = []
     for n, layer in enumerate(plan.layers):
-        inputs, stride, width = (int(layer[column]) for column in (network.INPUTS, network.STRIDE, network.PANEL_WIDTH))
+        inputs, panels, width = (int(layer[column]) for column in (network.INPUTS, network.PANELS, network.PANEL_WIDTH))
         own = n if layer[network.TRANSPOSED] >= 0 else -1
-        for panel in range(stride // width):
+        for panel in range(panels):
             for first in range(0, inputs, max(1, size // width)):
                 last = min(inputs, first + max(1, size // width))
                 start = layer[network.WEIGHT] + (panel * inputs + first) * width
                 blocks.append((start, (last - first) * width, own, panel, first, last))
-        blocks.append((layer[network.BIAS], stride, -1, 0, 0, 0))
+        if layer[network.FLAT_BIAS] >= 0:
+            blocks.append((layer[network.BIAS], panels * width, -1, 0, 0, 0))
     if plan.log_stds:
         blocks.append((plan.log_std_at, plan.log_stds, -1, 0, 0, 0))
     return np.array(blocks, np.int64)

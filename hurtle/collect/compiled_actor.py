@@ -25,9 +25,8 @@ from hurtle.kernels.error_codes import policy_message
 from hurtle.kernels.loader import load_kernels
 from hurtle.native.batch_arrays import aligned_zeros
 from hurtle.native.build import COMPILING
-from hurtle.policies.input_table import InputTable, space_of_input
+from hurtle.policies.input_table import InputTable
 from hurtle.policies.native_plan import plan_for
-from hurtle.policies.plain_mlp import plain_mlp
 from hurtle.policies.policy import Policy
 
 FIELDS = ("obs", "inputs", "masks", "actions", "log_probs", "values")
@@ -150,9 +149,7 @@ class CompiledActor(Actor):
     def _describe(self) -> None:
         """Describe the policy."""
         plan, head, job, kernels = self._plan, self.policy.head, self._job[0], load_kernels()
-        space = space_of_input(self.policy.observation_space, plain_mlp(self.policy))
-        stored = Rollout(self.policy, 1, 1).inputs.numpy().dtype
-        self._inputs = InputTable(space, stored)
+        self._inputs = InputTable.of(self.policy, plan)
         listed = int(self._inputs.numbers[kernels.policy_table.LISTED])
         values, lists = kernels.sparse.list_memory(TILE, listed)
         floats = {

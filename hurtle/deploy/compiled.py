@@ -253,6 +253,7 @@ class CompiledMLP:
             row[network.SOURCE], row[network.TRANSPOSED] = n - 1, -1
             row[network.OUTPUTS], row[network.INPUTS] = layer.weight.shape
             row[network.STRIDE], row[network.PANEL_WIDTH] = gemm.padded(inputs), gemm.panel_width(inputs)
+            row[network.PANELS] = row[network.STRIDE] // row[network.PANEL_WIDTH]
             row[network.WEIGHT], row[network.BIAS] = at, at + weight.size
             row[network.ACTIVATION], row[network.WORK] = ACTIVATIONS[layer.activation], work
             packed += [weight, bias]

@@ -13,8 +13,11 @@ from gymnasium import spaces
 
 from hurtle.kernels.cpu import policy_table, sparse
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # these import torch
+    from hurtle.policies.native_plan import NetworkPlan
+    from hurtle.policies.nested_mlp import Part
     from hurtle.policies.plain_mlp import PlainMLP
+    from hurtle.policies.policy import Policy
 
 ALIGNMENT = 64
 """Bytes of a cache line."""
@@ -56,6 +59,38 @@ class InputTable:
         t[policy_table.NUM_NUMBERS], t[policy_table.OBS_DTYPE] = size, policy_table.DTYPES.index(dtype)
         t[policy_table.INPUT_KIND], t[policy_table.NUM_INPUTS] = kind, inputs
         t[policy_table.LISTED] = size if listed else sparse.list_length(inputs)
+
+    @classmethod
+    def of(cls, policy: Policy, plan: NetworkPlan) -> InputTable:
+        """The table for what a policy sees in rollouts, flat or nested."""
+        from hurtle.buffers.rollout import Rollout
+        from hurtle.policies.plain_mlp import plain_mlp
+
+        space, stored = policy.observation_space, Rollout(policy, 1, 1).inputs.numpy().dtype
+        if not plan.parts:
+            return cls(space_of_input(space, plain_mlp(policy)), stored)
+        body: Any = policy.network.actor_body
+        return cls(space, stored)._nest(plan.parts, body.layout.is_bytes)
+
+    def _nest(self, parts: tuple[Part, ...], is_bytes: bool) -> InputTable:
+        """Read these parts, each as its own space says."""
+        rows, x_at, stored = [], 0, policy_table.DTYPES[self.numbers[policy_table.OBS_DTYPE]]
+        for part in parts:
+            leaf, dtype = part.leaf, part.leaf.dtype if is_bytes else stored
+            table = InputTable(leaf.space, dtype)
+            self.kept += [table.numbers, *table.kept]
+            rows.append((table.address, leaf.offset if is_bytes else leaf.start * dtype.itemsize, x_at, part.compressed))
+            x_at += part.num_inputs
+        self.keep(policy_table.PARTS_AT, rows, np.int64)
+        t = self.numbers
+        t[policy_table.NUM_PARTS], t[policy_table.NUM_INPUTS] = len(rows), x_at
+        t[policy_table.INPUT_KIND], t[policy_table.LISTED] = policy_table.NESTED, 0
+        return self
+
+    @property
+    def address(self) -> int:
+        """The address of the table."""
+        return int(self.numbers.ctypes.data)
 
     @property
     def num_inputs(self) -> int:

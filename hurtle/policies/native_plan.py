@@ -6,6 +6,7 @@ torch policy → plan, or the reason there is none → packed weights. Knows not
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -19,11 +20,15 @@ from hurtle.kernels.loader import load_kernels
 from hurtle.kernels.mlp_shape import HIDDEN_WIDTHS, MAX_INPUTS, MAX_OUTPUTS, MLPShape
 from hurtle.policies.action_transform import HEAD_KINDS
 from hurtle.policies.layers import Numbers, OneHot
+from hurtle.policies.nested_mlp import NestedMLP, Part, nested_mlp
 from hurtle.policies.plain_mlp import Dense, PlainMLP, plain_mlp
 from hurtle.policies.policy import Policy
+from hurtle.policies.structured import Structured
 
 HEADS = ("categorical", "multi_categorical", "gaussian", "beta")
-PLAIN, SCALED, ONE_HOT = 0, 1, 2
+PLAIN, SCALED, ONE_HOT, NESTED = range(4)
+PART_WIDTH = 16
+"""Columns of a panel of the layers that read the parts of nested observations: a divisor of the outputs of each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +49,9 @@ class NetworkPlan:
         log_std_flat: Offset of log_std in the flat buffer.
         log_std_at: Offset of log_std in the packed buffer.
         log_stds: Size of log_std; 0 if the policy has none.
-        input_kind: 0 numbers, 1 bytes scaled to [0, 1], 2 one-hot.
-        num_inputs: Inputs of the first layer.
+        input_kind: 0 numbers, 1 bytes scaled to [0, 1], 2 one-hot, 3 nested.
+        num_inputs: Inputs of the first layer, or of all that read nested observations.
+        parts: Of nested observations, in the order of their inputs.
     """
 
     layers: np.ndarray
@@ -67,6 +73,7 @@ class NetworkPlan:
     num_inputs: int
     low: np.ndarray = field(default_factory=lambda: np.zeros(1, np.float32))
     range: np.ndarray = field(default_factory=lambda: np.ones(1, np.float32))
+    parts: tuple[Part, ...] = ()
 
     @property
     def shared(self) -> bool:
@@ -126,6 +133,8 @@ def mlp_shape(policy: Policy) -> MLPShape:
         UnsupportedError: The kernels do not support this policy.
     """
     plan, space, actions = _plan(policy), policy.observation_space, policy.action_space
+    if plan.input_kind == NESTED:
+        raise UnsupportedError("its observations are nested")
     if plan.shared:
         raise UnsupportedError("actor and critic share layers")
     if not isinstance(space, spaces.Box) or space.dtype.kind != "f" or plan.num_inputs > MAX_INPUTS:
@@ -146,7 +155,7 @@ def mlp_shape(policy: Policy) -> MLPShape:
 
 
 def _plan(policy: Policy) -> NetworkPlan:
-    found = plain_mlp(policy)
+    found = nested_mlp(policy) if type(policy.network) is Structured else plain_mlp(policy)
     if policy.head.kind not in HEADS:
         raise UnsupportedError(f"its actions are {policy.head.kind}")
     if any(parameter.dtype != torch.float32 or not parameter.requires_grad for parameter in policy.parameters()):
@@ -155,7 +164,7 @@ def _plan(policy: Policy) -> NetworkPlan:
 
 
 class _Planner:
-    def __init__(self, policy: Policy, found: PlainMLP):
+    def __init__(self, policy: Policy, found: PlainMLP | NestedMLP):
         self.policy, self.found = policy, found
         self.flat: dict[int, int] = {}
         self.num_weights = 0
@@ -167,7 +176,7 @@ class _Planner:
 
     def plan(self) -> NetworkPlan:
         found, head = self.found, self.policy.head
-        hidden, actor = self._layers(found.actor)
+        hidden, actor = self._layers(found.actor, self._encoders(found.parts) if isinstance(found, NestedMLP) else -1)
         split = len(self.rows)
         if not found.is_shared:
             self.work, hidden = 0, -1  # the critic reuses the actor's workspace
@@ -193,8 +202,36 @@ class _Planner:
             log_std_flat=0 if log_std is None else self.flat[id(log_std)],
             log_std_at=log_std_at,
             log_stds=head.log_std_size,
-            **self._input(found.input),  # type: ignore[arg-type]
+            **self._input(),  # type: ignore[arg-type]
         )
+
+    def _encoders(self, parts: tuple[Part, ...]) -> int:
+        """Add the layers that read the parts of nested observations and write their outputs side by side; returns the first."""
+        x_at, rows = 0, []
+        for part in parts:
+            encoder = part.encoder
+            if isinstance(encoder, Dense):
+                rows.append(self._row(part.num_inputs, encoder.linear.out_features, -1, PART_WIDTH))
+                self._stored(rows[-1], encoder.linear)
+                rows[-1][network.ACTIVATION], rows[-1][network.X_AT] = getattr(gemm, encoder.activation.upper()), x_at
+            else:
+                table, offsets = encoder.embedding.weight, [*encoder.one_hot.offsets.tolist(), part.num_inputs]
+                for first, end in pairwise(offsets):
+                    row = self._row(end - first, table.shape[1], -1, PART_WIDTH)
+                    row[network.FLAT_WEIGHT] = self.flat[id(table)] + first * table.shape[1]
+                    row[network.FLAT_BIAS], row[network.FLAT_DOWN], row[network.FLAT_ACROSS] = -1, 1, table.shape[1]
+                    row[network.X_AT] = x_at + first
+                    rows.append(row)
+            x_at += part.num_inputs
+        columns = 0
+        for row in rows:
+            row[network.WORK], columns = self.work + columns, columns + row[network.OUTPUTS]
+        for row in rows:
+            row[network.STRIDE] = columns
+        rows[0][network.PARTS] = len(rows)
+        self._use_work(columns)
+        self.rows += rows
+        return len(self.rows) - len(rows)
 
     def _layers(self, layers: tuple[Dense, ...], source: int = -1) -> tuple[int, int]:
         """Add layers, the first of which reads layer `source` (-1: the observation); returns the last two."""
@@ -204,23 +241,39 @@ class _Planner:
         return before, source
 
     def _layer(self, layer: nn.Linear, source: int, activation: int) -> int:
-        inputs, outputs = layer.in_features, layer.out_features
-        row = [0] * network.COLUMNS
-        row[network.SOURCE], row[network.INPUTS], row[network.OUTPUTS] = source, inputs, outputs
-        row[network.STRIDE], row[network.PANEL_WIDTH] = gemm.padded(outputs), gemm.panel_width(outputs)
-        row[network.WEIGHT], row[network.BIAS] = self.trained, self.trained + inputs * gemm.padded(outputs)
-        self.trained += (inputs + 1) * gemm.padded(outputs)
-        row[network.TRANSPOSED] = -1 if source < 0 else self.transposed
-        self.transposed += 0 if source < 0 else outputs * gemm.padded(inputs)
-        row[network.ACTIVATION] = activation
-        row[network.WORK] = self.work
-        self.work += TILE * gemm.padded(outputs)
-        self.most_work = max(self.most_work, self.work)
-        row[network.FLAT_WEIGHT], row[network.FLAT_BIAS] = self.flat[id(layer.weight)], self.flat[id(layer.bias)]
+        row = self._row(layer.in_features, layer.out_features, source, gemm.panel_width(layer.out_features))
+        self._stored(row, layer)
+        row[network.ACTIVATION], row[network.WORK] = activation, self.work
+        self._use_work(row[network.STRIDE])
         self.rows.append(row)
         return len(self.rows) - 1
 
-    def _input(self, layer: nn.Module) -> dict[str, object]:
+    def _row(self, inputs: int, outputs: int, source: int, width: int) -> list[int]:
+        """A layer's sizes, and room for its weights."""
+        row, panels = [0] * network.COLUMNS, -(-outputs // width)
+        row[network.SOURCE], row[network.INPUTS], row[network.OUTPUTS] = source, inputs, outputs
+        row[network.PANELS], row[network.PANEL_WIDTH], row[network.STRIDE] = panels, width, panels * width
+        row[network.WEIGHT], row[network.BIAS] = self.trained, self.trained + inputs * panels * width
+        self.trained += (inputs + 1) * panels * width
+        row[network.TRANSPOSED] = -1 if source < 0 else self.transposed
+        self.transposed += 0 if source < 0 else outputs * gemm.padded(inputs)
+        row[network.PARTS] = 1
+        return row
+
+    def _stored(self, row: list[int], layer: nn.Linear) -> None:
+        """Where torch keeps its weights."""
+        row[network.FLAT_WEIGHT], row[network.FLAT_BIAS] = self.flat[id(layer.weight)], self.flat[id(layer.bias)]
+        row[network.FLAT_DOWN], row[network.FLAT_ACROSS] = layer.in_features, 1
+
+    def _use_work(self, columns: int) -> None:
+        self.work += TILE * columns
+        self.most_work = max(self.most_work, self.work)
+
+    def _input(self) -> dict[str, object]:
+        if isinstance(self.found, NestedMLP):
+            parts = self.found.parts
+            return {"input_kind": NESTED, "num_inputs": sum(part.num_inputs for part in parts), "parts": parts}
+        layer = self.found.input
         if isinstance(layer, OneHot):
             return {"input_kind": ONE_HOT, "num_inputs": layer.num_features}
         assert isinstance(layer, Numbers)

@@ -55,16 +55,21 @@ def plain_mlp(policy: Policy) -> PlainMLP:
     net = policy.network
     if type(net) is not MLP:
         raise UnsupportedError(f"its network is a {type(net).__name__}, not an MLP (policy='mlp' asks for one)")
-    actor = _layers(net.actor_body, net.actor)
-    critic = _layers(net.critic_body, net.critic)
+    actor = layers_of(net.actor_body, net.actor)
+    critic = layers_of(net.critic_body, net.critic)
     return PlainMLP(net.actor_body.input, actor, critic, net.critic_body is None)  # type: ignore[arg-type]
 
 
-def _layers(body: nn.Module | None, last: nn.Module) -> tuple[Dense, ...]:
+def layers_of(body: nn.Module | None, last: nn.Module | None = None) -> tuple[Dense, ...]:
+    """The hidden layers of a body, then a last one without activation.
+
+    Raises:
+        UnsupportedError: One of them is of another kind.
+    """
     modules: list[nn.Module] = [] if body is None else list(body.hidden.children())  # type: ignore[union-attr]
     if len(modules) % 2:
         raise UnsupportedError("its layers were changed after it was built")
-    modules += [last, nn.Identity()]
+    modules += [] if last is None else [last, nn.Identity()]
     return tuple(_dense(linear, activation) for linear, activation in zip(modules[::2], modules[1::2], strict=True))
 
 

@@ -19,6 +19,7 @@ from hurtle.algorithms.ppo import PPO
 from hurtle.algorithms.ppo_config import PPOConfig
 from hurtle.algorithms.ppo_native import native_ppo
 from hurtle.buffers.rollout import Done
+from hurtle.emulation.flat_layout import SpaceLayout
 from hurtle.errors import HurtleError, NonFiniteError, UnsupportedError
 from hurtle.policies.build import PolicyConfig, build_policy
 
@@ -178,6 +179,41 @@ def test_wide_observations_with_few_numbers_that_are_not_zero(obs, share):
     assert_equal_policies(policy, learner.policy)
     listed = learner.epochs.native._job["list_length"][0] > 0
     assert listed == (share < 0.1 and lowest == 0)
+
+
+NESTED = spaces.Dict(
+    near=spaces.Box(0, 200, (2, 3), np.uint8),
+    gold=spaces.Discrete(7, start=-1),
+    far=spaces.Box(-100, 100, (3,), np.float64),
+    bag=spaces.Tuple([spaces.MultiDiscrete([3, 1, 4]), spaces.MultiBinary(4)]),
+)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("hidden", [(24,), (40, 17)])
+def test_encoders_of_nested_observations_have_the_gradients_of_autograd(activation, hidden):
+    layout = SpaceLayout(NESTED)
+    config = PolicyConfig(hidden_sizes=hidden, activation=activation)
+    policy = build_policy(config, layout.flat_space, spaces.Discrete(5), layout)
+    rollout, memory = made(policy, steps=16, rows=8), layout.memory(16 * 8)
+    NESTED.seed(0)
+    for row in memory:
+        layout.writer(row)(NESTED.sample())
+    rollout.obs.copy_(torch.from_numpy(layout.flat(memory)).view_as(rollout.obs))
+    torch.manual_seed(0)
+    rollout.actions.random_(5)
+    rollout.log_probs.uniform_(-1.8, -1.4)  # those of random bytes are not finite
+    rollout.values.normal_()
+    torch_learner, learner = pair(policy, PPOConfig(num_epochs=1, minibatch_size=128, max_grad_norm=1e9, learning_rate=0.0))
+    assert_equal_metrics(torch_learner.update(rollout), learner.update(rollout))
+    found, sizes = gradient(learner), [parameter.numel() for parameter in policy.parameters()]
+    for (name, parameter), part in zip(policy.named_parameters(), np.split(found, np.cumsum(sizes)[:-1]), strict=True):
+        own = parameter.grad.flatten().numpy()
+        assert np.linalg.norm(own) > 0, name
+        assert np.linalg.norm(part - own) < 1e-4 * np.linalg.norm(own) + 1e-7, name
+    torch_learner, learner = pair(policy, PPOConfig(num_epochs=2, minibatch_size=32, learning_rate=1e-3))
+    assert_equal_metrics(torch_learner.update(rollout), learner.update(rollout))
+    assert_equal_policies(policy, learner.policy)
 
 
 def made_of(policy, obs):

@@ -15,7 +15,9 @@ from hurtle.collect.inference import Actor
 from hurtle.collect.pool_collector import PoolCollector
 from hurtle.collect.postprocess import Postprocess
 from hurtle.contracts import Weights
+from hurtle.emulation.flat_layout import SpaceLayout
 from hurtle.errors import NonFiniteError, UnsupportedError
+from hurtle.policies.build import PolicyConfig, build_policy
 
 EXACT = (
     "obs",
@@ -77,9 +79,26 @@ class Echo(gymnasium.Env):
 
     def observed(self):
         obs = self.observation_space.sample()
-        if np.size(obs) == 80:
+        if isinstance(obs, np.ndarray) and obs.size == 80:
             obs *= self.np_random.random(80) < 0.1
         return obs, {"action_mask": np.int8([self.now % 2, 1, 0])} if self.masks else {}
+
+
+NESTED = {
+    "several dtypes": spaces.Dict(
+        gold=spaces.Discrete(7, start=-1),
+        speed=spaces.Box(-100, 100, (3,), np.float64),  # compressed
+        bag=spaces.Tuple([spaces.MultiDiscrete([3, 1, 4]), spaces.MultiBinary(4)]),
+        near=spaces.Box(0, 200, (2, 3), np.uint8),
+    ),
+    "one dtype": spaces.Dict(a=spaces.Box(-1, 1, (3,), np.float64), b=spaces.Box(-9, 9, (2, 2), np.float64)),
+    "choices": spaces.Tuple([spaces.Discrete(3), spaces.MultiDiscrete([2, 6])]),
+}
+
+
+def nested_policy(space, seed=0, **config):
+    layout = SpaceLayout(space)
+    return build_policy(PolicyConfig(hidden_sizes=(16,), **config), layout.flat_space, DISCRETE, layout, seed=seed)
 
 
 def collected(actor_kind, make, policy, updates=3, num_envs=5, num_steps=11, **how):
@@ -130,6 +149,27 @@ def assert_same(make, make_policy, **how):
 def test_observations(kind):
     space = OBSERVATIONS[kind]
     assert_same(lambda: Echo(space, DISCRETE), lambda: sharp_policy(*spaces_of(lambda: Echo(space, DISCRETE))))
+
+
+@pytest.mark.parametrize("kind", NESTED)
+def test_nested_observations(kind):
+    assert_same(lambda: Echo(NESTED[kind], DISCRETE), lambda: nested_policy(NESTED[kind]), emulate=True)
+
+
+@pytest.mark.parametrize(
+    ("space", "config", "reason"),
+    [
+        (spaces.Dict(a=BOX, b=spaces.Box(0, 255, (9, 9, 3), np.uint8)), {}, "is encoded by a"),
+        (spaces.Dict(a=BOX, b=spaces.Text(5)), {}, "is a String"),
+        (NESTED["one dtype"], {"separate_networks": True}, "encoders of their own"),
+        (spaces.Dict(a=BOX, b=spaces.Box(-1, 1, (2,), np.float16)), {}, r"observation\[.b.\] is float16"),
+        (spaces.Dict(a=BOX, b=spaces.Discrete(5000)), {}, "more than 4096"),
+        (NESTED["one dtype"], {"recurrent": "gru"}, "memory"),
+    ],
+)
+def test_other_nested_policies_have_no_compiled_actor(space, config, reason):
+    with pytest.raises(UnsupportedError, match=reason):
+        CompiledActor(nested_policy(space, **config), 2, 0)
 
 
 @pytest.mark.parametrize("kind", ACTIONS)

@@ -296,6 +296,7 @@ def _make_product(start: str, finish: str, transposed: bool = False) -> Any:
 linear = _make_product("bias", "none")
 linear_tanh = _make_product("bias", "tanh")
 linear_relu = _make_product("bias", "relu")
+times = _make_product("zero", "none")
 times_tanh_slope = _make_product("zero", "tanh_slope")
 times_relu_slope = _make_product("zero", "relu_slope")
 add_transposed = _make_product("add", "none", transposed=True)

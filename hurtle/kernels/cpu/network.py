@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 
-from .gemm import RELU, TANH, add_transposed, linear, linear_relu, linear_tanh, times_relu_slope, times_tanh_slope
+from .gemm import RELU, TANH, add_transposed, linear, linear_relu, linear_tanh, times, times_relu_slope, times_tanh_slope
 from .host import CHECKED, TILE, WIDTH, address_of_function, entry, f4, jit
 from .memory import ANY, address_of, call, floats_at, places_at, table_at
 from .sparse import add_transposed_sparse, sparse_linear, sparse_relu, sparse_tanh
@@ -19,16 +19,21 @@ from .sparse import add_transposed_sparse, sparse_linear, sparse_relu, sparse_ta
 SOURCE = 0  # the layer whose outputs it reads; -1: the observations
 INPUTS = 1
 OUTPUTS = 2
-STRIDE = 3  # outputs rounded up to full panels: the row stride in the workspace
+STRIDE = 3  # the row stride of its outputs in the workspace
 PANEL_WIDTH = 4  # columns of a panel of its weights
 WEIGHT = 5  # offset of its weights, [panel][inputs][PANEL_WIDTH]
 BIAS = 6
 TRANSPOSED = 7  # offset of the transposed copy of its weights, for the gradient of its inputs; -1: not needed
 ACTIVATION = 8
 WORK = 9  # offset of its outputs in the workspace, [TILE, STRIDE]
-FLAT_WEIGHT = 10  # offset of its weights in the flat buffer, in torch's order [outputs, inputs]
-FLAT_BIAS = 11
-COLUMNS = 12
+FLAT_WEIGHT = 10  # offset of its weights in the flat buffer, in torch's order …
+FLAT_BIAS = 11  # -1: it has no biases
+FLAT_DOWN = 12  # … from the weights of an output to those of the next
+FLAT_ACROSS = 13  # … and from an input to the next
+PANELS = 14  # of its weights: its outputs rounded up
+X_AT = 15  # for layers that read the observations: the first input that this one reads
+PARTS = 16  # how many layers, from this one on, write their outputs side by side, as one source of the layers that follow
+COLUMNS = 17
 
 TRANSPOSED_ROWS = WIDTH
 """Inputs transposed at a time; they must start at a multiple of this."""
@@ -44,8 +49,8 @@ def forward(weights, layers, first, last, x, x_at, x_stride, rows, work, lists):
     for n in range(first, last):
         source, inputs, stride, width = layers[n, SOURCE], layers[n, INPUTS], layers[n, STRIDE], layers[n, PANEL_WIDTH]
         out, weight, bias, activation = layers[n, WORK], layers[n, WEIGHT], layers[n, BIAS], layers[n, ACTIVATION]
-        panels = stride // width
-        a = (work, layers[source, WORK], layers[source, STRIDE]) if source >= 0 else (x, x_at, x_stride)
+        panels = layers[n, PANELS]
+        a = (work, layers[source, WORK], layers[source, STRIDE]) if source >= 0 else (x, x_at + layers[n, X_AT], x_stride)
         c, b, biases = (work, out, stride, width), (weights, weight, width, inputs * width), (weights, bias, 0)
         if source < 0 and listed:
             values, places = x[x_at:], lists[TILE:]
@@ -73,14 +78,14 @@ def backward(weights, layers, first, last, x, x_at, x_stride, rows, work, slopes
     listed = lists.shape[0] > 0
     for n in range(last - 1, first - 1, -1):
         source, inputs, stride = layers[n, SOURCE], layers[n, INPUTS], layers[n, STRIDE]
-        width, own = layers[n, PANEL_WIDTH], layers[n, WORK]
-        _add_column_sums(slopes, own, stride, rows, gradient, at + layers[n, BIAS])
-        a = (work, layers[source, WORK], layers[source, STRIDE]) if source >= 0 else (x, x_at, x_stride)
+        width, own, panels = layers[n, PANEL_WIDTH], layers[n, WORK], layers[n, PANELS]
+        _add_column_sums(slopes, own, stride, panels * width, rows, gradient, at + layers[n, BIAS])
+        a = (work, layers[source, WORK], layers[source, STRIDE]) if source >= 0 else (x, x_at + layers[n, X_AT], x_stride)
         c, b = (gradient, at + layers[n, WEIGHT], width, inputs * width), (slopes, own, stride, width)
         if source < 0 and listed:
-            add_transposed_sparse(c, x[x_at:], lists[TILE:], lists, x_stride, b, rows, stride // width, width)
+            add_transposed_sparse(c, x[x_at:], lists[TILE:], lists, x_stride, b, rows, panels, width)
             continue
-        add_transposed(c, a, b, (slopes, 0, 0), inputs, rows, stride // width, width)
+        add_transposed(c, a, b, (slopes, 0, 0), inputs, rows, panels, width)
         if source < 0 or (n + 1 < last and layers[n + 1, SOURCE] == source):
             continue
         if n > first and layers[n - 1, SOURCE] == source:  # two heads on one body: the policy's part first, then the value's
@@ -93,14 +98,18 @@ def backward(weights, layers, first, last, x, x_at, x_stride, rows, work, slopes
 @jit
 def _backward_inputs(weights, layers, n, rows, work, slopes):
     """The gradient with respect to the outputs of layer n's source, before its activation."""
-    source, outputs, stride, own = layers[n, SOURCE], layers[n, OUTPUTS], layers[n, STRIDE], layers[n, WORK]
-    into, into_stride, width = layers[source, WORK], layers[source, STRIDE], layers[source, PANEL_WIDTH]
-    c, a = (slopes, into, into_stride, width), (slopes, own, stride)
-    b, h = (weights, layers[n, TRANSPOSED], width, outputs * width), (work, into, into_stride)
-    if layers[source, ACTIVATION] == TANH:
-        times_tanh_slope(c, a, b, h, rows, outputs, into_stride // width, width)
-    else:
-        times_relu_slope(c, a, b, h, rows, outputs, into_stride // width, width)
+    source, outputs, a = layers[n, SOURCE], layers[n, OUTPUTS], (slopes, layers[n, WORK], layers[n, STRIDE])
+    for part in range(source, source + layers[source, PARTS]):
+        into, stride, width, panels = layers[part, WORK], layers[part, STRIDE], layers[part, PANEL_WIDTH], layers[part, PANELS]
+        column = into - layers[source, WORK]
+        c, h = (slopes, into, stride, width), (work, into, stride)
+        b = (weights, layers[n, TRANSPOSED] + column * outputs, width, outputs * width)
+        if layers[part, ACTIVATION] == TANH:
+            times_tanh_slope(c, a, b, h, rows, outputs, panels, width)
+        elif layers[part, ACTIVATION] == RELU:
+            times_relu_slope(c, a, b, h, rows, outputs, panels, width)
+        else:
+            times(c, a, b, h, rows, outputs, panels, width)
 
 
 @jit
@@ -124,11 +133,11 @@ def _add_value_slopes(weights, layers, n, rows, work, slopes):
 
 
 @jit
-def _add_column_sums(slopes, first, stride, rows, gradient, at):
-    sums = gradient[at : at + stride]
+def _add_column_sums(slopes, first, stride, columns, rows, gradient, at):
+    sums = gradient[at : at + columns]
     for q in range(rows):
-        row = slopes[first + q * stride : first + (q + 1) * stride]
-        for j in range(stride):
+        row = slopes[first + q * stride : first + q * stride + columns]
+        for j in range(columns):
             sums[j] += row[j]
 
 
@@ -205,12 +214,13 @@ def pack(flat, weights, layers, log_std_flat, log_std_at, log_stds, transposes):
         inputs, outputs, width = layers[n, INPUTS], layers[n, OUTPUTS], layers[n, PANEL_WIDTH]
         for j in range(outputs):
             into = layers[n, WEIGHT] + (j // width) * inputs * width + j % width
-            row = layers[n, FLAT_WEIGHT] + j * inputs
+            row, across = layers[n, FLAT_WEIGHT] + j * layers[n, FLAT_DOWN], layers[n, FLAT_ACROSS]
             for k in range(inputs):
-                weights[into + k * width] = flat[row + k]
-            weights[layers[n, BIAS] + j] = flat[layers[n, FLAT_BIAS] + j]
+                weights[into + k * width] = flat[row + k * across]
+            if layers[n, FLAT_BIAS] >= 0:
+                weights[layers[n, BIAS] + j] = flat[layers[n, FLAT_BIAS] + j]
         if transposes and layers[n, TRANSPOSED] >= 0:
-            for panel in range(layers[n, STRIDE] // width):
+            for panel in range(layers[n, PANELS]):
                 transpose_rows(weights, layers, n, panel, 0, inputs)
     for d in range(log_stds):
         weights[log_std_at + d] = flat[log_std_flat + d]
@@ -223,9 +233,10 @@ def unpack(weights, flat, layers, log_std_flat, log_std_at, log_stds):
         inputs, outputs, width = layers[n, INPUTS], layers[n, OUTPUTS], layers[n, PANEL_WIDTH]
         for j in range(outputs):
             source = layers[n, WEIGHT] + (j // width) * inputs * width + j % width
-            row = layers[n, FLAT_WEIGHT] + j * inputs
+            row, across = layers[n, FLAT_WEIGHT] + j * layers[n, FLAT_DOWN], layers[n, FLAT_ACROSS]
             for k in range(inputs):
-                flat[row + k] = weights[source + k * width]
-            flat[layers[n, FLAT_BIAS] + j] = weights[layers[n, BIAS] + j]
+                flat[row + k * across] = weights[source + k * width]
+            if layers[n, FLAT_BIAS] >= 0:
+                flat[layers[n, FLAT_BIAS] + j] = weights[layers[n, BIAS] + j]
     for d in range(log_stds):
         flat[log_std_flat + d] = weights[log_std_at + d]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from .host import TILE, f4, jit
-from .memory import ANY, doubles_at, floats_at, ints_at, places_at, view
+from .memory import ANY, doubles_at, floats_at, ints_at, places_at, table_at, view
 from .policy_table import (
     F4,
     F8,
@@ -22,12 +23,15 @@ from .policy_table import (
     LISTED,
     LOW_AT,
     MEAN_AT,
+    NESTED,
     NORMALIZED,
     NUM_INPUTS,
     NUM_NUMBERS,
+    NUM_PARTS,
     OBS_DTYPE,
     OFFSET_AT,
     ONE_HOT,
+    PARTS_AT,
     SCALED,
     SPAN_AT,
     STD_AT,
@@ -153,6 +157,24 @@ def item_size(dtype):
 
 
 @jit
+def read_nested(t, obs, x, at):
+    """Read a nested observation, part by part; choices become ones among zeros."""
+    parts = table_at(t[PARTS_AT], t[NUM_PARTS], 4)
+    for n in range(t[NUM_PARTS]):
+        part, source, into = ints_at(parts[n, 0], ANY), obs + parts[n, 1], at + parts[n, 2]
+        if part[INPUT_KIND] == ONE_HOT or part[INPUT_KIND] == INTEGER:
+            for k in range(part[NUM_INPUTS]):
+                x[into + k] = f4(0.0)
+            for k in range(part[NUM_NUMBERS]):
+                x[into + place_of(part, k, _integer_at(source, k, part[OBS_DTYPE]))] = f4(1.0)
+        else:
+            read(part, source, x, into)
+        if parts[n, 3]:
+            for k in range(into, into + part[NUM_INPUTS]):
+                x[k] = math.copysign(math.log1p(abs(x[k])), x[k])
+
+
+@jit
 def read_tile(t, obs, rows, x, values, lists):
     """Prepare `rows` observations for `network.forward`; returns whether they are listed."""
     inputs, numbers, length = t[NUM_INPUTS], t[NUM_NUMBERS], t[LISTED]
@@ -162,6 +184,10 @@ def read_tile(t, obs, rows, x, values, lists):
             lists[q] = numbers
             list_ones(t, obs + q * row_bytes, values, lists, q * numbers, TILE + q * numbers)
         return True
+    if t[INPUT_KIND] == NESTED:
+        for q in range(rows):
+            read_nested(t, obs + q * row_bytes, x, q * inputs)
+        return False
     for q in range(rows):
         read(t, obs + q * row_bytes, x, q * inputs)
     if length == 0:

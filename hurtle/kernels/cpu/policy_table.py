@@ -27,6 +27,8 @@ import numpy as np
     FIRST_AT,  # for one-hot entries, int64 [NUM_NUMBERS], like the next two: lowest value,
     LAST_AT,  # number of values minus one,
     OFFSET_AT,  # and offset among the inputs
+    PARTS_AT,  # for nested observations, int64 [NUM_PARTS, 4]: the table of each part, its first byte, its first input, and
+    NUM_PARTS,  # whether its numbers are compressed
     HEAD_KIND,
     NUM_OUTPUTS,
     ACTION_SIZE,  # elements of an action
@@ -38,9 +40,9 @@ import numpy as np
     TYPE_NUMBER,  # NumPy's type number of the dtype,
     NUM_DIMENSIONS,
     SHAPE,  # and the shape, from here to the end of the table
-) = range(32)
+) = range(34)
 
-NUMBERS, SCALED, NORMALIZED, ONE_HOT, INTEGER = range(5)
+NUMBERS, SCALED, NORMALIZED, ONE_HOT, INTEGER, NESTED = range(6)
 """Kinds of input. INTEGER is ONE_HOT of a single number, which `row` takes instead of an address."""
 CATEGORICAL, MULTI_CATEGORICAL, GAUSSIAN, BETA, SQUASHED_GAUSSIAN = range(5)
 """Kinds of heads, numbered as in `HEAD_KINDS` of policies/action_transform.py."""

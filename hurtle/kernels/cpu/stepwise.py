@@ -14,7 +14,7 @@ from .head_calls import call_sample
 from .host import TILE, entry, jit
 from .memory import ANY, bools_at, doubles_at, floats_at, ints_at, places_at, table_at, view
 from .network import COLUMNS, STRIDE, WORK, call_forward
-from .observing import item_size, normalize_f4, normalize_f8, read_tile
+from .observing import item_size, normalize_f4, normalize_f8, read_nested, read_tile
 from .policy_table import LISTED, NUM_INPUTS, NUM_NUMBERS, OBS_DTYPE
 from .rollout import draw, send_choices, send_numbers
 
@@ -47,6 +47,15 @@ def act(job, first, count, chooses):
     for tile in range(0, count, TILE):
         bad += _act_for_tile(j, first + tile, tile, min(TILE, count - tile), chooses)
     return bad
+
+
+@entry
+def read_rows(table, obs, count, into):
+    """Read `count` nested observations at an address as network inputs, [count, inputs]."""
+    t = ints_at(table, ANY)
+    size, x = t[NUM_NUMBERS] * item_size(t[OBS_DTYPE]), floats_at(into, ANY)
+    for n in range(count):
+        read_nested(t, obs + n * size, x, n * t[NUM_INPUTS])
 
 
 @jit
