@@ -79,7 +79,7 @@ PYTHON_ENVS = {
 STEPS = {NATIVE: 400_000, GENERAL: 40_000, "rlox HybridPPO": 40_000}
 """Of one training; long enough that its beginning does not matter."""
 OTHER_STEPS = 20_000
-PYTHON_STEPS = {NATIVE: 80_000, BARE: 40_000}
+PYTHON_STEPS = {NATIVE: 60_000, BARE: 40_000, GENERAL: 12_000, "SB3": 12_000, "SB3 SubprocVecEnv": 12_000}
 """The same for Python envs."""
 
 
