@@ -2,7 +2,7 @@
 
 python benchmarks/train.py                             # all settings; saves benchmarks/results/train.md, .json and .png
 python benchmarks/train.py --settings cartpole-8       # some of them, see SETTINGS; a part is not saved
-python benchmarks/train.py --python-envs               # Gymnasium's own envs for all; saves train-python-envs.md and .json
+python benchmarks/train.py --python-envs               # Gymnasium's own envs for all; saves train-python-envs
 python benchmarks/train.py --time-to-solve             # seconds until CartPole is solved; saves time-to-solve.md and .json
 python benchmarks/train.py --quick                     # see that it runs: few steps, nothing is saved
 python benchmarks/train.py --plot                      # draw the committed results
@@ -79,7 +79,7 @@ PYTHON_ENVS = {
 STEPS = {NATIVE: 400_000, GENERAL: 40_000, "rlox HybridPPO": 40_000}
 """Of one training; long enough that its beginning does not matter."""
 OTHER_STEPS = 20_000
-PYTHON_STEPS = {NATIVE: 60_000, BARE: 40_000, GENERAL: 12_000, "SB3": 12_000, "SB3 SubprocVecEnv": 12_000}
+PYTHON_STEPS = {NATIVE: 60_000, BARE: 40_000, GENERAL: 12_000, "SB3": 12_000}
 """The same for Python envs."""
 
 
@@ -173,9 +173,8 @@ def entrants(setting: Setting, quick: bool) -> Makers:
 
     makers: Makers = {"SB3": partial(sb3, setting, updates("SB3"))}
     if is_python:
-        name = "SB3 SubprocVecEnv"
-        makers[name] = lambda stack: peers.sb3_training(
-            peers.sb3_vec(setting.make, sizes.num_envs, stack, processes=True), sizes, updates(name)
+        makers["SB3 SubprocVecEnv"] = lambda stack: peers.sb3_training(
+            peers.sb3_vec(setting.make, sizes.num_envs, stack, processes=True), sizes, updates("SB3")
         )
         makers[BARE] = partial(bare, setting, updates(BARE))
     elif sizes.agents == 1:

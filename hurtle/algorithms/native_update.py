@@ -265,6 +265,9 @@ class NativeUpdate:
             self._address = address_of_entry(update.learn)
             if self._crew is not None:
                 kernels.sync.abort(self._barrier.copy())  # compiles it
+            if plan.input_kind == NESTED:
+                self._table = InputTable.of(self.policy, plan)
+                kernels.stepwise.read_rows(self._table.address, 0, 0, 0)  # compiles it
         job["num_choices"] = len(plan.nvec)
         name = self.optimizer.name
         job["optimizer"], (job["beta1"], job["beta2"]) = OPTIMIZERS[name], BETAS[name]
@@ -302,8 +305,7 @@ class NativeUpdate:
         rows = obs.shape[0] * obs.shape[1]
         if self._seen is None or len(self._seen) != rows:
             self._seen = torch.empty(rows, self.plan.num_inputs)
-        if self._table is None:
-            self._table = InputTable.of(self.policy, self.plan)
+        assert self._table is not None
         load_kernels().stepwise.read_rows(self._table.address, obs.data_ptr(), rows, self._seen.data_ptr())
         return self._seen
 

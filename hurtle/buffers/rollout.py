@@ -25,6 +25,8 @@ OUTCOMES = ("rewards", "terminated", "truncated", "starts", "valid")
 """Fields `[T, N]` that a step of the envs fills; `obs` and `masks` are written before it."""
 POLICY_FIELDS = ("inputs", "actions", "log_probs", "values")
 """Fields `[T, N, …]` that acting fills."""
+ACTING_FIELDS = ("obs", "masks", *POLICY_FIELDS)
+"""What the policy was given and what it did: written on its device, where `OUTCOMES` are written on the host."""
 LEARNER_FIELDS = ("final_values", "last_values", "advantages", "returns")
 """Fields that `collect.postprocess` fills."""
 FIELDS = ("obs", "masks", *OUTCOMES, *POLICY_FIELDS, *LEARNER_FIELDS)

@@ -15,10 +15,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from hurtle.buffers.rollout import Done, Rollout
+from hurtle.buffers.rollout import ACTING_FIELDS, Done, Rollout
 from hurtle.collect.inference import Actor
 from hurtle.contracts import Weights
-from hurtle.errors import NonFiniteError
+from hurtle.errors import HurtleError, NonFiniteError
 from hurtle.kernels.cpu.host import TILE
 from hurtle.kernels.cpu.stepwise import JOB
 from hurtle.kernels.error_codes import policy_message
@@ -29,9 +29,6 @@ from hurtle.policies.input_table import InputTable
 from hurtle.policies.native_plan import plan_for
 from hurtle.policies.policy import Policy
 
-FIELDS = ("obs", "inputs", "masks", "actions", "log_probs", "values")
-"""Fields of a rollout that acting writes."""
-
 
 class CompiledActor(Actor):
     """Acts for `num_rows` rows in compiled code.
@@ -40,13 +37,15 @@ class CompiledActor(Actor):
         policy: An MLP policy on the CPU, whose weights are copied; `load_weights` replaces them.
         num_rows: Envs times agents.
         seed: Seed of the action streams.
+        bootstraps: Compute the values of what follows a rollout too. Not for learners that take them from another policy.
 
     Raises:
         UnsupportedError: The kernels do not support this policy.
     """
 
-    def __init__(self, policy: Policy, num_rows: int, seed: int):
+    def __init__(self, policy: Policy, num_rows: int, seed: int, *, bootstraps: bool = True):
         super().__init__(policy, num_rows, seed)
+        self._bootstraps = bootstraps
         self._plan = plan_for(policy)
         self._job = np.zeros(1, JOB)
         self._address = self._job.ctypes.data
@@ -62,8 +61,8 @@ class CompiledActor(Actor):
 
     def load_weights(self, weights: Weights) -> None:
         """Act with these weights, and with the normalizer's statistics as they are now."""
+        self._plan.pack(self._plan.checked(weights.flat), self._kept["weights"], transposed=False)
         weights.copy_to(self.policy)
-        self._plan.pack(weights.flat.detach().numpy(), self._kept["weights"], transposed=False)
         if (normalizer := self.policy.normalizer) is not None:
             std = (normalizer.variance + normalizer.eps).sqrt().numpy()
             self._keep("mean", normalizer.mean.numpy().astype(np.float64).ravel())
@@ -79,14 +78,16 @@ class CompiledActor(Actor):
         if "masks" in fields:
             fields["masks"][t] = True if mask is None else mask
         self._run(t * self.num_rows, self.num_rows)
-        return self._for_env if self._sends else self.policy.head.env_actions(fields["actions"][t])
+        return self._env_actions(fields["actions"][t])
 
     def act(
         self, seen: Tensor, mask: Tensor | None, starts: Tensor, rows: np.ndarray | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `Actor.act`; the tensors are overwritten by the next call."""
         step, count = self._use_one_step(mask is not None, normalizes=False), len(seen)
-        self._keep("rows", self._all_rows if rows is None else np.ascontiguousarray(rows))
+        self._keep("rows", self._all_rows if rows is None else np.ascontiguousarray(rows, np.int64))
+        if len(self._kept["rows"]) != count:
+            raise HurtleError(f"Got {count} observations for {len(self._kept['rows'])} rows.")
         step.inputs[0, :count] = seen
         if step.masks is not None:
             step.masks[0, :count] = True if mask is None else mask
@@ -96,11 +97,16 @@ class CompiledActor(Actor):
     def env_actions(self) -> np.ndarray:
         """See `Actor.env_actions`."""
         assert self._one_step is not None
-        count = len(self._kept["rows"])
-        return self._for_env[:count] if self._sends else self.policy.head.env_actions(self._one_step.actions[0, :count].numpy())
+        return self._env_actions(self._one_step.actions[0, : len(self._kept["rows"])].numpy())
+
+    def _env_actions(self, raw: np.ndarray) -> np.ndarray:
+        """A copy, since an env may keep its action."""
+        return self._for_env[: len(raw)].copy() if self._sends else self.policy.head.env_actions(raw)
 
     def bootstrap(self, rollout: Rollout) -> Done:
         """See `Actor.bootstrap`."""
+        if not self._bootstraps:
+            return Done.NOTHING
         rollout.last_values.copy_(self._values(rollout.last_obs))
         rollout.final_values.zero_()
         if len(rollout.finals.steps):
@@ -128,13 +134,15 @@ class CompiledActor(Actor):
         if self._act(self._address, first, count, 1):
             found = self._fields["log_probs"].reshape(-1)[first : first + count]
             row = int(self._kept["rows"][np.flatnonzero(~np.isfinite(found))[0]])
-            raise NonFiniteError(policy_message(f"row {row} at its step {self.steps[row]}"))
+            raise NonFiniteError(policy_message(f"{self.name_of(row)} at its step {self.steps[row]}"))
 
     def _use(self, rollout: Rollout, normalizes: bool) -> None:
         """Point the job to the fields of a rollout."""
         job, actions = self._job[0], "numbers" if self._is_box else "choices"
-        rollout.check_fields(self.policy, FIELDS)
-        self._fields = {name: field.numpy() for name in FIELDS if (field := getattr(rollout, name)) is not None}
+        if rollout.num_rows != self.num_rows:
+            raise HurtleError(f"The rollout has {rollout.num_rows} rows, but the policy acts for {self.num_rows}.")
+        rollout.check_fields(self.policy, ACTING_FIELDS)
+        self._fields = {name: field.numpy() for name in ACTING_FIELDS if (field := getattr(rollout, name)) is not None}
         for name, field in self._fields.items():
             job[actions if name == "actions" else name] = field.ctypes.data
         job["has_masks"], job["normalizes"] = rollout.masks is not None, normalizes

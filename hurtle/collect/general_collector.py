@@ -33,6 +33,7 @@ class GeneralCollector(Collector):
     def __init__(self, vec: VectorEnv, actor: Actor, seed: int = 0, timer: Timer | None = None):
         self.rows, self.actor = VecRows(vec), actor
         self.vec: Any = vec
+        actor.name_of = self.rows.name_of
         self.num_rows = self.rows.num_rows
         self.resumes_exactly = hasattr(vec, "state_dict")
         self.timer = timer or Timer()

@@ -1,10 +1,11 @@
 """`Actor`: a policy acting for many rows: normalizes, samples from each row's random stream, and carries its memory.
 
-observations `[rows, …]` → (raw actions, log-probs, values). Knows nothing of envs or rollouts.
+observations `[rows, …]` → raw actions, log-probs, values, in a step of a rollout. Knows nothing of envs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ class Actor:
         staging: Staging | None = None,
     ):
         self.policy, self.num_rows = policy, num_rows
+        self.name_of: Callable[[int], str] = "row {}".format  # for messages; a collector knows envs and agents
         self.device = next((parameter.device for parameter in policy.parameters()), torch.device("cpu"))
         self.staging = staging or Staging(self.device)
         self._forward = torch.compile(policy) if compiled else policy
@@ -75,7 +77,7 @@ class Actor:
             starts: Rows that begin an episode, bool `[rows]`.
 
         Returns:
-            The actions as the env expects them; the next call may overwrite them.
+            The actions as the env expects them, which it may keep.
         """
         self.store_obs(rollout.obs[t], rollout.inputs[t], obs)
         if not self.staging.shares_memory:

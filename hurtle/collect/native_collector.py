@@ -32,7 +32,7 @@ from hurtle.native.thread_tuner import ThreadTuner
 from hurtle.native.threads import SHARD_GRAIN, Crew, shard_edges, thread_count
 from hurtle.policies.action_transform import ActionTransform
 from hurtle.policies.build import build_policy
-from hurtle.policies.native_plan import NetworkPlan, plan_for
+from hurtle.policies.native_plan import NetworkPlan, flat_plan
 from hurtle.policies.policy import Policy
 from hurtle.policies.policy_config import PolicyConfig
 from hurtle.tracking.timing import Timer
@@ -138,17 +138,8 @@ class NativeCollector(Collector):
         Raises:
             HurtleError: They have the wrong size, dtype or layout.
         """
-        flat = weights.flat
-        fits = flat.shape == (self.num_weights,) and flat.dtype == torch.float32 and flat.device.type == "cpu"
-        if not (fits and flat.is_contiguous()):
-            given = str(flat.dtype).removeprefix("torch.")
-            raise HurtleError(
-                f"load_weights takes one contiguous float32 buffer of {self.num_weights} weights on the CPU, as "
-                f"Weights.of(policy) makes it; got {given} of shape {tuple(flat.shape)} on {flat.device}"
-                f"{'' if flat.is_contiguous() else ', with gaps'}."
-            )
+        self._plan.pack(self._plan.checked(weights.flat), self._weights, transposed=False)
         weights.copy_to(self.policy)
-        self._plan.pack(flat.detach().numpy(), self._weights, transposed=False)
         self._version = weights.version
 
     def request_stop(self) -> None:
@@ -465,7 +456,7 @@ def _batch_of(vec: Any) -> CpuBatch:
 
 def _plan_of(policy: Policy) -> NetworkPlan:
     try:
-        return plan_for(policy)
+        return flat_plan(policy)
     except UnsupportedError as error:
         raise HurtleError(f"This policy cannot act natively: {error}. Use GeneralCollector, which takes any policy.") from None
 

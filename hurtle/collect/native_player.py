@@ -15,7 +15,7 @@ from hurtle.kernels.cpu import host
 from hurtle.kernels.loader import load_kernels
 from hurtle.native.build import COMPILING
 from hurtle.native.rng import seed_range, stream_states
-from hurtle.policies.native_plan import plan_for
+from hurtle.policies.native_plan import flat_plan
 from hurtle.policies.policy import Policy
 from hurtle.vector.native_vec import NativeVecEnv
 
@@ -83,7 +83,7 @@ def player_obstacle(vec: object, policy: Policy, deterministic: bool) -> str | N
         return obstacle
     assert isinstance(vec, NativeVecEnv)
     try:
-        plan_for(policy)
+        flat_plan(policy)
     except UnsupportedError as error:
         return str(error)
     if (policy.observation_space, policy.action_space) != (vec.agent_observation_space, vec.agent_action_space):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hurtle.buffers.rollout import OUTCOMES, POLICY_FIELDS, Finals, Rollout
+from hurtle.buffers.rollout import ACTING_FIELDS, OUTCOMES, Finals, Rollout
 from hurtle.collect.inference import Actor
 from hurtle.collect.rows import VecRows, episode_starts
 from hurtle.contracts import Collector, Episodes, Weights
@@ -21,8 +21,6 @@ from hurtle.native.threads import free_cores
 from hurtle.tracking.timing import Timer
 from hurtle.vector.vec_env import VecEnv
 
-DEVICE_FIELDS = ("obs", "masks", *POLICY_FIELDS)
-"""Fields written on the policy's device; `OUTCOMES` are written on the host and copied when a rollout is handed over."""
 LAST_FIELDS = ("last_obs", "last_starts")
 """Fields of the observation after a segment."""
 
@@ -57,6 +55,7 @@ class PoolCollector(Collector):
 
     def __init__(self, vec: VecEnv, actor: Actor, seed: int = 0, timer: Timer | None = None):
         self.rows, self.vec, self.actor = VecRows(vec), vec, actor
+        actor.name_of = self.rows.name_of
         self.num_rows = self.rows.num_rows
         self.timer = timer or Timer()
         self._version, self._stopping = 0, False
@@ -249,7 +248,7 @@ class PoolCollector(Collector):
         chosen = [self._full.popleft() for _ in range(rollout.num_rows)]
         staging = self.actor.staging
         index = staging.to_device("chosen", np.array(chosen))
-        for name in DEVICE_FIELDS:
+        for name in ACTING_FIELDS:
             if (field := getattr(segments, name)) is not None and (name != "inputs" or field is not segments.obs):
                 getattr(rollout, name).copy_(field[:, index])
         for name in OUTCOMES:

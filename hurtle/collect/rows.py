@@ -96,6 +96,11 @@ class VecRows:
         """Actions `[rows, …]` as the env expects them."""
         return rows.reshape(-1, self.num_agents, *rows.shape[1:]) if self._agent_axis else rows
 
+    def name_of(self, row: int) -> str:
+        """A row's env and agent, for messages."""
+        env, agent = divmod(row, self.num_agents)
+        return f"agent {agent} of env {env}" if self._agent_axis else f"env {env}"
+
     def mask(self, infos: dict[str, Any]) -> np.ndarray | None:
         """Legal actions, bool `[rows, actions]`, or None if no env reports any; if an env reports none, all are legal."""
         if "action_mask" not in infos:
@@ -190,8 +195,8 @@ class VecRows:
             if leaf.dtype.kind != "f" or np.isfinite(leaf).all():
                 continue
             bad = int(np.argwhere(~np.isfinite(leaf))[0][0])
-            env, agent = divmod(bad if rows is None else int(rows[bad]), self.num_agents)
-            who = f"env {env}" if not self._agent_axis else f"agent {agent} of env {env}"
+            row = bad if rows is None else int(rows[bad])
+            env, who = row // self.num_agents, self.name_of(row)
             raise NonFiniteError(
                 f"The {what} of {who} at its step {np.broadcast_to(steps, self.num_envs)[env]} is not finite: "
                 f"{np.array2string(leaf[bad], threshold=12)}. "

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch import nn
+from torch import Tensor, nn
 
 from hurtle.errors import HurtleError, UnsupportedError
 from hurtle.kernels.cpu import gemm, network, sparse
@@ -103,6 +103,22 @@ class NetworkPlan:
         kernel = load_kernels().network.pack
         kernel(flat, weights, self.layers, self.log_std_flat, self.log_std_at, self.log_stds, transposed)
 
+    def checked(self, flat: Tensor) -> np.ndarray:
+        """Flat weights as an array.
+
+        Raises:
+            HurtleError: They have the wrong size, dtype or layout.
+        """
+        fits = flat.shape == (self.num_weights,) and flat.dtype == torch.float32 and flat.device.type == "cpu"
+        if not (fits and flat.is_contiguous()):
+            given = str(flat.dtype).removeprefix("torch.")
+            raise HurtleError(
+                f"load_weights takes one contiguous float32 buffer of {self.num_weights} weights on the CPU, as "
+                f"Weights.of(policy) makes it; got {given} of shape {tuple(flat.shape)} on {flat.device}"
+                f"{'' if flat.is_contiguous() else ', with gaps'}."
+            )
+        return flat.detach().numpy()
+
     def unpack(self, weights: np.ndarray, flat: np.ndarray) -> None:
         """Copy a packed buffer into a flat one."""
         self._check(flat, weights)
@@ -124,6 +140,18 @@ def plan_for(policy: Policy) -> NetworkPlan:
     if any(parameter.device.type != "cpu" for parameter in policy.parameters()):
         raise UnsupportedError("its parameters are not on the CPU")
     return _plan(policy)
+
+
+def flat_plan(policy: Policy) -> NetworkPlan:
+    """`plan_for`, but for observations that are not nested, as those of native envs.
+
+    Raises:
+        UnsupportedError: See `plan_for`, or observations are nested.
+    """
+    plan = plan_for(policy)
+    if plan.input_kind == NESTED:
+        raise UnsupportedError("its observations are nested")
+    return plan
 
 
 def mlp_shape(policy: Policy) -> MLPShape:
@@ -225,6 +253,7 @@ class _Planner:
             x_at += part.num_inputs
         columns = 0
         for row in rows:
+            assert row[network.OUTPUTS] % PART_WIDTH == 0  # their outputs lie side by side, without padding
             row[network.WORK], columns = self.work + columns, columns + row[network.OUTPUTS]
         for row in rows:
             row[network.STRIDE] = columns

@@ -20,8 +20,8 @@ from hurtle.policies.plain_mlp import Dense, layers_of
 from hurtle.policies.policy import Policy
 from hurtle.policies.structured import Structured
 
-MOST_INPUTS = 4096
-"""Inputs of all parts; embeddings of more choices than this are faster as lookups, in torch."""
+MOST_INPUTS = 512
+"""Inputs of all parts, ones and zeros of choices included: learning keeps them as float32 for every step of a rollout."""
 
 
 @dataclass(frozen=True, eq=False)

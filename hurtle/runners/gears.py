@@ -21,7 +21,6 @@ from hurtle.collect.rewards import RewardRule
 from hurtle.contracts import Collector, Learner
 from hurtle.errors import HurtleError, UnsupportedError
 from hurtle.kernels.cuda_graphs import Graphs
-from hurtle.native.threads import free_cores
 from hurtle.policies.native_plan import plan_for
 from hurtle.policies.policy import Policy
 from hurtle.runners.settings import TrainConfig
@@ -58,12 +57,8 @@ class Request:
 
     def learner(self, gear: str, **setup: Any) -> Learner:
         """The algorithm's learner for a gear; raises `UnsupportedError` if it has none."""
-        train, threads = self.train, self.train.num_workers
-        if (
-            threads is not None and vector_obstacle(self.vec) is not None
-        ):  # workers are processes, which may outnumber the cores
-            threads = min(threads, free_cores())
-        common = LearnerSetup(train.seed, self.rewards, train.compile, train.precision, threads, **setup)
+        train = self.train
+        common = LearnerSetup(train.seed, self.rewards, train.compile, train.precision, train.num_workers, **setup)
         return self.algorithm.make_learner(gear, self.policy, self.config, common)
 
     def stepping_collector(self, make_actor: Callable[[int], Actor]) -> Collector:
@@ -153,7 +148,10 @@ def _native(request: Request) -> Gear:
         reason += f"; the update stays in torch, many times slower, since {error}"
     if in_python:
         reason += f"; {in_python}"
-        collector = request.stepping_collector(lambda rows: CompiledActor(request.policy, rows, request.seed))
+        same_policy = learner.postprocess is not None and learner.postprocess.policy is request.policy
+        collector = request.stepping_collector(
+            lambda rows: CompiledActor(request.policy, rows, request.seed, bootstraps=same_policy)
+        )
     else:
         collector = NativeCollector(
             request.vec, request.policy, request.seed, request.timer, postprocess=learner.postprocess,
@@ -183,8 +181,8 @@ GEARS = (
         "native",
         _native_obstacle,
         _native,
-        "The native gear needs policy='mlp' and recurrent='none', on the CPU; gear='auto' uses the general one if these "
-        "are missing.",
+        "The native gear needs an MLP without memory (policy='mlp', or nested observations of vectors and choices) on the CPU; "
+        "gear='auto' uses the general one elsewhere.",
     ),
     _Kind("general", _no_obstacle, _general, ""),
 )

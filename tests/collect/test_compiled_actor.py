@@ -4,11 +4,13 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from emulation_envs import Crowd
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from scripted_envs import Script, sharp_policy
 
 import hurtle
-from hurtle.buffers.rollout import Done
+from hurtle.buffers.rollout import Done, Rollout
 from hurtle.collect.compiled_actor import CompiledActor
 from hurtle.collect.general_collector import GeneralCollector
 from hurtle.collect.inference import Actor
@@ -16,7 +18,7 @@ from hurtle.collect.pool_collector import PoolCollector
 from hurtle.collect.postprocess import Postprocess
 from hurtle.contracts import Weights
 from hurtle.emulation.flat_layout import SpaceLayout
-from hurtle.errors import NonFiniteError, UnsupportedError
+from hurtle.errors import HurtleError, NonFiniteError, UnsupportedError
 from hurtle.policies.build import PolicyConfig, build_policy
 
 EXACT = (
@@ -163,7 +165,7 @@ def test_nested_observations(kind):
         (spaces.Dict(a=BOX, b=spaces.Text(5)), {}, "is a String"),
         (NESTED["one dtype"], {"separate_networks": True}, "encoders of their own"),
         (spaces.Dict(a=BOX, b=spaces.Box(-1, 1, (2,), np.float16)), {}, r"observation\[.b.\] is float16"),
-        (spaces.Dict(a=BOX, b=spaces.Discrete(5000)), {}, "more than 4096"),
+        (spaces.Dict(a=BOX, b=spaces.Discrete(510)), {}, "more than 512"),
         (NESTED["one dtype"], {"recurrent": "gru"}, "memory"),
     ],
 )
@@ -211,6 +213,63 @@ def test_a_policy_that_is_no_mlp_has_no_compiled_actor():
         CompiledActor(sharp_policy(BOX, DISCRETE, "gru"), 2, 0)
 
 
+class Keeps(Echo):
+    """Its reward is the distance from the action before, which it keeps."""
+
+    def step(self, action):
+        obs, _, terminated, truncated, info = super().step(action)
+        before, self.before = getattr(self, "before", action), action
+        return obs, float(np.abs(action - before).sum()), terminated, truncated, info
+
+
+def test_an_env_of_another_vector_may_keep_its_action():
+    space = ACTIONS["box"]
+    vec = SyncVectorEnv([lambda: Keeps(BOX, space)] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
+    collector = GeneralCollector(vec, CompiledActor(sharp_policy(BOX, space), 3, 0), 0)
+    rollout = collector.new_rollout(6)
+    collector.collect(rollout)
+    assert (rollout.rewards[1:] > 0.01).all()
+    collector.close()
+
+
+def test_agents_that_come_and_go():
+    script = [["a_1", "a_2"], ["a_1", "a_2", "a_3"], ["a_1", "a_3"], ["a_1", "a_3"], ["a_2"]]
+    ends = {(3, "a_1"): "truncated", (2, "a_2"): None}
+    vecs = [hurtle.make_vec(lambda: Crowd(script, ends, masks=True), 3, backend="serial") for _ in range(2)]
+    policy = sharp_policy(vecs[0].agent_observation_space, vecs[0].agent_action_space)
+    rollouts = []
+    for vec, kind in zip(vecs, (Actor, CompiledActor), strict=True):
+        collector = GeneralCollector(vec, kind(policy, 3 * vec.num_agents, 5), 5)
+        rollouts.append(collector.new_rollout(12))
+        collector.collect(rollouts[-1])
+        collector.close()
+    for name in ("obs", "actions", "rewards", "masks", "terminated", "truncated", "starts", "valid"):
+        assert torch.equal(getattr(rollouts[0], name), getattr(rollouts[1], name)), name
+    assert not rollouts[0].all_valid
+
+
+def test_a_learner_with_values_of_another_policy_gets_none():
+    policy = sharp_policy(BOX, DISCRETE)
+    vec = hurtle.make_vec(lambda: Echo(BOX, DISCRETE), 2, backend="serial")
+    collector = GeneralCollector(vec, CompiledActor(policy, 2, 0, bootstraps=False), 0)
+    rollout = collector.new_rollout(4)
+    collector.collect(rollout)
+    assert rollout.done is Done.NOTHING
+    collector.close()
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    policy = sharp_policy(BOX, DISCRETE)
+    actor, obs = CompiledActor(policy, 4, 0), np.zeros((3, 3), np.float32)
+    with pytest.raises(HurtleError, match="rollout has 3 rows, but the policy acts for 4"):
+        actor.act_step(Rollout(policy, 2, 3), 0, obs, None, np.zeros(3, np.bool_))
+    with pytest.raises(HurtleError, match="3 observations for 2 rows"):
+        actor.act(torch.from_numpy(obs), None, torch.zeros(3, dtype=torch.bool), np.array([1, 2], np.int32))
+    with pytest.raises(HurtleError, match="load_weights takes one contiguous float32 buffer"):
+        actor.load_weights(Weights(torch.zeros(5)))
+    assert len(actor.act(torch.from_numpy(obs), None, torch.zeros(3, dtype=torch.bool), np.array([1, 2, 0], np.int32))[0]) == 3
+
+
 def test_weights_that_are_not_finite_are_named():
     policy = sharp_policy(spaces.Box(-100, 100, (3,), np.float64), DISCRETE)
     vec = hurtle.make_vec(Script, 3, backend="serial")
@@ -218,7 +277,7 @@ def test_weights_that_are_not_finite_are_named():
     weights = Weights.of(policy)
     weights.flat[5] = torch.nan
     collector.load_weights(Weights(weights.flat, 1))
-    with pytest.raises(NonFiniteError, match="log-probability in row 0 at its step 1"):
+    with pytest.raises(NonFiniteError, match="log-probability in env 0 at its step 1"):
         collector.collect(collector.new_rollout(4))
     collector.close()
 

@@ -71,7 +71,9 @@ def test_everything_else_is_general_and_says_why(reason):
         assert reason in parts.gear.reason
     finally:
         parts.close()
-    with pytest.raises(HurtleError, match=f"gear='native' is not possible here: .*{reason}.*policy='mlp' and recurrent='none'"):
+    with pytest.raises(
+        HurtleError, match=f"gear='native' is not possible here: .*{reason}.*policy='mlp', or nested observations"
+    ):
         parts_of(env, gear="native", **words)
 
 
