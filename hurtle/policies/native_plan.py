@@ -6,7 +6,9 @@ torch policy → plan, or the reason there is none → packed weights. Knows not
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +18,6 @@ from torch import Tensor, nn
 from hurtle.errors import HurtleError, UnsupportedError
 from hurtle.kernels.cpu import gemm, network, sparse
 from hurtle.kernels.cpu.host import TILE
-from hurtle.kernels.loader import load_kernels
 from hurtle.kernels.mlp_shape import HIDDEN_WIDTHS, MAX_INPUTS, MAX_OUTPUTS, MLPShape
 from hurtle.policies.action_transform import HEAD_KINDS
 from hurtle.policies.layers import Numbers, OneHot
@@ -29,6 +30,39 @@ HEADS = ("categorical", "multi_categorical", "gaussian", "beta")
 PLAIN, SCALED, ONE_HOT, NESTED = range(4)
 PART_WIDTH = 16
 """Columns of a panel of the layers that read the parts of nested observations: a divisor of the outputs of each."""
+
+
+class Places(NamedTuple):
+    """Where weights are in the packed buffer; padding is nowhere, and stays zero."""
+
+    packed: np.ndarray
+    """The place of each element of the flat buffer."""
+    transposed: np.ndarray
+    """Places of the transposed copies …"""
+    transposed_flat: np.ndarray
+    """… and of what they are copies of, in the flat buffer."""
+
+    @classmethod
+    def of(cls, plan: NetworkPlan) -> Places:
+        """The places of a plan's weights."""
+        pairs: list[tuple[np.ndarray, np.ndarray]] = []
+        copies: list[tuple[np.ndarray, np.ndarray]] = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+        for layer in plan.layers:
+            inputs, outputs, width = (int(layer[n]) for n in (network.INPUTS, network.OUTPUTS, network.PANEL_WIDTH))
+            j, k = np.arange(outputs), np.arange(inputs)[:, None]
+            flat = (layer[network.FLAT_WEIGHT] + j * layer[network.FLAT_DOWN] + k * layer[network.FLAT_ACROSS]).ravel()
+            pairs.append(((layer[network.WEIGHT] + j // width * inputs * width + k * width + j % width).ravel(), flat))
+            if layer[network.FLAT_BIAS] >= 0:
+                pairs.append((layer[network.BIAS] + j, layer[network.FLAT_BIAS] + j))
+            if layer[network.TRANSPOSED] >= 0:
+                other = int(plan.layers[layer[network.SOURCE], network.PANEL_WIDTH])
+                at = layer[network.TRANSPOSED] + k // other * outputs * other + j * other + k % other
+                copies.append((at.ravel(), flat))
+        pairs.append((plan.log_std_at + np.arange(plan.log_stds), plan.log_std_flat + np.arange(plan.log_stds)))
+        places, flat = (np.concatenate(part) for part in zip(*pairs, strict=True))
+        packed = np.empty(plan.num_weights, np.intp)
+        packed[flat] = places
+        return cls(packed, *(np.concatenate(part) for part in zip(*copies, strict=True)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +134,9 @@ class NetworkPlan:
     def pack(self, flat: np.ndarray, weights: np.ndarray, transposed: bool = True) -> None:
         """Copy a flat buffer into a packed one; `transposed=False` skips the transposed copies, for optimizer moments."""
         self._check(flat, weights)
-        kernel = load_kernels().network.pack
-        kernel(flat, weights, self.layers, self.log_std_flat, self.log_std_at, self.log_stds, transposed)
+        weights[self._places.packed] = flat
+        if transposed:
+            weights[self._places.transposed] = flat[self._places.transposed_flat]
 
     def checked(self, flat: Tensor) -> np.ndarray:
         """Flat weights as an array.
@@ -122,7 +157,11 @@ class NetworkPlan:
     def unpack(self, weights: np.ndarray, flat: np.ndarray) -> None:
         """Copy a packed buffer into a flat one."""
         self._check(flat, weights)
-        load_kernels().network.unpack(weights, flat, self.layers, self.log_std_flat, self.log_std_at, self.log_stds)
+        np.take(weights, self._places.packed, out=flat, mode="clip")
+
+    @cached_property
+    def _places(self) -> Places:
+        return Places.of(self)
 
     def _check(self, flat: np.ndarray, weights: np.ndarray) -> None:
         if flat.dtype != np.float32 or flat.shape != (self.num_weights,) or len(weights) < self.trained_size:
@@ -213,6 +252,9 @@ class _Planner:
         log_std = self.policy.network.log_std
         log_std_at = self.trained
         trained = self.trained + head.log_std_size
+        inputs = layers[:, network.INPUTS] + (layers[:, network.FLAT_BIAS] >= 0)
+        if int(inputs @ layers[:, network.OUTPUTS]) + head.log_std_size != self.num_weights:
+            raise UnsupportedError("it has parameters besides those of its layers")
         layers[:, network.TRANSPOSED] += np.where(layers[:, network.TRANSPOSED] >= 0, trained, 0)
         return NetworkPlan(
             layers=layers,

@@ -409,6 +409,10 @@ def test_what_the_kernels_do_not_know_is_named():
     grid = build_policy(PolicyConfig(policy="grid_cnn"), spaces.Box(0, 1, (10, 10, 4)), spaces.Discrete(2))
     with pytest.raises(UnsupportedError, match="GridCNN"):
         native_ppo(grid, PPOConfig())
+    more = make_policy()
+    more.network.more = torch.nn.Linear(2, 2)
+    with pytest.raises(UnsupportedError, match="parameters besides those of its layers"):
+        native_ppo(more, PPOConfig())
 
 
 @repeated

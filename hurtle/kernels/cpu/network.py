@@ -1,4 +1,4 @@
-"""Forward and backward of an MLP actor–critic for a tile of rows, on one buffer of packed weights; pack and unpack.
+"""Forward and backward of an MLP actor–critic for a tile of rows, on one buffer of packed weights.
 
 observations [rows, inputs] → layer by layer → outputs; their gradients → gradients of the weights. A table describes the
 layers, so that one compiled function serves every depth, width and activation. Knows nothing of actions or losses.
@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 
 from .gemm import RELU, TANH, add_transposed, linear, linear_relu, linear_tanh, times, times_relu_slope, times_tanh_slope
-from .host import CHECKED, TILE, WIDTH, address_of_function, entry, f4, jit
+from .host import CHECKED, TILE, WIDTH, address_of_function, f4, jit
 from .memory import ANY, address_of, call, floats_at, places_at, table_at
 from .sparse import add_transposed_sparse, sparse_linear, sparse_relu, sparse_tanh
 
@@ -205,38 +205,3 @@ else:
         left, s, g, places = address_of(work, 0), address_of(slopes, 0), address_of(gradient, at), address_of(lists, 0)
         size = lists.shape[0]
         call(address, (w, table, layers.shape[0], first, last, observations, x_stride, rows, left, s, g, places, size))
-
-
-@entry
-def pack(flat, weights, layers, log_std_flat, log_std_at, log_stds, transposes):
-    """Copy torch's flat buffer into the packed one, whose padding stays zero."""
-    for n in range(layers.shape[0]):
-        inputs, outputs, width = layers[n, INPUTS], layers[n, OUTPUTS], layers[n, PANEL_WIDTH]
-        for j in range(outputs):
-            into = layers[n, WEIGHT] + (j // width) * inputs * width + j % width
-            row, across = layers[n, FLAT_WEIGHT] + j * layers[n, FLAT_DOWN], layers[n, FLAT_ACROSS]
-            for k in range(inputs):
-                weights[into + k * width] = flat[row + k * across]
-            if layers[n, FLAT_BIAS] >= 0:
-                weights[layers[n, BIAS] + j] = flat[layers[n, FLAT_BIAS] + j]
-        if transposes and layers[n, TRANSPOSED] >= 0:
-            for panel in range(layers[n, PANELS]):
-                transpose_rows(weights, layers, n, panel, 0, inputs)
-    for d in range(log_stds):
-        weights[log_std_at + d] = flat[log_std_flat + d]
-
-
-@entry
-def unpack(weights, flat, layers, log_std_flat, log_std_at, log_stds):
-    """The reverse of `pack`."""
-    for n in range(layers.shape[0]):
-        inputs, outputs, width = layers[n, INPUTS], layers[n, OUTPUTS], layers[n, PANEL_WIDTH]
-        for j in range(outputs):
-            source = layers[n, WEIGHT] + (j // width) * inputs * width + j % width
-            row, across = layers[n, FLAT_WEIGHT] + j * layers[n, FLAT_DOWN], layers[n, FLAT_ACROSS]
-            for k in range(inputs):
-                flat[row + k * across] = weights[source + k * width]
-            if layers[n, FLAT_BIAS] >= 0:
-                flat[layers[n, FLAT_BIAS] + j] = weights[layers[n, BIAS] + j]
-    for d in range(log_stds):
-        flat[log_std_flat + d] = weights[log_std_at + d]
