@@ -18,7 +18,8 @@ from types import ModuleType
 
 from hurtle.kernels.cpu import host
 from hurtle.native import atomics, cpu_loops, intrinsics
-from hurtle.native.build import COMPILING, cache_folder
+from hurtle.native.build import COMPILING
+from hurtle.native.code_cache import cache_folder, make_room, used
 
 SOURCE = Path(__file__).parent / "cpu"
 IMPORTED = (
@@ -36,26 +37,41 @@ def load_kernels() -> ModuleType:
         name = f"hurtle_generated_kernels_{host.WIDTH}{'_checked' * host.CHECKED}_{_digest([*files, *IMPORTED])}"
         if name in sys.modules:  # another thread was faster
             return sys.modules[name]
-        folder = cache_folder() / name
-        if folder.exists() and _digest(sorted(folder.glob("*.py"))) != _digest(files):  # damaged or edited
-            shutil.rmtree(folder)
-        if not folder.exists():
-            print("hurtle: compiling the kernels of policies and updates (first run only) …", file=sys.stderr, flush=True)
-            _copy(files, folder)
-        found = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
-        assert found is not None
-        assert found.loader is not None
-        package = importlib.util.module_from_spec(found)
-        sys.modules[name] = package
-        try:
-            found.loader.exec_module(package)
-            for file in files:
-                if file.stem != "__init__":
-                    importlib.import_module(f"{name}.{file.stem}")
-        except BaseException:
-            del sys.modules[name]
-            raise
+        with used(name):
+            folder, is_new = _folder_of(name, files)
+            package = _imported(name, folder, files)
+        if is_new:
+            make_room()
         return package
+
+
+def _folder_of(name: str, files: list[Path]) -> tuple[Path, bool]:
+    """The copy of the package, and whether it was made just now."""
+    folder = cache_folder() / name
+    if folder.exists() and _digest(sorted(folder.glob("*.py"))) != _digest(files):  # damaged or edited
+        shutil.rmtree(folder)
+    is_new = not folder.exists()
+    if is_new:
+        print("hurtle: compiling the kernels of policies and updates (first run only) …", file=sys.stderr, flush=True)
+        _copy(files, folder)
+    return folder, is_new
+
+
+def _imported(name: str, folder: Path, files: list[Path]) -> ModuleType:
+    found = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
+    assert found is not None
+    assert found.loader is not None
+    package = importlib.util.module_from_spec(found)
+    sys.modules[name] = package
+    try:
+        found.loader.exec_module(package)
+        for file in files:
+            if file.stem != "__init__":
+                importlib.import_module(f"{name}.{file.stem}")
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return package
 
 
 def _digest(files: list[Path]) -> str:

@@ -15,13 +15,14 @@ import sys
 import tempfile
 import threading
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from hurtle.errors import EnvCodeError, EnvIndexError
 from hurtle.native.bounds import OutOfBounds, Site
+from hurtle.native.code_cache import cache_folder, make_room, used
 from hurtle.native.env import EnvSpec
 from hurtle.native.generate import HERE, generate
 from hurtle.native.language import code_message
@@ -183,19 +184,6 @@ def shared_module(file: str) -> ModuleType:
     return _imported(f"{Path(file).stem}_{_digest(text)}", text)
 
 
-@cache
-def cache_folder() -> Path:
-    """Where generated modules live: $HURTLE_CACHE_DIR, else the user's cache folder, else a temporary one."""
-    try:
-        chosen = os.environ.get("HURTLE_CACHE_DIR")
-        base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hurtle"
-        base.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=base):
-            return base
-    except (OSError, RuntimeError):  # not writable, or the user has no home folder
-        return Path(tempfile.mkdtemp(prefix="hurtle-"))
-
-
 def _digest(text: str) -> str:
     names = ("intrinsics.py", "atomics.py", "pasted.py", "bounds.py", "cpu_loops.py")
     imported = [(HERE / name).read_bytes() for name in names]
@@ -211,19 +199,23 @@ def _write_atomically(path: Path, text: str) -> None:
 def _imported(name: str, text: str) -> ModuleType:
     """The module of that text, from a file in the cache folder."""
     full, path = f"hurtle_generated_{name}", cache_folder() / f"{name}.py"
-    if not path.exists():
-        _write_atomically(path, text)
-    if full not in sys.modules:
-        found = importlib.util.spec_from_file_location(full, path)
-        assert found is not None
-        assert found.loader is not None
-        module = importlib.util.module_from_spec(found)
-        sys.modules[full] = module
-        try:
-            found.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[full]
-            raise
+    with used(name):
+        is_new = not path.exists()
+        if is_new:
+            _write_atomically(path, text)
+        if full not in sys.modules:
+            found = importlib.util.spec_from_file_location(full, path)
+            assert found is not None
+            assert found.loader is not None
+            module = importlib.util.module_from_spec(found)
+            sys.modules[full] = module
+            try:
+                found.loader.exec_module(module)
+            except BaseException:
+                del sys.modules[full]
+                raise
+    if is_new:
+        make_room()
     return sys.modules[full]
 
 

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from hurtle.kernels.loader import load_kernels
-from hurtle.native.build import cache_folder
+from hurtle.native.code_cache import cache_folder
 
 SOURCE = Path(__file__).with_name("product_calls.py")
 

@@ -14,7 +14,8 @@ import hurtle
 from hurtle.envs.registry import names
 from hurtle.errors import ActionError, EnvDefinitionError, HurtleError, ResetMaskError, UnknownNameError
 from hurtle.native import Box, Env
-from hurtle.native.build import build, cache_folder
+from hurtle.native.build import build
+from hurtle.native.code_cache import cache_folder
 from hurtle.native.env import EnvSpec
 from hurtle.native.generate import generate
 
