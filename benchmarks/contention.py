@@ -33,7 +33,8 @@ from hurtle.native.threads import free_cores
 
 MODES = ("1 thread", "all threads", "default")
 ENVS = 512  # for `step()`
-STEPS, SB3_STEPS = 300_000, 8_192  # of one training
+STEPS = 300_000 * max(1, free_cores() // 8)  # of one training; many cores are done with few in no time
+SB3_STEPS = 8_192
 SECONDS = 0.7  # of one turn of `step()`
 NOTE = (
     "Steps per second, medians over rounds in which all take turns; ratios are within a round. The default starts anew in "
