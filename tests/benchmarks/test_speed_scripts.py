@@ -89,11 +89,17 @@ def test_everybody_trains(capsys, results):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "who_is_there"),
-    [("pendulum", ["SB3", "plain torch script"]), ("asterix", ["SB3", "plain torch script"]), ("snake", ["SB3"])],
+    [
+        ("pendulum", ["SB3", "plain torch script"]),
+        ("asterix", ["SB3", "plain torch script"]),
+        ("snake", ["SB3"]),
+        ("Pendulum-v1-8", ["SB3", "SB3 SubprocVecEnv", train.BARE]),
+    ],
 )
 def test_peers_train_on_the_other_envs(name, who_is_there):
-    sizes = replace(train.SETTINGS[name].sizes, num_envs=2, num_steps=16, minibatch_size=32)
-    makers = train.entrants(replace(train.SETTINGS[name], sizes=sizes), quick=True)
+    setting = (train.SETTINGS | train.PYTHON_ENVS)[name]
+    sizes = replace(setting.sizes, num_envs=2, num_steps=16, minibatch_size=32)
+    makers = train.entrants(replace(setting, sizes=sizes), quick=True)
     assert list(makers) == [*who_is_there, GENERAL, NATIVE]
     with contextlib.ExitStack() as stack:
         for who in who_is_there:
