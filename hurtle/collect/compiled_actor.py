@@ -38,14 +38,15 @@ class CompiledActor(Actor):
         num_rows: Envs times agents.
         seed: Seed of the action streams.
         bootstraps: Compute the values of what follows a rollout too. Not for learners that take them from another policy.
+        deterministic: Take the most likely actions instead of sampling; log-probs mean nothing then.
 
     Raises:
         UnsupportedError: The kernels do not support this policy.
     """
 
-    def __init__(self, policy: Policy, num_rows: int, seed: int, *, bootstraps: bool = True):
+    def __init__(self, policy: Policy, num_rows: int, seed: int, *, bootstraps: bool = True, deterministic: bool = False):
         super().__init__(policy, num_rows, seed)
-        self._bootstraps = bootstraps
+        self._bootstraps, self._deterministic = bootstraps, deterministic
         self._plan = plan_for(policy)
         self._job = np.zeros(1, JOB)
         self._address = self._job.ctypes.data
@@ -102,6 +103,16 @@ class CompiledActor(Actor):
     def _env_actions(self, raw: np.ndarray) -> np.ndarray:
         """A copy, since an env may keep its action."""
         return self._for_env[: len(raw)].copy() if self._sends else self.policy.head.env_actions(raw)
+
+    def choose(self, obs: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+        """The env's actions for all rows, from observations as the env returned them, outside of rollouts."""
+        step = self._use_one_step(mask is not None, normalizes=self.policy.normalizer is not None)
+        self._keep("rows", self._all_rows)
+        self._fields["obs"][0] = obs
+        if step.masks is not None:
+            self._fields["masks"][0] = True if mask is None else mask
+        self._run(0, self.num_rows)
+        return self.env_actions()
 
     def bootstrap(self, rollout: Rollout) -> Done:
         """See `Actor.bootstrap`."""
@@ -178,7 +189,8 @@ class CompiledActor(Actor):
         for name in ("split", "actor", "critic", "head_kind", "mask_size", "log_std_at", "num_uniforms"):
             job[name] = getattr(plan, name)
         with COMPILING:
-            job["forward"], job["sample"] = kernels.network.addresses()[0], kernels.head_calls.sample_address(plan.head_kind)
+            find = kernels.modes.mode_address if self._deterministic else kernels.head_calls.sample_address
+            job["forward"], job["sample"] = kernels.network.addresses()[0], find(plan.head_kind)
 
     def _describe_actions(self) -> None:
         """Describe how raw actions become the env's; compiled code does it for the usual dtypes."""

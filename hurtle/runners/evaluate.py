@@ -17,7 +17,7 @@ from hurtle.deploy.restore import Restored, find_checkpoint, restore
 from hurtle.envs.registry import EnvLike, resolve
 from hurtle.native.env import Env
 from hurtle.policies.policy import Policy
-from hurtle.runners.playing import EVAL_ACTION_STREAM, Player, RowPolicy, eval_seed
+from hurtle.runners.playing import EVAL_ACTION_STREAM, Player, RowPolicy, compiled_rows, eval_seed
 from hurtle.runners.signals import StopSignals
 from hurtle.runners.tally import Tally
 from hurtle.tracking.progress import progress_of
@@ -114,7 +114,8 @@ def evaluate_policy(
         emulate: Flatten structured spaces, as in training.
         max_steps: Longest episode; a longer one raises an error, since it may never end.
         progress: Show progress on standard error: a bar on a terminal, else lines.
-        gear: "auto" plays MLP policies on native envs in compiled code, and all others with torch; "general" always uses torch.
+        gear: "auto" plays MLP policies in compiled code, with native envs as a whole, all others with torch; "general" always
+            uses torch.
         keep_stopped: On Ctrl-C or SIGTERM, return the episodes played so far, with the reason in `stopped`.
 
     Raises:
@@ -146,7 +147,10 @@ def evaluate_policy(
             if gear != "general" and isinstance(policy, Policy) and player_obstacle(vec, policy, deterministic) is None:
                 _play_compiled(NativePlayer(vec, policy, stream=EVAL_ACTION_STREAM, **how), tally, advance, stop)
             else:
-                _play(Player(policy, vec, device=device, **how), vec, first_seed, tally, advance, stop)
+                played: Policy | RowPolicy = policy
+                if gear != "general" and isinstance(policy, Policy):
+                    played = compiled_rows(policy, vec, deterministic)
+                _play(Player(played, vec, device=device, **how), vec, first_seed, tally, advance, stop)
     finally:
         if isinstance(policy, Policy):
             policy.train(was_training)

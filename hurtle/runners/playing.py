@@ -12,9 +12,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from hurtle.collect.compiled_actor import CompiledActor
 from hurtle.emulation.flat_layout import SpaceLayout
 from hurtle.emulation.nan import nan_rows
-from hurtle.errors import DeviceError, HurtleError, NonFiniteError
+from hurtle.errors import DeviceError, HurtleError, NonFiniteError, UnsupportedError
+from hurtle.kernels.cpu import host
 from hurtle.kernels.uniforms import uniforms
 from hurtle.native.rng import seed_range, stream_state, stream_states
 from hurtle.policies.numpy_acting import choose
@@ -96,6 +98,51 @@ class TorchRows:
     ) -> tuple[np.ndarray, tuple[Any, ...]]:
         """See `RowPolicy`; without `drawn`, takes the most likely actions."""
         return choose(self._policy, rows, state, mask, starts, drawn, self._device)
+
+
+class CompiledRows:
+    """An MLP policy on the CPU as a `RowPolicy` that takes the most likely actions in compiled code.
+
+    Args:
+        policy: The policy.
+        num_rows: Rows of each call.
+
+    Raises:
+        UnsupportedError: The kernels do not support this policy.
+    """
+
+    def __init__(self, policy: Policy, num_rows: int):
+        if host.CHECKED:
+            raise UnsupportedError("checked kernels only sample")
+        self._actor = CompiledActor(policy, num_rows, 0, deterministic=True)
+        self.observation_space, self.action_space = policy.observation_space, policy.action_space
+        self.num_uniforms = policy.num_uniforms
+
+    def initial_state(self, batch: int) -> tuple[Any, ...]:
+        """There is none."""
+        return ()
+
+    def choose_rows(
+        self,
+        rows: np.ndarray,
+        state: tuple[Any, ...],
+        mask: np.ndarray | None,
+        starts: np.ndarray,
+        drawn: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, tuple[Any, ...]]:
+        """See `RowPolicy`."""
+        assert drawn is None
+        return self._actor.choose(rows, mask), state
+
+
+def compiled_rows(policy: Policy, vec: VecEnv, deterministic: bool) -> Policy | RowPolicy:
+    """The policy in compiled code if that is possible, else itself."""
+    if not deterministic:
+        return policy
+    try:
+        return CompiledRows(policy, vec.num_envs * vec.num_agents)
+    except UnsupportedError:
+        return policy
 
 
 class Player:

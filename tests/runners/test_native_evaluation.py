@@ -68,6 +68,21 @@ def test_compiled_code_plays_the_same_episodes(case, deterministic, no_torch):
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_most_likely_actions_in_other_envs_are_compiled_too(env, monkeypatch):
+    policy, _, _ = policy_for(env, normalize_observations=True)
+    size = policy.observation_space.shape[0]
+    policy.normalizer.update(np.random.default_rng(0).normal(0.1, 0.5, (10, 5, size)).astype(np.float32))
+    asked = {"episodes": 6, "num_envs": 3, "backend": "serial", "seed": 3}
+    expected = evaluate_policy(policy, env, gear="general", **asked)
+    sampled = evaluate_policy(policy, env, deterministic=False, **asked)
+    monkeypatch.setattr("hurtle.runners.playing.TorchRows", None)
+    found = evaluate_policy(policy, env, **asked)
+    np.testing.assert_array_equal(found.lengths, expected.lengths)
+    np.testing.assert_allclose(found.returns, expected.returns, rtol=1e-3)
+    assert not np.array_equal(sampled.returns, found.returns)
+
+
 def test_policies_that_compiled_code_does_not_know_are_played_by_torch(monkeypatch):
     policy, _, _ = policy_for("cartpole", parameters=SHORT_CARTPOLE, recurrent="gru")
     monkeypatch.setattr(module, "NativePlayer", None)
