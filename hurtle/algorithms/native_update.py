@@ -294,7 +294,7 @@ class NativeUpdate:
         if not job["list_length"]:
             obs = rollout.inputs
             if self.plan.input_kind == NESTED:
-                obs = self._seen = self._read_nested(obs)
+                obs = self._read_nested(obs)
             elif self.plan.input_kind != PLAIN or obs.dtype != torch.float32:
                 body: Any = self.policy.network.actor_body
                 obs = self._seen = body.input(obs.flatten(0, 1)).contiguous()

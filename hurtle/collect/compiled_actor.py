@@ -52,6 +52,7 @@ class CompiledActor(Actor):
         self._address = self._job.ctypes.data
         self._kept: dict[str, np.ndarray] = {}  # arrays that the job points to
         self._fields: dict[str, np.ndarray] = {}  # of the rollout that it points to
+        self._known: list[Any] = []  # addresses and shapes of the fields that were checked last
         self._rollout: Rollout | None = None
         self._one_step: Rollout | None = None  # what `act` writes to
         self._all_rows = np.arange(num_rows)
@@ -150,10 +151,14 @@ class CompiledActor(Actor):
     def _use(self, rollout: Rollout, normalizes: bool) -> None:
         """Point the job to the fields of a rollout."""
         job, actions = self._job[0], "numbers" if self._is_box else "choices"
-        if rollout.num_rows != self.num_rows:
-            raise HurtleError(f"The rollout has {rollout.num_rows} rows, but the policy acts for {self.num_rows}.")
-        rollout.check_fields(self.policy, ACTING_FIELDS)
-        self._fields = {name: field.numpy() for name in ACTING_FIELDS if (field := getattr(rollout, name)) is not None}
+        fields = {name: field for name in ACTING_FIELDS if (field := getattr(rollout, name)) is not None}
+        known = [(field.data_ptr(), field.shape, field.dtype) for field in fields.values()]
+        if rollout is not self._one_step and known != self._known:
+            if rollout.num_rows != self.num_rows:
+                raise HurtleError(f"The rollout has {rollout.num_rows} rows, but the policy acts for {self.num_rows}.")
+            rollout.check_fields(self.policy, ACTING_FIELDS)
+            self._known = known
+        self._fields = {name: field.numpy() for name, field in fields.items()}
         for name, field in self._fields.items():
             job[actions if name == "actions" else name] = field.ctypes.data
         job["has_masks"], job["normalizes"] = rollout.masks is not None, normalizes

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import shutil
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from types import ModuleType
 from hurtle.kernels.cpu import host
 from hurtle.native import atomics, cpu_loops, intrinsics
 from hurtle.native.build import COMPILING
-from hurtle.native.code_cache import cache_folder, make_room, used
+from hurtle.native.code_cache import cache_folder, import_file, make_room, used
 
 SOURCE = Path(__file__).parent / "cpu"
 IMPORTED = (
@@ -58,18 +57,14 @@ def _folder_of(name: str, files: list[Path]) -> tuple[Path, bool]:
 
 
 def _imported(name: str, folder: Path, files: list[Path]) -> ModuleType:
-    found = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
-    assert found is not None
-    assert found.loader is not None
-    package = importlib.util.module_from_spec(found)
-    sys.modules[name] = package
+    """The package with all of its modules."""
     try:
-        found.loader.exec_module(package)
+        package = import_file(name, folder / "__init__.py", folder)
         for file in files:
             if file.stem != "__init__":
                 importlib.import_module(f"{name}.{file.stem}")
     except BaseException:
-        del sys.modules[name]
+        sys.modules.pop(name, None)
         raise
     return package
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import importlib.util
 import os
 import re
 import sys
@@ -22,7 +21,7 @@ from typing import Any
 
 from hurtle.errors import EnvCodeError, EnvIndexError
 from hurtle.native.bounds import OutOfBounds, Site
-from hurtle.native.code_cache import cache_folder, make_room, used
+from hurtle.native.code_cache import cache_folder, import_file, make_room, used
 from hurtle.native.env import EnvSpec
 from hurtle.native.generate import HERE, generate
 from hurtle.native.language import code_message
@@ -203,20 +202,10 @@ def _imported(name: str, text: str) -> ModuleType:
         is_new = not path.exists()
         if is_new:
             _write_atomically(path, text)
-        if full not in sys.modules:
-            found = importlib.util.spec_from_file_location(full, path)
-            assert found is not None
-            assert found.loader is not None
-            module = importlib.util.module_from_spec(found)
-            sys.modules[full] = module
-            try:
-                found.loader.exec_module(module)
-            except BaseException:
-                del sys.modules[full]
-                raise
+        module = sys.modules.get(full) or import_file(full, path)
     if is_new:
         make_room()
-    return sys.modules[full]
+    return module
 
 
 def _first_reason(text: str) -> str:

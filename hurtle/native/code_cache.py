@@ -5,14 +5,17 @@ module name → file or folder in the cache, marked as used; new ones make room 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 try:
     import fcntl
@@ -68,6 +71,20 @@ def make_room() -> None:
                 return
             module.remove()
             size -= module.size
+
+
+def import_file(name: str, path: Path, folder: Path | None = None) -> ModuleType:
+    """Import a file under a name; with a folder, as the package in it. A failed import leaves nothing behind."""
+    found = importlib.util.spec_from_file_location(name, path, submodule_search_locations=[str(folder)] if folder else None)
+    assert found is not None
+    assert found.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(found)
+    try:
+        found.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 class _Module:
