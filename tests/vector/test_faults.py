@@ -1,5 +1,6 @@
 """Worker faults: each one raises a named error in time and leaves nothing behind. With real kills."""
 
+import collections
 import gc
 import os
 import re
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -28,22 +30,35 @@ def children():
 
 
 def descriptors():
-    """Number of files this process has open, including shared memory."""
-    return len(list(Path("/proc/self/fd").iterdir()))
+    """What this process has open, including shared memory, and how often."""
+    opened = collections.Counter()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the one that listed them is closed by now
+            opened[descriptor.readlink()] += 1
+    return opened
 
 
 def segments():
     """Named shared memory of ours; other programs may have some, too."""
-    return sorted(Path("/dev/shm").glob("*hurtle*"))
+    return set(Path("/dev/shm").glob("*hurtle*"))
+
+
+def holdings():
+    return children(), descriptors(), segments()
+
+
+def added(before):
+    """What is held now and was not before. An earlier test's garbage may go meanwhile."""
+    return [now - then for now, then in zip(holdings(), before, strict=True)]
 
 
 @pytest.fixture(autouse=True)
 def _nothing_left():
-    before = children(), descriptors(), segments()
+    before = holdings()
     yield
-    if (children(), descriptors(), segments()) != before:
+    if any(added(before)):
         gc.collect()  # takes a fifth of a second
-    assert (children(), descriptors(), segments()) == before
+    assert not any(added(before))
 
 
 def make(maker, num_envs=4, **options):
