@@ -17,7 +17,8 @@ from record import rates, save, table
 from hurtle.kernels.cpu import network
 from hurtle.kernels.loader import load_kernels
 from hurtle.policies.build import PolicyConfig, build_policy
-from hurtle.policies.native_plan import NetworkPlan, plan_for
+from hurtle.policies.native_plan import plan_for
+from hurtle.policies.network_plan import NetworkPlan
 
 NONE = np.zeros(0, np.int32)  # no lists of non-zeros
 KERNELS = load_kernels()
@@ -66,7 +67,7 @@ def network_jobs(width: int, depth: int, activation: str) -> dict[str, Any]:
     plan.pack((0.1 * rng.standard_normal(plan.num_weights)).astype(np.float32), weights)
     x, slopes = (rng.standard_normal(size).astype(np.float32) for size in (ROWS * INPUTS, plan.work_size))
     work, gradient = np.zeros(plan.work_size, np.float32), np.zeros(plan.trained_size, np.float32)
-    forward, backward = KERNELS.network.addresses()
+    forward, backward = plan.addresses()
     flops = {"forward": operations(plan, False), "backward": operations(plan, True)}
     times = max(1, int(2e7 / flops["backward"]))
 

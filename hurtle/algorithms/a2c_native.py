@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from hurtle.algorithms.a2c import A2C, METRICS
 from hurtle.algorithms.a2c_config import A2CConfig
 from hurtle.algorithms.algorithm import LearnerSetup
 from hurtle.algorithms.native_update import NativeUpdate, Order
 from hurtle.algorithms.ppo import METRICS as KERNEL_METRICS
+from hurtle.algorithms.ppo_native import order_of_segments
 from hurtle.buffers.rollout import Rollout
 from hurtle.contracts import Weights
 from hurtle.policies.policy import Policy
@@ -29,8 +31,11 @@ class NativeA2C(A2C):
 
     def step(self, rollout: Rollout) -> list[float]:
         """See `A2C.step`."""
-        steps = rollout.valid_steps()
-        order = Order(steps, np.array([len(steps)]))
+        if self.policy.is_recurrent:
+            order = order_of_segments(rollout, [(torch.arange(rollout.num_rows), None)], is_recurrent=True)
+        else:
+            steps = rollout.valid_steps()
+            order = Order(steps, np.array([len(steps)]))
         results = self.native.learn(rollout, order, clips=False, clips_values=False, clip_range=0.0)
         return results[0, _PLACES].tolist()
 

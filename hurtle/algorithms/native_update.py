@@ -1,4 +1,4 @@
-"""`NativeUpdate`: minibatch updates of an MLP policy in compiled code, on all cores; used by PPO and A2C.
+"""`NativeUpdate`: minibatch updates of a policy in compiled code, on all cores; used by PPO and A2C.
 
 rollout, order of steps → `kernels.cpu.update.learn` on every thread → weights, metrics. Torch's parameters stay authoritative:
 they are views of one flat buffer, which is packed for the kernels before an update and unpacked after it.
@@ -19,7 +19,7 @@ from hurtle.algorithms.ppo import METRICS
 from hurtle.algorithms.ppo_config import PPOConfig
 from hurtle.buffers.rollout import Rollout
 from hurtle.contracts import Weights
-from hurtle.errors import NonFiniteError, UnsupportedError
+from hurtle.errors import HurtleError, NonFiniteError, UnsupportedError
 from hurtle.kernels.cpu import network
 from hurtle.kernels.loader import load_kernels
 from hurtle.kernels.optimizers import BETAS, FlatParameters, Optimizers, loaded_moments, saved_moments
@@ -28,14 +28,15 @@ from hurtle.native.build import COMPILING, address_of_entry
 from hurtle.native.thread_tuner import ThreadTuner
 from hurtle.native.threads import Crew, thread_count
 from hurtle.policies.input_table import InputTable
-from hurtle.policies.native_plan import NESTED, PLAIN, NetworkPlan, plan_for
+from hurtle.policies.native_plan import plan_for
+from hurtle.policies.network_plan import NESTED, PLAIN, NetworkPlan
 from hurtle.policies.policy import Policy
 
 CALL_SECONDS = 0.1
 """Longest call without the GIL, so that Ctrl-C works."""
 MOST_SUMMED, MOST_COPIED = 4, 1 << 16
 """Up to this many shards and weights, each thread sums and steps all of them rather than a part."""
-ROLLOUT_FIELDS = ("inputs", "actions", "masks", "log_probs", "values", "advantages", "returns")
+ROLLOUT_FIELDS = ("inputs", "actions", "masks", "log_probs", "values", "advantages", "returns", "starts", "valid")
 OPTIMIZERS = {"adam": 0, "adamw": 1, "rmsprop": 2}
 
 
@@ -63,7 +64,11 @@ class Order(NamedTuple):
     sizes: np.ndarray
     """Steps in each minibatch; none is 0."""
     importance: Tensor | None = None
-    """Importance weight of each step."""
+    """Importance weight of each step; of each segment, for policies with a memory."""
+    segments: Tensor | None = None
+    """For policies with a memory: the rows of each minibatch, to whose valid steps `steps` are the indices …"""
+    segment_sizes: np.ndarray | None = None
+    """… and how many rows each minibatch has."""
 
 
 class NativeUpdate:
@@ -97,6 +102,7 @@ class NativeUpdate:
         self._fields: dict[str, Tensor] = {}  # fields of the last rollout
         self._known: list[Any] = []  # their addresses and shapes
         self._lists = False  # whether observations may be sparse, so that non-zeros are listed
+        self._segment_sizes: np.ndarray | None = None  # of the minibatches of this call
         self._listed_rows = 0
         self._listed_dtype: torch.dtype | None = None
         self._seen: Tensor | None = None  # observations as network inputs, if they are not already
@@ -164,6 +170,10 @@ class NativeUpdate:
         self._keep("order", order.steps.numpy())
         if order.importance is not None:
             self._keep("importance", order.importance.numpy())
+        self._segment_sizes = order.segment_sizes
+        if order.segments is not None and order.segment_sizes is not None:
+            self._keep("segments", order.segments.numpy())
+            self._keep("segment_bounds", np.concatenate([[0], np.cumsum(order.segment_sizes)]))
         self._describe_rollout(rollout)
         job["learning_rate"] = self.optimizer.learning_rate
         for name, value in settings.items():
@@ -185,8 +195,13 @@ class NativeUpdate:
     def _run(self, sizes: np.ndarray, bounds: np.ndarray) -> int:
         """Call the kernel on every thread, a slice of minibatches at a time."""
         count, largest = len(sizes), int(sizes.max(initial=1))
-        rows = self._kernels.shard_rows(largest, self.plan.trained_size, self._lists)
-        shards = -(-largest // rows)
+        if self._segment_sizes is None:
+            rows = self._kernels.shard_rows(largest, self.plan.trained_size, self._lists)
+            shards = -(-largest // rows)
+        else:
+            most_segments = int(self._segment_sizes.max(initial=1))
+            rows = self._kernels.shard_segments(most_segments)
+            shards = -(-most_segments // rows)
         self._job[0]["shard_rows"], self._job[0]["num_shards"] = rows, shards
         most = max(1, min(self._most, shards))
         if most not in self._tuners:
@@ -259,10 +274,12 @@ class NativeUpdate:
                 job[name] = getattr(plan, name)
         kernels = load_kernels()
         with COMPILING:
-            job["forward"], job["backward"] = kernels.network.addresses()
+            job["forward"], job["backward"] = plan.addresses()
             job["score"] = kernels.head_calls.score_address(plan.head_kind)
             job["gradient"] = kernels.head_calls.gradient_address(plan.head_kind)
             self._address = address_of_entry(update.learn)
+            if plan.memory >= 0:
+                job["add_segments"] = kernels.segments.segments_address()
             if self._crew is not None:
                 kernels.sync.abort(self._barrier.copy())  # compiles it
             if plan.input_kind == NESTED:
@@ -289,7 +306,12 @@ class NativeUpdate:
                 if field is not None and name != "inputs":
                     job[actions if name == "actions" else name] = field.data_ptr()
             job["has_masks"], job["rollout_size"] = rollout.masks is not None, rollout.valid.numel()
+            job["num_rows"] = rollout.num_rows
             self._known, self._fields = known, fields
+        for name, part in zip(("hidden", "cells")[: self.plan.num_states], rollout.initial_state, strict=True):
+            if part.shape != (rollout.num_rows, self.plan.state_size) or part.dtype != torch.float32:
+                raise HurtleError(f"The rollout's initial_state is {part.dtype} of shape {tuple(part.shape)}.")
+            self._keep(name, part.contiguous().numpy())
         job["list_length"] = self._list_inputs(rollout.inputs)
         if not job["list_length"]:
             obs = rollout.inputs

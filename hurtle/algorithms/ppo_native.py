@@ -49,7 +49,8 @@ class NativeEpochs(Epochs):
             if config.vtrace:
                 correct_advantages(self.policy, rollout, config, None)
             if order.by_segments:
-                steps = _steps_of_segments(rollout, order.epoch(rollout, now.priority_beta))
+                drawn = order.epoch(rollout, now.priority_beta)
+                steps = order_of_segments(rollout, drawn, self.policy.is_recurrent)
             else:
                 steps = _order_of_steps(rollout, order, together)
             if len(steps.steps):  # otherwise only steps of absent agents
@@ -104,16 +105,25 @@ def _minibatch_sizes(size: int, minibatch_size: int, epochs: int) -> np.ndarray:
     return sizes
 
 
-def _steps_of_segments(rollout: Rollout, drawn: Iterable[tuple[Tensor, Tensor | None]]) -> Order:
-    """Segments as the flat indices of their valid steps, time-major, with a weight for each."""
+def order_of_segments(rollout: Rollout, drawn: Iterable[tuple[Tensor, Tensor | None]], is_recurrent: bool) -> Order:
+    """Minibatches of whole segments, each given by its rows and their weights."""
     valid = rollout.valid.flatten()
     times = torch.arange(rollout.num_steps).unsqueeze(1) * rollout.num_rows
-    steps, importance = [], []
+    steps, importance, segments = [], [], []
     for rows, weights in drawn:
         every = (times + rows).flatten()
         kept = valid[every]
+        if not kept.any():
+            continue
         steps.append(every[kept])
-        assert weights is not None
-        importance.append(weights.repeat(rollout.num_steps)[kept].float())
-    sizes = np.array([len(part) for part in steps])
-    return Order(torch.cat(steps), sizes[sizes > 0], torch.cat(importance))
+        segments.append(rows)
+        if weights is not None:
+            importance.append(weights.float() if is_recurrent else weights.repeat(rollout.num_steps)[kept].float())
+    if not steps:
+        return Order(torch.zeros(0, dtype=torch.int64), np.zeros(0, np.int64))
+    order = Order(torch.cat(steps), _lengths(steps), torch.cat(importance) if importance else None)
+    return order._replace(segments=torch.cat(segments), segment_sizes=_lengths(segments)) if is_recurrent else order
+
+
+def _lengths(parts: list[Tensor]) -> np.ndarray:
+    return np.array([len(part) for part in parts])

@@ -1,4 +1,4 @@
-"""`CompiledActor`: an `Actor` whose policy, an MLP on the CPU, acts in one compiled call; for envs that are not compiled.
+"""`CompiledActor`: an `Actor` whose policy acts in one compiled call on the CPU; for envs that are not compiled.
 
 observations `[rows, …]` → kernels/cpu/stepwise.py → actions, log-probs, values. The draws are those of `Actor`; results differ
 from torch's by rounding.
@@ -34,7 +34,7 @@ class CompiledActor(Actor):
     """Acts for `num_rows` rows in compiled code.
 
     Args:
-        policy: An MLP policy on the CPU, whose weights are copied; `load_weights` replaces them.
+        policy: A policy that `plan_for` accepts, whose weights are copied; `load_weights` replaces them.
         num_rows: Envs times agents.
         seed: Seed of the action streams.
         bootstraps: Compute the values of what follows a rollout too. Not for learners that take them from another policy.
@@ -48,6 +48,8 @@ class CompiledActor(Actor):
         super().__init__(policy, num_rows, seed)
         self._bootstraps, self._deterministic = bootstraps, deterministic
         self._plan = plan_for(policy)
+        self._states = self._plan.new_states(num_rows)
+        self.state = tuple(self._states)
         self._job = np.zeros(1, JOB)
         self._address = self._job.ctypes.data
         self._kept: dict[str, np.ndarray] = {}  # arrays that the job points to
@@ -79,6 +81,7 @@ class CompiledActor(Actor):
         fields["obs"][t] = obs
         if "masks" in fields:
             fields["masks"][t] = True if mask is None else mask
+        self._use_states(self._states, starts)
         self._run(t * self.num_rows, self.num_rows)
         return self._env_actions(fields["actions"][t])
 
@@ -93,6 +96,7 @@ class CompiledActor(Actor):
         step.inputs[0, :count] = seen
         if step.masks is not None:
             step.masks[0, :count] = True if mask is None else mask
+        self._use_states(self._states, starts.numpy())
         self._run(0, count)
         return step.actions[0, :count], step.log_probs[0, :count], step.values[0, :count]
 
@@ -105,13 +109,20 @@ class CompiledActor(Actor):
         """A copy, since an env may keep its action."""
         return self._for_env[: len(raw)].copy() if self._sends else self.policy.head.env_actions(raw)
 
-    def choose(self, obs: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-        """The env's actions for all rows, from observations as the env returned them, outside of rollouts."""
+    def choose(self, obs: np.ndarray, mask: np.ndarray | None, starts: np.ndarray) -> np.ndarray:
+        """The env's actions for all rows, from observations as the env returned them, outside of rollouts.
+
+        Args:
+            obs: Of all rows, `[rows, …]`.
+            mask: Legal actions, bool `[rows, actions]`; None: all.
+            starts: Rows that begin an episode, bool `[rows]`.
+        """
         step = self._use_one_step(mask is not None, normalizes=self.policy.normalizer is not None)
         self._keep("rows", self._all_rows)
         self._fields["obs"][0] = obs
         if step.masks is not None:
             self._fields["masks"][0] = True if mask is None else mask
+        self._use_states(self._states, starts)
         self._run(0, self.num_rows)
         return self.env_actions()
 
@@ -119,20 +130,33 @@ class CompiledActor(Actor):
         """See `Actor.bootstrap`."""
         if not self._bootstraps:
             return Done.NOTHING
-        rollout.last_values.copy_(self._values(rollout.last_obs))
+        rollout.last_values.copy_(self._values(rollout.last_obs, rollout.last_state, rollout.last_starts))
         rollout.final_values.zero_()
-        if len(rollout.finals.steps):
-            rollout.final_values[rollout.finals.steps, rollout.finals.rows] = self._values(rollout.finals.obs)
+        steps, rows, obs, state = rollout.finals
+        if len(steps):
+            rollout.final_values[steps, rows] = self._values(obs, state, torch.zeros(len(obs), dtype=torch.bool))
         return Done.BOOTSTRAP
 
-    def _values(self, obs: Tensor) -> Tensor:
-        """V of observations as the env returned them."""
+    def _values(self, obs: Tensor, state: tuple[Tensor, ...], starts: Tensor) -> Tensor:
+        """V of observations as the env returned them, in these states of the memory."""
         step, values = self._use_one_step(False, normalizes=self.policy.normalizer is not None), torch.empty(len(obs))
-        for part, into in zip(obs.split(self.num_rows), values.split(self.num_rows), strict=True):
-            step.obs[0, : len(part)] = part
-            self._act(self._address, 0, len(part), 0)
-            into.copy_(step.values[0, : len(part)])
+        states = torch.stack(state) if state else self._states
+        for first in range(0, len(obs), self.num_rows):
+            part = slice(first, first + self.num_rows)
+            count = len(obs[part])
+            step.obs[0, :count] = obs[part]
+            self._use_states(states[:, part].contiguous(), starts[part].numpy())
+            self._keep("rows", self._all_rows)
+            self._act(self._address, 0, count, 0)
+            values[part] = step.values[0, :count]
         return values
+
+    def _use_states(self, states: Tensor, starts: np.ndarray) -> None:
+        """Let the next call read, and if it acts write, these states of the memory."""
+        if self.state:
+            self._keep("states", states.numpy())
+            self._keep("starts", np.ascontiguousarray(starts, np.bool_))
+            self._job[0]["states_size"], self._job[0]["state_rows"] = states.numel(), states.shape[1]
 
     def _use_one_step(self, has_masks: bool, normalizes: bool) -> Rollout:
         """Point the job to a step that is in no rollout."""
@@ -191,11 +215,11 @@ class CompiledActor(Actor):
         self._describe_actions()
         job["num_layers"], job["num_choices"] = len(plan.layers), len(plan.nvec)
         job["action_size"] = math.prod(head.action_shape)
-        for name in ("split", "actor", "critic", "head_kind", "mask_size", "log_std_at", "num_uniforms"):
+        for name in ("split", "actor", "critic", "head_kind", "mask_size", "log_std_at", "num_uniforms", "memory"):
             job[name] = getattr(plan, name)
         with COMPILING:
             find = kernels.modes.mode_address if self._deterministic else kernels.head_calls.sample_address
-            job["forward"], job["sample"] = kernels.network.addresses()[0], find(plan.head_kind)
+            job["forward"], job["sample"] = plan.addresses()[0], find(plan.head_kind)
 
     def _describe_actions(self) -> None:
         """Describe how raw actions become the env's; compiled code does it for the usual dtypes."""

@@ -153,4 +153,5 @@ class Actor:
         else:  # another number of envs: new streams, from a step that none of the old ones has reached
             self.steps[:] = int(saved["steps"].max())
         if with_state:
-            self.state = tuple(part.to(self.device) for part in saved["state"])
+            for part, kept in zip(self.state, saved["state"], strict=True):
+                part.copy_(kept)

@@ -1,4 +1,4 @@
-"""`NativeCollector`: native envs × MLP policies, whole rollouts inside compiled code with the GIL released.
+"""`NativeCollector`: native envs × compiled policies, whole rollouts inside compiled code with the GIL released.
 
 weights → one call per thread and rollout → observations, actions, values, advantages in the rollout's own memory. Fills the
 same fields as `GeneralCollector`, which defines them. Knows nothing of losses.
@@ -6,6 +6,7 @@ same fields as `GeneralCollector`, which defines them. Knows nothing of losses.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain, pairwise
 from time import perf_counter
 from typing import Any
@@ -32,7 +33,8 @@ from hurtle.native.thread_tuner import ThreadTuner
 from hurtle.native.threads import SHARD_GRAIN, Crew, shard_edges, thread_count
 from hurtle.policies.action_transform import ActionTransform
 from hurtle.policies.build import build_policy
-from hurtle.policies.native_plan import NetworkPlan, flat_plan
+from hurtle.policies.native_plan import flat_plan
+from hurtle.policies.network_plan import NetworkPlan
 from hurtle.policies.policy import Policy
 from hurtle.policies.policy_config import PolicyConfig
 from hurtle.tracking.timing import Timer
@@ -51,8 +53,8 @@ class NativeCollector(Collector):
 
     Args:
         vec: A `NativeVecEnv` on the CPU with SAME_STEP autoreset, as `hurtle.make_vec` returns for native envs.
-        policy: An MLP policy on the CPU, or a `PolicyConfig` to build one for the vector's spaces. Its weights are copied;
-            `load_weights` replaces them.
+        policy: A policy on the CPU: an MLP, a small CNN, either with a memory; or a `PolicyConfig` to build one for the
+            vector's spaces. Its weights are copied; `load_weights` replaces them.
         seed: Env i gets seed + i, and row n's actions are drawn from the stream of seed + n.
         timer: Records where the time goes.
         postprocess: The learner's stage. Unless it scales rewards, advantages are computed here, in the same call.
@@ -89,6 +91,8 @@ class NativeCollector(Collector):
         self.policy, self._plan = policy, _plan_of(policy)
         self.num_rows = self.rows.num_rows
         self.actor = Actor(policy, self.num_rows, seed)
+        self._states = self._plan.new_states(self.num_rows)
+        self.actor.state = tuple(self._states)
         self.timer = timer or Timer()
         self.steps = 0  # per env
         self._version, self._stopping = 0, False
@@ -159,6 +163,7 @@ class NativeCollector(Collector):
         with self.timer("copy"):
             rollout.last_obs.copy_(torch.from_numpy(self._batch.arrays.obs).view_as(rollout.last_obs))
             rollout.last_starts.copy_(torch.from_numpy(self._starts))
+            _copy_states(self._states, rollout.last_state)
             rollout.all_valid = not self.vec.native_spec.has_present or bool(rollout.valid.all())
             rollout.done = self._done
             rollout.version = self._version
@@ -169,6 +174,7 @@ class NativeCollector(Collector):
         self._begin()
         with self.timer("collect"):
             self._describe_rollout(rollout)
+            _copy_states(self._states, rollout.initial_state)
             self._cuts[:] = 0
             rollout.finals.steps.fill_(-1)
             done = 0
@@ -258,6 +264,7 @@ class NativeCollector(Collector):
         actions = "env_numbers" if isinstance(self.vec.agent_action_space, spaces.Box) else "env_choices"
         self._tell(**{actions: self._batch.actions})
         self._tell(streams=self.actor.streams, drawn=self.actor.steps, beginning=self._starts, cuts=self._cuts)
+        self._tell(states=self._states)
         spec = self._batch.spec
         self._tell_numbers(
             num_rows=self.num_rows,
@@ -279,11 +286,11 @@ class NativeCollector(Collector):
         clip = 0.0 if normalizer is None else normalizer.clip
         self._kept = {"constants": np.array([clip, gamma, gamma * gae_lambda]), **_action_arrays(head.transform)}
         self._tell(weights=self._weights, layers=plan.layers, nvec=plan.nvec, low=plan.low, range=plan.range, **self._kept)
-        names = ("split", "actor", "critic", "head_kind", "num_uniforms", "mask_size", "log_std_at", "work_size")
+        names = ("split", "actor", "critic", "head_kind", "num_uniforms", "mask_size", "log_std_at", "work_size", "memory")
         self._tell_numbers(**{name: getattr(plan, name) for name in names})
         kernels = load_kernels()
         with COMPILING:
-            self._tell_numbers(forward=kernels.network.addresses()[0], sample=kernels.head_calls.sample_address(plan.head_kind))
+            self._tell_numbers(forward=plan.addresses()[0], sample=kernels.head_calls.sample_address(plan.head_kind))
         self._tell_numbers(
             scratch_size=kernels.heads.scratch_size(plan.head_kind, plan.nvec),
             is_shared=plan.shared,
@@ -321,10 +328,14 @@ class NativeCollector(Collector):
         """Make room for the last observations of as many truncated episodes as the env's time limit allows."""
         limit = self.vec.native_spec.max_steps
         slots = -(-rollout.num_steps // limit) if limit else 0
-        if rollout.finals.steps.shape != (slots * self.num_rows,) or rollout.finals.steps.dtype != torch.int64:
-            rollout.finals = rollout.new_finals(slots * self.num_rows, self.policy)
+        count = slots * self.num_rows
+        if rollout.finals.steps.shape != (count,) or rollout.finals.steps.dtype != torch.int64:
+            rollout.finals = rollout.new_finals(count, self.policy)
         rollout.finals.rows.copy_(torch.arange(self.num_rows).repeat(slots))
-        self._tell(final_steps=rollout.finals.steps, final_obs=rollout.finals.obs)
+        states = self._plan.new_states(count)
+        rollout.finals = rollout.finals._replace(state=tuple(states) if count else ())
+        self._kept["final_states"] = states.numpy()
+        self._tell(final_steps=rollout.finals.steps, final_obs=rollout.finals.obs, final_states=states)
 
     def _describe_normalizer(self) -> None:
         normalizer = self.policy.normalizer
@@ -355,6 +366,7 @@ class NativeCollector(Collector):
         self.vec.load_state_dict(saved["envs"])
         self._begun = True
         self._starts[:] = saved["starts"]
+        _copy_states(saved["actor"]["state"], self.actor.state)
 
     def close(self, envs: bool = True) -> None:
         """Stop the threads; see `Collector.close`."""
@@ -362,6 +374,12 @@ class NativeCollector(Collector):
             self._crew.close()
         if envs:
             self.vec.close()
+
+
+def _copy_states(source: Iterable[Tensor], into: Iterable[Tensor]) -> None:
+    """Copy the parts of a memory's state."""
+    for part, other in zip(source, into, strict=True):
+        other.copy_(part)
 
 
 class _Shard:

@@ -1,4 +1,4 @@
-"""`NativePlayer`: native envs × MLP policies for evaluation, stretches of many steps inside compiled code.
+"""`NativePlayer`: native envs × compiled policies for evaluation, stretches of many steps inside compiled code.
 
 policy, seed → steps of all envs → which episodes ended, their returns and lengths. The policy does not change.
 """
@@ -43,7 +43,7 @@ class NativePlayer(NativeCollector):
 
     Args:
         vec: A vector of native envs, see `NativeCollector`.
-        policy: An MLP policy on the CPU; its normalizer is applied and not changed.
+        policy: A policy that `flat_plan` accepts; its normalizer is applied and not changed.
         deterministic: Take the most likely actions; else sample.
         seed: Seed of the envs and of the streams of sampled actions.
         stream: Which random streams to use; not those of training.

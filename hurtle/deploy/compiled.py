@@ -81,7 +81,7 @@ class MLPDescription:
         if normalizer is not None:
             std = (normalizer.variance + normalizer.eps).sqrt()
             described = {"mean": normalizer.mean.cpu().numpy().copy(), "std": std.cpu().numpy(), "clip": normalizer.clip}
-        space = space_of_input(policy.observation_space, found)
+        space = space_of_input(policy.observation_space, found.input)
         layers = tuple(map(Layer.of, found.actor))
         return cls(space, policy.action_space, layers, policy.head.kind, **described)  # type: ignore[arg-type]
 

@@ -14,9 +14,9 @@ from gymnasium import spaces
 from hurtle.kernels.cpu import policy_table, sparse
 
 if TYPE_CHECKING:  # these import torch
-    from hurtle.policies.native_plan import NetworkPlan
+    from hurtle.policies.layers import Numbers, OneHot
     from hurtle.policies.nested_mlp import Part
-    from hurtle.policies.plain_mlp import PlainMLP
+    from hurtle.policies.network_plan import NetworkPlan
     from hurtle.policies.policy import Policy
 
 ALIGNMENT = 64
@@ -64,12 +64,11 @@ class InputTable:
     def of(cls, policy: Policy, plan: NetworkPlan) -> InputTable:
         """The table for what a policy sees in rollouts, flat or nested."""
         from hurtle.buffers.rollout import Rollout
-        from hurtle.policies.plain_mlp import plain_mlp
 
+        body: Any = policy.network.actor_body
         space, stored = policy.observation_space, Rollout(policy, 1, 1).inputs.numpy().dtype
         if not plan.parts:
-            return cls(space_of_input(space, plain_mlp(policy)), stored)
-        body: Any = policy.network.actor_body
+            return cls(space_of_input(space, body.input), stored)
         return cls(space, stored)._nest(plan.parts, body.layout.is_bytes)
 
     def _nest(self, parts: tuple[Part, ...], is_bytes: bool) -> InputTable:
@@ -108,14 +107,13 @@ class InputTable:
         self.numbers[column] = aligned.ctypes.data
 
 
-def space_of_input(space: spaces.Space, found: PlainMLP) -> spaces.Space:
-    """The observation space as the network takes it.
+def space_of_input(space: spaces.Space, layer: Numbers | OneHot) -> spaces.Space:
+    """The observation space as a network with this input layer takes it.
 
     Emulation makes integer arrays out of Discrete spaces, for which the network still has one-hot inputs.
     """
     from hurtle.policies.layers import OneHot
 
-    layer = found.input
     if not isinstance(layer, OneHot) or isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         return space
     assert space.shape is not None

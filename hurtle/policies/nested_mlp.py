@@ -1,6 +1,6 @@
-"""`nested_mlp`: detects whether a policy for nested observations consists of embeddings and linear layers, and returns them.
+"""`nested_mlp`: detects whether a network for nested observations consists of embeddings and linear layers, and returns them.
 
-`Structured` policy → the parts of an observation, each with its layers → hidden layers; or the reason it is not one. For flat
+`Structured` → the parts of an observation, each with its layers → hidden layers; or the reason it is not one. For flat
 observations: plain_mlp.py.
 """
 
@@ -17,7 +17,6 @@ from hurtle.errors import UnsupportedError
 from hurtle.kernels.cpu.policy_table import DTYPES
 from hurtle.policies.leaf_encoders import Branch, Choices, Encoder, Vector
 from hurtle.policies.plain_mlp import Dense, layers_of
-from hurtle.policies.policy import Policy
 from hurtle.policies.structured import Structured
 
 MOST_INPUTS = 512
@@ -51,16 +50,12 @@ class NestedMLP:
     is_shared: bool
 
 
-def nested_mlp(policy: Policy) -> NestedMLP:
-    """The layers of a policy whose network is a `Structured`.
+def nested_mlp(net: Structured) -> NestedMLP:
+    """The layers of a network for nested observations.
 
     Raises:
-        UnsupportedError: It has other layers, a memory, or a body for the critic alone; gives the reason.
+        UnsupportedError: It has other layers, or a body for the critic alone; gives the reason.
     """
-    if policy.is_recurrent:
-        raise UnsupportedError("it has a memory")
-    net: Any = policy.network
-    assert isinstance(net, Structured)
     if net.critic_body is not None:
         raise UnsupportedError("its observations are nested, and actor and critic have encoders of their own")
     body: Any = net.actor_body

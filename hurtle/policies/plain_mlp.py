@@ -52,9 +52,17 @@ def plain_mlp(policy: Policy) -> PlainMLP:
     """
     if policy.is_recurrent:
         raise UnsupportedError("it has a memory")
-    net = policy.network
-    if type(net) is not MLP:
-        raise UnsupportedError(f"its network is a {type(net).__name__}, not an MLP (policy='mlp' asks for one)")
+    if type(policy.network) is not MLP:
+        raise UnsupportedError(f"its network is a {type(policy.network).__name__}, not an MLP (policy='mlp' asks for one)")
+    return mlp_layers(policy.network)
+
+
+def mlp_layers(net: MLP) -> PlainMLP:
+    """The layers of a network.
+
+    Raises:
+        UnsupportedError: They were changed after it was built; gives the reason.
+    """
     actor = layers_of(net.actor_body, net.actor)
     critic = layers_of(net.critic_body, net.critic)
     return PlainMLP(net.actor_body.input, actor, critic, net.critic_body is None)  # type: ignore[arg-type]
@@ -70,10 +78,11 @@ def layers_of(body: nn.Module | None, last: nn.Module | None = None) -> tuple[De
     if len(modules) % 2:
         raise UnsupportedError("its layers were changed after it was built")
     modules += [] if last is None else [last, nn.Identity()]
-    return tuple(_dense(linear, activation) for linear, activation in zip(modules[::2], modules[1::2], strict=True))
+    return tuple(dense(linear, activation) for linear, activation in zip(modules[::2], modules[1::2], strict=True))
 
 
-def _dense(linear: nn.Module, activation: nn.Module) -> Dense:
+def dense(linear: nn.Module, activation: nn.Module) -> Dense:
+    """A layer and its activation, if both are of a known kind."""
     parameters = dict(linear.named_parameters())  # weight_norm and the like have other parameters
     is_known = parameters.keys() == {"weight", "bias"} and parameters["weight"].dtype == torch.float32
     if type(linear) is not nn.Linear or not is_known:

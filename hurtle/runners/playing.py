@@ -101,7 +101,7 @@ class TorchRows:
 
 
 class CompiledRows:
-    """An MLP policy on the CPU as a `RowPolicy` that takes the most likely actions in compiled code.
+    """A policy on the CPU as a `RowPolicy` that takes the most likely actions in compiled code.
 
     Args:
         policy: The policy.
@@ -119,7 +119,7 @@ class CompiledRows:
         self.num_uniforms = policy.num_uniforms
 
     def initial_state(self, batch: int) -> tuple[Any, ...]:
-        """There is none."""
+        """Nothing: the compiled policy keeps the state of its rows itself."""
         return ()
 
     def choose_rows(
@@ -132,7 +132,7 @@ class CompiledRows:
     ) -> tuple[np.ndarray, tuple[Any, ...]]:
         """See `RowPolicy`."""
         assert drawn is None
-        return self._actor.choose(rows, mask), state
+        return self._actor.choose(rows, mask, starts), state
 
 
 def compiled_rows(policy: Policy, vec: VecEnv, deterministic: bool) -> Policy | RowPolicy:

@@ -400,15 +400,9 @@ def test_weights_that_a_user_changes_are_those_that_are_trained():
 def test_what_the_kernels_do_not_know_is_named():
     with pytest.raises(UnsupportedError, match="muon"):
         native_ppo(make_policy(), PPOConfig(optimizer="muon"))
-    recurrent = build_policy(PolicyConfig(recurrent="lstm"), OBS, spaces.Discrete(2))
-    with pytest.raises(UnsupportedError, match="memory"):
-        native_ppo(recurrent, PPOConfig())
     squashed = build_policy(PolicyConfig(distribution="squashed_gaussian"), OBS, spaces.Box(-1, 1, (2,)))
     with pytest.raises(UnsupportedError, match="squashed_gaussian"):
         native_ppo(squashed, PPOConfig())
-    grid = build_policy(PolicyConfig(policy="grid_cnn"), spaces.Box(0, 1, (10, 10, 4)), spaces.Discrete(2))
-    with pytest.raises(UnsupportedError, match="GridCNN"):
-        native_ppo(grid, PPOConfig())
     more = make_policy()
     more.network.more = torch.nn.Linear(2, 2)
     with pytest.raises(UnsupportedError, match="parameters besides those of its layers"):

@@ -166,7 +166,6 @@ def test_nested_observations(kind):
         (NESTED["one dtype"], {"separate_networks": True}, "encoders of their own"),
         (spaces.Dict(a=BOX, b=spaces.Box(-1, 1, (2,), np.float16)), {}, r"observation\[.b.\] is float16"),
         (spaces.Dict(a=BOX, b=spaces.Discrete(510)), {}, "more than 512"),
-        (NESTED["one dtype"], {"recurrent": "gru"}, "memory"),
     ],
 )
 def test_other_nested_policies_have_no_compiled_actor(space, config, reason):
@@ -208,9 +207,40 @@ def test_more_rows_than_a_tile():
     assert_same(lambda: Echo(BOX, DISCRETE), lambda: sharp_policy(BOX, DISCRETE), num_envs=70, num_steps=3)
 
 
-def test_a_policy_that_is_no_mlp_has_no_compiled_actor():
-    with pytest.raises(UnsupportedError, match="memory"):
-        CompiledActor(sharp_policy(BOX, DISCRETE, "gru"), 2, 0)
+@pytest.mark.parametrize("how", [{}, {"autoreset_mode": "NextStep"}, {"batch_size": 2}, {"num_envs": 70}], ids=str)
+@pytest.mark.parametrize("memory", ["lstm", "gru", "mingru"])
+def test_memories(memory, how):
+    masks = memory == "gru"
+    assert_same(
+        lambda: Echo(BOX, DISCRETE, masks=masks), lambda: sharp_policy(BOX, DISCRETE, memory, normalize=not masks), **how
+    )
+
+
+@pytest.mark.parametrize("memory", ["none", "lstm"])
+def test_grids(memory):
+    space = spaces.Box(0, 1, (6, 7, 3), np.uint8)
+    assert_same(lambda: Echo(space, DISCRETE), lambda: sharp_policy(space, DISCRETE, memory))
+
+
+def test_nested_observations_with_a_memory():
+    space = NESTED["several dtypes"]
+    assert_same(lambda: Echo(space, DISCRETE), lambda: nested_policy(space, recurrent="gru"), emulate=True)
+
+
+def test_a_policy_of_your_own_has_no_compiled_actor():
+    class Own(torch.nn.Module):
+        def __init__(self, observation_space, action_space):
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 4)
+
+        def encode(self, obs):
+            return self.linear(obs)
+
+        def decode(self, features):
+            return torch.distributions.Categorical(logits=features[:, :3]), features[:, 3]
+
+    with pytest.raises(UnsupportedError, match="is a Own, which is not one of Hurtle's own"):
+        CompiledActor(build_policy(PolicyConfig(), BOX, DISCRETE, module=Own), 2, 0)
 
 
 class Keeps(Echo):

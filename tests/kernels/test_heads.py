@@ -94,7 +94,7 @@ class Head:
         actions = (ints if self.discrete else floats)[AT:].reshape(rows, self.size)
         return actions[:, 0] if self.kind == kinds.CATEGORICAL else actions, log_probs[AT:]
 
-    def score(self, outputs, actions, d_log_probs, d_entropy, masks=None, tile=TILE):
+    def score(self, outputs, actions, d_log_probs, d_entropies, masks=None, tile=TILE):
         """Log-probabilities, entropies, gradients of the outputs and of log_std."""
         rows, stride = len(outputs), self.num_outputs + 2
         log_probs, entropies = np.zeros(rows, f4), np.zeros(rows, f4)
@@ -106,7 +106,8 @@ class Head:
             raw = (own, np.zeros(1, f4)) if self.discrete else (np.zeros(1, np.int64), own)
             heads.score_rows(*given, *raw, log_probs[first:last], entropies[first:last], scratch)
             at, slopes = AT + first * stride, d_log_probs[first:last]
-            heads.gradient_rows(*given, *raw, slopes, d_entropy, scratch, grads, at, stride, d_log_std, 1)
+            bonus = np.pad(d_entropies[first:last], (0, TILE - (last - first)))
+            heads.gradient_rows(*given, *raw, slopes, bonus, scratch, grads, at, stride, d_log_std, 1)
             assert (whole[scratch.size :] == CANARY).all()
         assert (grads[:AT] == CANARY).all()
         assert (grads[-AT:] == CANARY).all()
@@ -114,20 +115,21 @@ class Head:
         assert (grads[:, self.num_outputs :] == 0.0).all()
         return log_probs, entropies, grads[:, : self.num_outputs], d_log_std[1:]
 
-    def expected_score(self, outputs, actions, d_log_probs, d_entropy, masks=None):
+    def expected_score(self, outputs, actions, d_log_probs, d_entropies, masks=None):
         outputs = torch.tensor(outputs).double().requires_grad_()
         log_std = torch.tensor(self.log_std).double().requires_grad_()
         distribution = self.distribution(outputs, masks, log_std)
         raw = torch.tensor(actions)
         log_probs, entropies = distribution.log_prob(raw if self.discrete else raw.double()), distribution.entropy()
-        ((torch.tensor(d_log_probs).double() * log_probs).sum() + float(d_entropy) * entropies.sum()).backward()
+        of_log_probs, of_entropies = torch.tensor(d_log_probs).double(), torch.tensor(d_entropies).double()
+        ((of_log_probs * log_probs).sum() + (of_entropies * entropies).sum()).backward()
         d_log_std = np.zeros(self.size) if log_std.grad is None else log_std.grad.numpy()
         return log_probs.detach().numpy(), entropies.detach().numpy(), outputs.grad.numpy(), d_log_std
 
     def check_score(self, outputs, actions, masks=None, seed=0):
-        d_log_probs, d_entropy = np.random.default_rng(seed).normal(size=len(outputs)).astype(f4), f4(-0.3)
-        found = self.score(outputs, actions, d_log_probs, d_entropy, masks)
-        expected = self.expected_score(outputs, actions, d_log_probs, d_entropy, masks)
+        d_log_probs, d_entropies = np.random.default_rng(seed).normal(size=(2, len(outputs))).astype(f4)
+        found = self.score(outputs, actions, d_log_probs, d_entropies, masks)
+        expected = self.expected_score(outputs, actions, d_log_probs, d_entropies, masks)
         for ours, theirs, close in zip(found, expected, (VALUES, VALUES, GRADIENTS, GRADIENTS), strict=True):
             np.testing.assert_allclose(ours, theirs, **close)
         return found
@@ -217,7 +219,7 @@ def test_options_that_cannot_be_chosen(head):
     assert not impossible[np.arange(64)[:, None], places].any()
     expected = head.distribution(outputs).log_prob(torch.tensor(actions)).numpy()
     np.testing.assert_allclose(log_probs, expected, **VALUES)
-    found = head.score(outputs, actions, np.ones(64, f4), f4(1.0))
+    found = head.score(outputs, actions, np.ones(64, f4), np.ones(64, f4))
     np.testing.assert_allclose(found[1], head.distribution(outputs).entropy().numpy(), **VALUES)
     assert np.isfinite(found[2]).all()
 
@@ -228,12 +230,12 @@ def test_nan_stays_in_its_row(head, has_masks):
     masks = head.random_masks(64) if has_masks else None
     actions, log_probs = head.sample(outputs, uniforms, masks)
     slopes, others = np.ones(64, f4), np.arange(64) != 7
-    before = head.score(outputs, actions, slopes, f4(0.5), masks)
+    before = head.score(outputs, actions, slopes, np.full(len(outputs), 0.5, f4), masks)
     for place in range(head.num_outputs):
         spoilt = outputs.copy()
         spoilt[7, place] = np.nan
         sampled_actions, sampled = head.sample(spoilt, uniforms, masks)
-        after = head.score(spoilt, actions, slopes, f4(0.5), masks)
+        after = head.score(spoilt, actions, slopes, np.full(len(outputs), 0.5, f4), masks)
         assert np.isnan(sampled[7])
         assert np.isnan(after[0][7])
         assert np.isnan(after[2][7]).any()
@@ -251,7 +253,7 @@ def test_infinite_outputs_spoil_what_they_spoil_in_torch(head, value):
         for place in range(head.num_outputs):
             spoilt = outputs.copy()
             spoilt[0, place] = value
-            found = head.score(spoilt, actions, np.ones(1, f4), f4(0.5), masks)
+            found = head.score(spoilt, actions, np.ones(1, f4), np.full(1, 0.5, f4), masks)
             expected = head.distribution(spoilt, masks).entropy().numpy()
             np.testing.assert_allclose(found[1], expected, **VALUES)
 
@@ -261,22 +263,22 @@ def test_a_row_does_not_depend_on_its_tile(head, has_masks):
     rows = 64
     outputs, uniforms = head.random(rows)
     masks = head.random_masks(rows) if has_masks else None
-    slopes, d_entropy = np.random.default_rng(1).normal(size=rows).astype(f4), f4(-0.3)
+    slopes, d_entropies = np.random.default_rng(1).normal(size=(2, rows)).astype(f4)
     actions, log_probs = head.sample(outputs, uniforms, masks)
-    scored = head.score(outputs, actions, slopes, d_entropy, masks)
+    scored = head.score(outputs, actions, slopes, d_entropies, masks)
     for tile in (1, 3, 33):
         again = head.sample(outputs, uniforms, masks, tile)
         assert (again[0] == actions).all()
         assert (again[1] == log_probs).all()
         assert all(
-            (a == b).all() for a, b in zip(head.score(outputs, actions, slopes, d_entropy, masks, tile), scored, strict=True)
+            (a == b).all() for a, b in zip(head.score(outputs, actions, slopes, d_entropies, masks, tile), scored, strict=True)
         )
     order = np.random.default_rng(2).permutation(rows)
     moved = None if masks is None else masks[order]
     again = head.sample(outputs[order], uniforms[order], moved)
     assert (again[0] == actions[order]).all()
     assert (again[1] == log_probs[order]).all()
-    after = head.score(outputs[order], actions[order], slopes[order], d_entropy, moved)
+    after = head.score(outputs[order], actions[order], slopes[order], d_entropies[order], moved)
     assert all((a == b[order]).all() for a, b in zip(after[:3], scored[:3], strict=True))
 
 
@@ -344,6 +346,7 @@ def test_gradients_of_log_std_are_added():
     outputs, uniforms = head.random(TILE)
     actions, _ = head.sample(outputs, uniforms)
     slopes = np.ones(2 * TILE, f4)
-    once = head.score(outputs, actions, slopes[:TILE], f4(0.1))[3]
-    twice = head.score(np.tile(outputs, (2, 1)), np.tile(actions, (2, 1)), slopes, f4(0.1))[3]
+    bonus = np.full(2 * TILE, 0.1, f4)
+    once = head.score(outputs, actions, slopes[:TILE], bonus[:TILE])[3]
+    twice = head.score(np.tile(outputs, (2, 1)), np.tile(actions, (2, 1)), slopes, bonus)[3]
     np.testing.assert_allclose(twice, 2.0 * once, rtol=1e-5)

@@ -22,7 +22,7 @@ from .heads import (
     score_gaussian,
     score_rows,
 )
-from .host import CHECKED, address_of_function, f4, jit
+from .host import CHECKED, TILE, address_of_function, f4, jit
 from .memory import ANY, address_of, bools_at, call, floats_at, ints_at
 from .policy_table import BETA, GAUSSIAN
 
@@ -64,29 +64,29 @@ def _score_beta(nvec, choices, outputs, stride, rows, log_std, masks, has_masks,
 
 
 def _gradient_choices(
-    nvec, choices, rows, log_std, masks, has_masks, d_log_probs, d_entropy, scratch, grads, stride, d_log_std
+    nvec, choices, rows, log_std, masks, has_masks, d_log_probs, d_entropies, scratch, grads, stride, d_log_std
 ):  # fmt: skip
     legal, into = (bools_at(masks, ANY), 0, has_masks != 0), (floats_at(grads, ANY), 0, stride)
     floats_at(grads, rows * stride)[:] = f4(0.0)
-    slopes, bonus, space = floats_at(d_log_probs, ANY), floats_at(d_entropy, 1)[0], floats_at(scratch, ANY)
+    slopes, bonus, space = floats_at(d_log_probs, ANY), floats_at(d_entropies, TILE), floats_at(scratch, ANY)
     gradient_choices(ints_at(nvec, choices), rows, legal, slopes, bonus, space, into)
 
 
 def _gradient_gaussian(
-    nvec, choices, rows, log_std, masks, has_masks, d_log_probs, d_entropy, scratch, grads, stride, d_log_std
+    nvec, choices, rows, log_std, masks, has_masks, d_log_probs, d_entropies, scratch, grads, stride, d_log_std
 ):  # fmt: skip
     size, into = ints_at(nvec, choices)[0], (floats_at(grads, ANY), 0, stride)
     floats_at(grads, rows * stride)[:] = f4(0.0)
-    slopes, bonus, space = floats_at(d_log_probs, ANY), floats_at(d_entropy, 1)[0], floats_at(scratch, ANY)
+    slopes, bonus, space = floats_at(d_log_probs, ANY), floats_at(d_entropies, TILE), floats_at(scratch, ANY)
     gradient_gaussian(size, rows, floats_at(log_std, ANY), 0, slopes, bonus, space, into, floats_at(d_log_std, ANY), 0)
 
 
 def _gradient_beta(
-    nvec, choices, rows, log_std, masks, has_masks, d_log_probs, d_entropy, scratch, grads, stride, d_log_std
+    nvec, choices, rows, log_std, masks, has_masks, d_log_probs, d_entropies, scratch, grads, stride, d_log_std
 ):  # fmt: skip
     size, into = ints_at(nvec, choices)[0], (floats_at(grads, ANY), 0, stride)
     floats_at(grads, rows * stride)[:] = f4(0.0)
-    slopes, bonus, space = floats_at(d_log_probs, ANY), floats_at(d_entropy, 1)[0], floats_at(scratch, ANY)
+    slopes, bonus, space = floats_at(d_log_probs, ANY), floats_at(d_entropies, TILE), floats_at(scratch, ANY)
     gradient_beta(size, rows, slopes, bonus, space, into)
 
 
@@ -147,12 +147,12 @@ if CHECKED:
     @jit
     def call_gradient(
         address, kind, nvec, outputs, at, stride, rows, log_std, log_std_at, masks, masks_at, has_masks,
-        ints, floats, d_log_probs, d_entropy, scratch, grads, grads_at, grads_stride, d_log_std, d_log_std_at,
+        ints, floats, d_log_probs, d_entropies, scratch, grads, grads_at, grads_stride, d_log_std, d_log_std_at,
     ):  # fmt: skip
-        """Call `gradient_rows`; d_entropy is an array of one element."""
+        """Call `gradient_rows`."""
         gradient_rows(
             kind, nvec, outputs, at, stride, rows, log_std, log_std_at, masks, masks_at, has_masks,
-            ints, floats, d_log_probs, d_entropy[0], scratch, grads, grads_at, grads_stride, d_log_std, d_log_std_at,
+            ints, floats, d_log_probs, d_entropies, scratch, grads, grads_at, grads_stride, d_log_std, d_log_std_at,
         )  # fmt: skip
 
 else:
@@ -191,14 +191,14 @@ else:
     @jit
     def call_gradient(
         address, kind, nvec, outputs, at, stride, rows, log_std, log_std_at, masks, masks_at, has_masks,
-        ints, floats, d_log_probs, d_entropy, scratch, grads, grads_at, grads_stride, d_log_std, d_log_std_at,
+        ints, floats, d_log_probs, d_entropies, scratch, grads, grads_at, grads_stride, d_log_std, d_log_std_at,
     ):  # fmt: skip
-        """Call `gradient_rows`; d_entropy is an array of one element."""
+        """Call `gradient_rows`."""
         call(
             address,
             (
                 address_of(nvec, 0), len(nvec), rows, address_of(log_std, log_std_at), address_of(masks, masks_at), has_masks,
-                address_of(d_log_probs, 0), address_of(d_entropy, 0), address_of(scratch, 0), address_of(grads, grads_at),
+                address_of(d_log_probs, 0), address_of(d_entropies, 0), address_of(scratch, 0), address_of(grads, grads_at),
                 grads_stride, address_of(d_log_std, d_log_std_at),
             ),
         )  # fmt: skip

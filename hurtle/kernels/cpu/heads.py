@@ -98,23 +98,23 @@ def score_rows(
 @entry
 def gradient_rows(
     kind, nvec, outputs, at, stride, rows, log_std, log_std_at, masks, masks_at, has_masks,
-    ints, floats, d_log_probs, d_entropy, scratch, grads, grads_at, grads_stride, d_log_std, d_log_std_at,
+    ints, floats, d_log_probs, d_entropies, scratch, grads, grads_at, grads_stride, d_log_std, d_log_std_at,
 ):  # fmt: skip
     """Gradients of a loss with respect to the network's outputs, after `score_rows` of the same rows with the same scratch.
 
-    `d_log_probs` [rows] are the loss's gradients with respect to the log-probabilities, `d_entropy` that with respect to every
-    entropy, all float32. Row q's `grads_stride` numbers go to `grads` from `grads_at + q * grads_stride` on, zeros beyond the
-    outputs. A Gaussian's gradients with respect to log_std are added to `d_log_std` from `d_log_std_at` on, row by row.
+    `d_log_probs` [rows] and `d_entropies` [TILE] are the loss's gradients with respect to the log-probabilities and entropies,
+    all float32. Row q's `grads_stride` numbers go to `grads` from `grads_at + q * grads_stride` on, zeros beyond the outputs.
+    A Gaussian's gradients with respect to log_std are added to `d_log_std` from `d_log_std_at` on, row by row.
     """
     into = grads, grads_at, grads_stride
     grads[grads_at : grads_at + rows * grads_stride] = f4(0.0)
     if kind == GAUSSIAN:
-        gradient_gaussian(nvec[0], rows, log_std, log_std_at, d_log_probs, d_entropy, scratch, into, d_log_std, d_log_std_at)
+        gradient_gaussian(nvec[0], rows, log_std, log_std_at, d_log_probs, d_entropies, scratch, into, d_log_std, d_log_std_at)
     elif kind == BETA:
-        gradient_beta(nvec[0], rows, d_log_probs, d_entropy, scratch, into)
+        gradient_beta(nvec[0], rows, d_log_probs, d_entropies, scratch, into)
     else:
         legal = masks, masks_at, has_masks
-        gradient_choices(nvec, rows, legal, d_log_probs, d_entropy, scratch, into)
+        gradient_choices(nvec, rows, legal, d_log_probs, d_entropies, scratch, into)
 
 
 @jit
@@ -227,7 +227,7 @@ def score_choices(nvec, given, legal, ints, log_probs, entropies, scratch):
 
 
 @jit
-def gradient_choices(nvec, rows, legal, d_log_probs, d_entropy, scratch, into):
+def gradient_choices(nvec, rows, legal, d_log_probs, d_entropies, scratch, into):
     """Gradients with respect to the logits of every choice."""
     masks, masks_at, has_masks = legal
     grads, grads_at, grads_stride = into
@@ -239,7 +239,7 @@ def gradient_choices(nvec, rows, legal, d_log_probs, d_entropy, scratch, into):
         actions, entropy = _tile(scratch, 2 * total + c), _tile(scratch, 2 * total + choices + c)
         for j in range(first, first + nvec[c]):
             log_probs, probs = _tile(scratch, j), _tile(scratch, total + j)
-            _choice_gradient(f4(j - first), actions, log_probs, probs, entropy, slopes, d_entropy, result)
+            _choice_gradient(f4(j - first), actions, log_probs, probs, entropy, slopes, d_entropies, result)
             if has_masks:
                 for q in range(rows):
                     result[q] = result[q] if masks[masks_at + q * total + j] else f4(0.0)
@@ -327,11 +327,11 @@ def _add_entropy(log_probs, probs, entropy):
 
 
 @jit
-def _choice_gradient(option, actions, log_probs, probs, entropy, slopes, d_entropy, result):
+def _choice_gradient(option, actions, log_probs, probs, entropy, slopes, d_entropies, result):
     """The gradient with respect to a logit: [chosen] - p for the log-probability, -p (log p + H) for the entropy."""
     for q in range(TILE):
         chosen = f4(1.0) if actions[q] == option else f4(0.0)
-        result[q] = slopes[q] * (chosen - probs[q]) - d_entropy * (probs[q] * (log_probs[q] + entropy[q]))
+        result[q] = slopes[q] * (chosen - probs[q]) - d_entropies[q] * (probs[q] * (log_probs[q] + entropy[q]))
 
 
 # Gaussians
@@ -388,7 +388,7 @@ def gaussian_entropy(size, log_std, log_std_at):
 
 
 @jit
-def gradient_gaussian(size, rows, log_std, log_std_at, d_log_probs, d_entropy, scratch, into, d_log_std, d_log_std_at):
+def gradient_gaussian(size, rows, log_std, log_std_at, d_log_probs, d_entropies, scratch, into, d_log_std, d_log_std_at):
     """Gradients with respect to the means and log_std."""
     grads, grads_at, grads_stride = into
     slopes, of_mean, of_log_std = _tile(scratch, size), _tile(scratch, size + 1), _tile(scratch, size + 2)
@@ -399,7 +399,7 @@ def gradient_gaussian(size, rows, log_std, log_std_at, d_log_probs, d_entropy, s
         for q in range(TILE):
             of_mean[q] = slopes[q] * (deviations[q] * inverse)
         for q in range(TILE):
-            of_log_std[q] = slopes[q] * (deviations[q] * deviations[q] - f4(1.0)) + d_entropy
+            of_log_std[q] = slopes[q] * (deviations[q] * deviations[q] - f4(1.0)) + d_entropies[q]
         total = d_log_std[d_log_std_at + d]
         _scatter(of_mean, rows, grads, grads_at + d, grads_stride)
         for q in range(rows):
@@ -455,7 +455,7 @@ def score_beta(size, given, floats, log_probs, entropies, scratch):
 
 
 @jit
-def gradient_beta(size, rows, d_log_probs, d_entropy, scratch, into):
+def gradient_beta(size, rows, d_log_probs, d_entropies, scratch, into):
     """Gradients with respect to the outputs behind alpha and beta."""
     grads, grads_at, grads_stride = into
     slopes, result = _tile(scratch, 4 * size), _tile(scratch, 4 * size + 1)
@@ -463,7 +463,7 @@ def gradient_beta(size, rows, d_log_probs, d_entropy, scratch, into):
     for j in range(2 * size):
         of_log_prob, of_entropy = _tile(scratch, j), _tile(scratch, 2 * size + j)
         for q in range(TILE):
-            result[q] = slopes[q] * of_log_prob[q] + d_entropy * of_entropy[q]
+            result[q] = slopes[q] * of_log_prob[q] + d_entropies[q] * of_entropy[q]
         _scatter(result, rows, grads, grads_at + j, grads_stride)
 
 

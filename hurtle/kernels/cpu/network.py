@@ -1,7 +1,8 @@
-"""Forward and backward of an MLP actor–critic for a tile of rows, on one buffer of packed weights.
+"""Forward and backward of an actor–critic for a tile of rows, on one buffer of packed weights.
 
 observations [rows, inputs] → layer by layer → outputs; their gradients → gradients of the weights. A table describes the
-layers, so that one compiled function serves every depth, width and activation. Knows nothing of actions or losses.
+layers, so that one compiled function serves every depth, width and activation. Convolutions and memories are compiled only
+for policies that have them, and called by address. Knows nothing of actions or losses.
 """
 
 from __future__ import annotations
@@ -28,13 +29,24 @@ ACTIVATION = 8
 WORK = 9  # offset of its outputs in the workspace, [TILE, STRIDE]
 FLAT_WEIGHT = 10  # offset of its weights in the flat buffer, in torch's order …
 FLAT_BIAS = 11  # -1: it has no biases
-FLAT_DOWN = 12  # … from the weights of an output to those of the next
-FLAT_ACROSS = 13  # … and from an input to the next
-PANELS = 14  # of its weights: its outputs rounded up
-X_AT = 15  # for layers that read the observations: the first input that this one reads
-PARTS = 16  # how many layers, from this one on, write their outputs side by side, as one source of the layers that follow
-COLUMNS = 17
+FLAT_DOWN = 12  # … from the weights of an output to those of the next; see also `NetworkPlan.flat_inputs`
+PANELS = 13  # of its weights: its outputs rounded up
+X_AT = 14  # for layers that read the observations: the first input that this one reads
+PARTS = 15  # how many layers, from this one on, write their outputs side by side, as one source of the layers that follow
+READ_WIDTH = 16  # columns of a panel of its outputs as layers that follow read them, and as they compute their gradients
+READ_PANELS = 17
+KIND = 18
+FORWARD = 19  # for OWN_CODE: the address of its forward; 0: not compiled yet
+BACKWARD = 20  # … and of its backward
+EXTRA = 21  # … and what else it needs: conv.py and cells.py say what
+COLUMNS = 26
 
+DENSE = 0
+OWN_CODE = 1  # another function runs it
+HELD = 2  # has no code of its own: weights or memory for one with OWN_CODE
+
+PAGE, FEW_PAGES = 1024, 32
+"""Rows this far apart, in floats, are on a memory page each; so many fit into the CPU's table of pages, with room to spare."""
 TRANSPOSED_ROWS = WIDTH
 """Inputs transposed at a time; they must start at a multiple of this."""
 
@@ -47,6 +59,10 @@ def forward(weights, layers, first, last, x, x_at, x_stride, rows, work, lists):
     """
     listed = lists.shape[0] > 0
     for n in range(first, last):
+        if layers[n, KIND] != DENSE:
+            if layers[n, KIND] == OWN_CODE:
+                _forward_elsewhere(weights, layers, n, x, x_at, x_stride, rows, work, lists)
+            continue
         source, inputs, stride, width = layers[n, SOURCE], layers[n, INPUTS], layers[n, STRIDE], layers[n, PANEL_WIDTH]
         out, weight, bias, activation = layers[n, WORK], layers[n, WEIGHT], layers[n, BIAS], layers[n, ACTIVATION]
         panels = layers[n, PANELS]
@@ -77,16 +93,22 @@ def backward(weights, layers, first, last, x, x_at, x_stride, rows, work, slopes
     """
     listed = lists.shape[0] > 0
     for n in range(last - 1, first - 1, -1):
+        if layers[n, KIND] == OWN_CODE:
+            _backward_elsewhere(weights, layers, n, x, x_at, x_stride, rows, work, slopes, gradient, at, lists)
+            continue
         source, inputs, stride = layers[n, SOURCE], layers[n, INPUTS], layers[n, STRIDE]
         width, own, panels = layers[n, PANEL_WIDTH], layers[n, WORK], layers[n, PANELS]
-        _add_column_sums(slopes, own, stride, panels * width, rows, gradient, at + layers[n, BIAS])
+        add_column_sums(slopes, own, stride, panels * width, rows, gradient, at + layers[n, BIAS])
         a = (work, layers[source, WORK], layers[source, STRIDE]) if source >= 0 else (x, x_at + layers[n, X_AT], x_stride)
         c, b = (gradient, at + layers[n, WEIGHT], width, inputs * width), (slopes, own, stride, width)
         if source < 0 and listed:
             add_transposed_sparse(c, x[x_at:], lists[TILE:], lists, x_stride, b, rows, panels, width)
             continue
-        add_transposed(c, a, b, (slopes, 0, 0), inputs, rows, panels, width)
-        if source < 0 or (n + 1 < last and layers[n + 1, SOURCE] == source):
+        step = rows if a[2] < PAGE else FEW_PAGES
+        for q in range(0, rows, step):
+            left, right = (a[0], a[1] + q * a[2], a[2]), (slopes, own + q * stride, stride, width)
+            add_transposed(c, left, right, (slopes, 0, 0), inputs, min(step, rows - q), panels, width)
+        if layers[n, KIND] == HELD or source < 0 or (n + 1 < last and layers[n + 1, SOURCE] == source):
             continue
         if n > first and layers[n - 1, SOURCE] == source:  # two heads on one body: the policy's part first, then the value's
             _backward_inputs(weights, layers, n - 1, rows, work, slopes)
@@ -100,7 +122,12 @@ def _backward_inputs(weights, layers, n, rows, work, slopes):
     """The gradient with respect to the outputs of layer n's source, before its activation."""
     source, outputs, a = layers[n, SOURCE], layers[n, OUTPUTS], (slopes, layers[n, WORK], layers[n, STRIDE])
     for part in range(source, source + layers[source, PARTS]):
-        into, stride, width, panels = layers[part, WORK], layers[part, STRIDE], layers[part, PANEL_WIDTH], layers[part, PANELS]
+        into, stride, width, panels = (
+            layers[part, WORK],
+            layers[part, STRIDE],
+            layers[part, READ_WIDTH],
+            layers[part, READ_PANELS],
+        )
         column = into - layers[source, WORK]
         c, h = (slopes, into, stride, width), (work, into, stride)
         b = (weights, layers[n, TRANSPOSED] + column * outputs, width, outputs * width)
@@ -116,24 +143,45 @@ def _backward_inputs(weights, layers, n, rows, work, slopes):
 def _add_value_slopes(weights, layers, n, rows, work, slopes):
     """The value head's part of the gradient of a shared body: its slope times its row of weights."""
     source, own, stride = layers[n, SOURCE], layers[n, WORK], layers[n, STRIDE]
-    into, into_stride = layers[source, WORK], layers[source, STRIDE]
-    is_tanh = layers[source, ACTIVATION] == TANH
-    transposed = layers[n, TRANSPOSED]
+    into, into_stride, columns = (
+        layers[source, WORK],
+        layers[source, STRIDE],
+        layers[source, READ_PANELS] * layers[source, READ_WIDTH],
+    )
+    activation, transposed = layers[source, ACTIVATION], layers[n, TRANSPOSED]
     for q in range(rows):
         slope = slopes[own + q * stride]
-        h = work[into + q * into_stride : into + (q + 1) * into_stride]
-        d = slopes[into + q * into_stride : into + (q + 1) * into_stride]
-        w = weights[transposed : transposed + into_stride]  # one row: panels are adjacent
-        if is_tanh:
-            for k in range(into_stride):
+        h = work[into + q * into_stride : into + q * into_stride + columns]
+        d = slopes[into + q * into_stride : into + q * into_stride + columns]
+        w = weights[transposed : transposed + columns]  # one row: panels are adjacent
+        if activation == TANH:
+            for k in range(columns):
                 d[k] += slope * w[k] * (f4(1.0) - h[k] * h[k])
-        else:
-            for k in range(into_stride):
+        elif activation == RELU:
+            for k in range(columns):
                 d[k] += f4(0.0) if h[k] <= f4(0.0) else slope * w[k]
+        else:
+            for k in range(columns):
+                d[k] += slope * w[k]
 
 
 @jit
-def _add_column_sums(slopes, first, stride, columns, rows, gradient, at):
+def _forward_elsewhere(weights, layers, n, x, x_at, x_stride, rows, work, lists):
+    w, table, observations = address_of(weights, 0), address_of(layers, 0), address_of(x, x_at)
+    left, places, size = address_of(work, 0), address_of(lists, 0), lists.shape[0]
+    call(layers[n, FORWARD], (w, table, n, observations, x_stride, np.int64(0), rows, left, places, size))
+
+
+@jit
+def _backward_elsewhere(weights, layers, n, x, x_at, x_stride, rows, work, slopes, gradient, at, lists):
+    w, table, observations = address_of(weights, 0), address_of(layers, 0), address_of(x, x_at)
+    left, s, g, places = address_of(work, 0), address_of(slopes, 0), address_of(gradient, at), address_of(lists, 0)
+    call(layers[n, BACKWARD], (w, table, n, observations, x_stride, np.int64(0), rows, left, s, g, places, lists.shape[0]))
+
+
+@jit
+def add_column_sums(slopes, first, stride, columns, rows, gradient, at):
+    """Add the sum of the rows of a matrix: the gradient of biases."""
     sums = gradient[at : at + columns]
     for q in range(rows):
         row = slopes[first + q * stride : first + q * stride + columns]
@@ -146,7 +194,7 @@ def transpose_rows(weights, layers, n, panel, first, last):
     """Copy rows (inputs) [first, last) of one panel of layer n's weights to the transposed copy."""
     inputs, outputs, width = layers[n, INPUTS], layers[n, OUTPUTS], layers[n, PANEL_WIDTH]
     columns = min(width, outputs - panel * width)
-    weight, other = layers[n, WEIGHT] + panel * inputs * width, layers[layers[n, SOURCE], PANEL_WIDTH]
+    weight, other = layers[n, WEIGHT] + panel * inputs * width, layers[layers[n, SOURCE], READ_WIDTH]
     for start in range(first, last, TRANSPOSED_ROWS):  # few enough for one panel of the other matrix
         count = min(TRANSPOSED_ROWS, last - start)
         into = layers[n, TRANSPOSED] + (start // other) * outputs * other + panel * width * other + start % other

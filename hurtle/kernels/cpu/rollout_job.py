@@ -29,11 +29,13 @@ JOB_ARRAYS = (
     "streams",  # of the uniforms that actions are sampled with
     "drawn",  # number of actions so far
     "beginning",  # whether the row's next step begins an episode
+    "states",  # of the policy's memory, [parts, rows, size], see kernels/cpu/cells.py; empty without one
     # the rollout, [steps, rows, …], see Rollout
     *("obs", "inputs", "masks", "log_probs", "values", "rewards", "terminated", "truncated", "starts", "valid"),
     *("final_values", "last_values", "advantages", "returns"),
     *("choices", "numbers"),  # actions, in one of two dtypes
     *("final_obs", "final_steps"),  # final observations of truncated episodes, [slots, rows, …], and their last steps
+    "final_states",  # of the memory at these, [parts, slots, rows, size]
     "cuts",  # number of truncated episodes so far, [rows]
     # episodes that ended, [steps, rows], and envs, [steps, envs, …]
     *("ended", "episode_returns", "episode_lengths"),
@@ -53,6 +55,7 @@ JOB_NUMBERS = (
     *("split", "actor", "critic", "head_kind", "num_uniforms", "mask_size", "log_std_at", "work_size", "scratch_size"),
     *("is_shared", "is_scaled", "is_beta", "normalizes"),
     *("has_masks", "copies_masks"),  # whether the rollout has masks, and whether they come from the env
+    "memory",  # the layer of the policy's memory, if there are states
     "has_advantages",  # whether the rollout computes advantages
     *("forward", "sample"),  # addresses of the network and action kernels
     *("first_illegal", "run_envs"),  # addresses of the env's entry points, see native/cpu_loops.py

@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 
+from .cells import keep, recall
 from .head_calls import call_sample
 from .host import TILE, entry, jit
 from .memory import ANY, bools_at, doubles_at, floats_at, ints_at, places_at, table_at, view
@@ -20,18 +21,19 @@ from .rollout import draw, send_choices, send_numbers
 
 _ARRAYS = """
 table weights layers nvec obs inputs masks choices numbers log_probs values sent rows streams drawn mean std
-action_start action_low action_range bound_low bound_high x listed_values lists work scratch uniforms
+action_start action_low action_range bound_low bound_high x listed_values lists work scratch uniforms states starts
 """
 _INTS = """
 forward sample num_layers split actor critic head_kind num_choices action_size mask_size has_masks log_std_at num_uniforms
-normalizes is_double is_box is_beta
+normalizes is_double is_box is_beta memory states_size state_rows
 """
 JOB = np.dtype([(name, np.int64) for name in (*_ARRAYS.split(), *_INTS.split())])
 """The arguments: addresses of arrays, and sizes.
 
 `table` describes the inputs, see policy_table.py. From `obs` to `values` the arrays are fields of a rollout; `obs`, as the env
 returned them, are read only to normalize them into `inputs`. `rows` are the rows that act, whose `streams` they draw from at
-step `drawn`; `sent` gets their actions as the env expects them.
+step `drawn`; `sent` gets their actions as the env expects them. If the policy has a memory, `states` are those of all
+`state_rows` rows, see cells.py, and `starts` says which of the rows that act begin an episode.
 """
 _jobs_at, _words_at = view(JOB), view(np.uint64)
 
@@ -40,7 +42,7 @@ _jobs_at, _words_at = view(JOB), view(np.uint64)
 def act(job, first, count, chooses):
     """Act for `count` rows, at [first, first + count) of the flat fields; returns how many log-probs are not finite.
 
-    Without `chooses`, only their values are computed.
+    Without `chooses`, only their values are computed, and no memory changes.
     """
     j = _jobs_at(job, 1)[0]
     bad = 0
@@ -68,9 +70,15 @@ def _act_for_tile(j, at, tile, rows, chooses):
         _normalize(j, at, rows, t[NUM_NUMBERS])
     listed = read_tile(t, j.inputs + at * t[NUM_NUMBERS] * item_size(t[OBS_DTYPE]), rows, x, values, lists)
     given, stride, places = (values, t[LISTED], lists) if listed else (x, t[NUM_INPUTS], lists[:0])
-    bad = 0
+    bad, states, acting, starts = 0, floats_at(j.states, j.states_size), ints_at(j.rows, ANY), bools_at(j.starts, ANY)
+    if j.memory >= 0:
+        for q in range(rows):
+            recall(layers, j.memory, states, j.state_rows, acting[tile + q], starts[tile + q], work, q)
     if chooses or j.split == j.num_layers:
         call_forward(j.forward, weights, layers, 0, j.split, given, 0, stride, rows, work, places)
+    if j.memory >= 0 and chooses:
+        for q in range(rows):
+            keep(layers, j.memory, states, j.state_rows, acting[tile + q], work, q)
     if chooses:
         bad = _choose(j, layers, weights, work, at, tile, rows)
     if j.split < j.num_layers:  # a separate critic, in the same workspace

@@ -13,7 +13,7 @@ import numpy as np
 from . import network
 from .head_calls import call_gradient, call_score
 from .host import TILE, allocating, entry, f4, jit, reordering
-from .memory import ANY, bools_at, floats_at, ints_at, places_at, table_at, view
+from .memory import ANY, address_of, bools_at, call, floats_at, ints_at, places_at, table_at, view
 from .network import call_backward, call_forward, transpose_rows
 from .sync import wait_for_all
 from .vector_math import exp
@@ -30,15 +30,21 @@ STATS = 5
 RESULTS = STATS + 1
 """The same for each minibatch, and the norm of its gradient."""
 
+LOG_PROB, ENTROPY, D_LOG_PROB, D_ENTROPY, OLD_LOG_PROB, OLD_VALUE, ADVANTAGE, RETURN, RATIO = range(9)
+NUMBERS = 9
+"""Of each step of a tile."""
+
 _ARRAYS = """
 weights gradients total norms first_moments second_moments layers blocks nvec inputs ints floats masks log_probs values
 advantages returns order importance bounds results barrier copies listed_values lists
+segments segment_bounds starts valid hidden cells
 """
 _INTS = """
 forward backward score gradient
 rollout_size num_layers split actor critic trained_size packed_size work_size scratch_size num_blocks num_inputs head_kind
 num_choices action_size mask_size has_masks has_importance log_std_at log_stds normalizes clips clips_values optimizer
 steps_before minibatches first last done has_copies shard_rows num_shards list_length
+add_segments num_rows memory encoded
 """
 _FLOATS = "clip_range value_coef entropy_coef max_grad_norm learning_rate beta1 beta2 eps weight_decay"
 JOB = np.dtype(
@@ -47,7 +53,7 @@ JOB = np.dtype(
     + [(name, np.float64) for name in _FLOATS.split()]
 )
 """The arguments of an update: addresses of arrays, sizes, settings. A record, since many of them are floats."""
-_jobs_at = view(JOB)
+jobs_at = view(JOB)
 
 
 def shard_rows(count: int, weights: int, lists: bool) -> int:
@@ -58,6 +64,11 @@ def shard_rows(count: int, weights: int, lists: bool) -> int:
     """
     tiles = max(2, -(-count // (TILE * MAX_SHARDS)))
     return TILE * (max(4, tiles) if lists and weights > MANY_WEIGHTS and count >= 8 * TILE else tiles)
+
+
+def shard_segments(count: int) -> int:
+    """Segments per shard for minibatches of up to `count` segments: enough that rows of a step share loaded weights."""
+    return min(TILE, max(min(8, -(-count // 2)), -(-count // MAX_SHARDS)))
 
 
 def copy_size(packed_size: int, trained_size: int, num_blocks: int) -> int:
@@ -76,7 +87,7 @@ def learn(job, thread, threads):
     Threads share the work of summing gradients and stepping weights. With `has_copies`, each does all of it on its own copy of
     the weights, with bitwise equal results: a few weights are stepped faster than sent to another core.
     """
-    j = _jobs_at(job, 1)[0]
+    j = jobs_at(job, 1)[0]
     first, last = j.first, j.last
     stride, size = j.trained_size + STATS, j.shard_rows
     weights, moments1, moments2, total, norms = _own_arrays(j, thread)
@@ -84,18 +95,25 @@ def learn(job, thread, threads):
     layers = table_at(j.layers, j.num_layers, network.COLUMNS)
     blocks = table_at(j.blocks, j.num_blocks, 6)
     bounds, order = ints_at(j.bounds, j.minibatches + 1), ints_at(j.order, ANY)
-    barrier = ints_at(j.barrier, ANY)
+    barrier, segment_bounds = ints_at(j.barrier, ANY), ints_at(j.segment_bounds, ANY)
     advantages = floats_at(j.advantages, j.rollout_size)
-    tile = _new_tile(j)
+    tile = new_tile(j)
     own, step = (0, 1) if j.has_copies else (thread, threads)
     for m in range(first, last):
         low, high = bounds[m], bounds[m + 1]
         mean, scale = _advantage_scale(advantages, order, low, high) if j.normalizes else (f4(0.0), f4(1.0))
         shards = (high - low + size - 1) // size
+        if j.add_segments:
+            shards = (segment_bounds[m + 1] - segment_bounds[m] + size - 1) // size
         begin = j.num_shards * stride if j.has_copies and m % 2 else 0  # others may still read those of the last minibatch
         for s in range(thread, shards, threads):
             at = begin + s * stride
             gradients[at : at + stride] = f4(0.0)
+            if j.add_segments:
+                tile[8][0, 0], tile[8][0, 1], tile[8][0, 2] = mean, scale, f4(1.0) / f4(high - low)
+                begins = segment_bounds[m] + s * size
+                _add_segments(j, job, weights, gradients, at, tile[8], begins, min(segment_bounds[m + 1], begins + size))
+                continue
             for q in range(low + s * size, min(high, low + (s + 1) * size), TILE):
                 _add_tile(j, layers, weights, q, min(TILE, high - q), high - low, mean, scale, tile, gradients, at)
         if not wait_for_all(barrier, threads):
@@ -124,6 +142,13 @@ def learn(job, thread, threads):
         if left:
             return m - first + 1
     return last - first
+
+
+@jit
+def _add_segments(j, job, weights, gradients, at, numbers, first, last):
+    """Add the gradient and losses of segments [first, last) of the order, see segments.py."""
+    given = address_of(weights, 0), address_of(gradients, at), address_of(numbers, 0)
+    call(j.add_segments, (job, *given, first, last))
 
 
 @jit
@@ -159,9 +184,9 @@ def _own_arrays(j, thread):
 
 
 @allocating
-def _new_tile(j):
+def new_tile(j):
     """A thread's memory for one tile of rows."""
-    numbers = np.empty((9, TILE), np.float32)  # log-probs, entropies, gradients; old log-probs, values; advantages, returns
+    numbers = np.empty((NUMBERS, TILE), np.float32)
     return (
         np.empty(TILE * j.num_inputs, np.float32),
         np.empty(TILE * (1 + j.list_length) if j.list_length else 0, np.int32),
@@ -178,52 +203,74 @@ def _new_tile(j):
 @jit
 def _add_tile(j, layers, weights, first, rows, count, mean, scale, tile, gradients, at):
     """Add the gradient and losses of `rows` steps, from index `first` of the order on, to those of one shard."""
-    x, lists, work, slopes, scratch, ints, floats, masks, numbers = tile
-    _gather(j, first, rows, mean, scale, ints, floats, masks, numbers)
-    _gather_inputs(j, first, rows, x, lists)
+    x, lists, work, slopes = tile[0], tile[1], tile[2], tile[3]
+    numbers, last, inverse, order = tile[8], j.num_layers, f4(1.0) / f4(count), ints_at(j.order, ANY)[first:]
+    gather(j, order, rows, mean, scale, tile)
+    if j.has_importance:
+        importance = floats_at(j.importance, ANY)
+        for q in range(rows):
+            numbers[ADVANTAGE, q] *= importance[first + q]
+    gather_inputs(j, order, rows, x, lists)
     stride = j.list_length if j.list_length else j.num_inputs
-    last = j.num_layers
-    nvec = ints_at(j.nvec, j.num_choices)
     shared = j.split == last
     call_forward(j.forward, weights, layers, 0, j.split, x, 0, stride, rows, work, lists)
-    actor, actor_stride = layers[j.actor, network.WORK], layers[j.actor, network.STRIDE]
-    log_probs, entropies, d_log_probs = numbers[0], numbers[1], numbers[2]
-    call_score(
-        j.score, j.head_kind, nvec, work, actor, actor_stride, rows, weights, j.log_std_at, masks, 0, j.has_masks,
-        ints, floats, log_probs, entropies, scratch,
-    )  # fmt: skip
-    stats = gradients[at + j.trained_size : at + j.trained_size + STATS]
-    inverse = f4(1.0) / f4(count)
-    _policy_loss(j, rows, inverse, numbers, stats)
-    d_entropy = numbers[8]
-    d_entropy[0] = -f4(j.entropy_coef) * inverse
-    call_gradient(
-        j.gradient, j.head_kind, nvec, work, actor, actor_stride, rows, weights, j.log_std_at, masks, 0, j.has_masks,
-        ints, floats, d_log_probs, d_entropy, scratch, slopes, actor, actor_stride, gradients, at + j.log_std_at,
-    )  # fmt: skip
+    score(j, layers, weights, rows, inverse, work, tile)
+    learn_policy(j, layers, weights, rows, inverse, work, tile, gradients, at)
     if not shared:
         call_backward(j.backward, weights, layers, 0, j.split, x, 0, stride, rows, work, slopes, gradients, at, lists)
         call_forward(j.forward, weights, layers, j.split, last, x, 0, stride, rows, work, lists)
-    _value_loss(j, layers, rows, inverse, work, slopes, numbers, stats)
+    learn_value(j, layers, rows, inverse, work, tile, gradients, at)
     trunk = 0 if shared else j.split
     call_backward(j.backward, weights, layers, trunk, last, x, 0, stride, rows, work, slopes, gradients, at, lists)
 
 
 @jit
-def _gather_inputs(j, first, rows, x, lists):
+def score(j, layers, weights, rows, inverse, work, tile):
+    """Log-probs and entropies of a tile's actions under the network's outputs, and the gradients of the entropies."""
+    _, _, _, _, scratch, ints, floats, masks, numbers = tile
+    actor, stride, nvec = layers[j.actor, network.WORK], layers[j.actor, network.STRIDE], ints_at(j.nvec, j.num_choices)
+    call_score(
+        j.score, j.head_kind, nvec, work, actor, stride, rows, weights, j.log_std_at, masks, 0, j.has_masks,
+        ints, floats, numbers[LOG_PROB], numbers[ENTROPY], scratch,
+    )  # fmt: skip
+    for q in range(rows):
+        numbers[D_ENTROPY, q] = -f4(j.entropy_coef) * inverse
+
+
+@jit
+def learn_policy(j, layers, weights, rows, inverse, work, tile, gradients, at):
+    """The policy loss of a tile, after `score`, and its gradients with respect to the network's outputs."""
+    _, _, _, slopes, scratch, ints, floats, masks, numbers = tile
+    actor, stride, nvec = layers[j.actor, network.WORK], layers[j.actor, network.STRIDE], ints_at(j.nvec, j.num_choices)
+    _policy_loss(j, rows, inverse, numbers, gradients[at + j.trained_size : at + j.trained_size + STATS])
+    call_gradient(
+        j.gradient, j.head_kind, nvec, work, actor, stride, rows, weights, j.log_std_at, masks, 0, j.has_masks,
+        ints, floats, numbers[D_LOG_PROB], numbers[D_ENTROPY], scratch, slopes, actor, stride, gradients, at + j.log_std_at,
+    )  # fmt: skip
+
+
+@jit
+def learn_value(j, layers, rows, inverse, work, tile, gradients, at):
+    """The value loss of a tile, and its gradients with respect to the values."""
+    stats = gradients[at + j.trained_size : at + j.trained_size + STATS]
+    _value_loss(j, layers, rows, inverse, work, tile[3], tile[8], stats)
+
+
+@jit
+def gather_inputs(j, order, rows, x, lists):
     """Copy the network's inputs for the steps of a tile, or the lists of their nonzeros."""
-    order, size = ints_at(j.order, ANY), j.num_inputs
+    size = j.num_inputs
     if not j.list_length:
         inputs = floats_at(j.inputs, j.rollout_size * size)
         for q in range(rows):
-            step = order[first + q]
+            step = order[q]
             source, into = inputs[step * size : (step + 1) * size], x[q * size : (q + 1) * size]
             for k in range(size):
                 into[k] = source[k]
         return
     values, listed, length = floats_at(j.listed_values, ANY), places_at(j.lists, ANY), j.list_length
     for q in range(rows):
-        step = order[first + q]
+        step = order[q]
         source, into = step * length, q * length
         lists[q] = listed[step]
         for k in range(listed[step]):
@@ -232,43 +279,40 @@ def _gather_inputs(j, first, rows, x, lists):
 
 
 @jit
-def _gather(j, first, rows, mean, scale, ints, floats, masks, numbers):
-    """Gather the other fields of a tile's steps; advantages are normalized and weighted here."""
-    order = ints_at(j.order, ANY)
+def gather(j, order, rows, mean, scale, tile):
+    """Gather the other fields of a tile's steps; advantages are normalized here."""
+    _, _, _, _, _, ints, floats, masks, numbers = tile
     log_probs, values = floats_at(j.log_probs, j.rollout_size), floats_at(j.values, j.rollout_size)
     advantages, returns = floats_at(j.advantages, j.rollout_size), floats_at(j.returns, j.rollout_size)
     for q in range(rows):
-        step = order[first + q]
-        numbers[3, q] = log_probs[step]
-        numbers[4, q] = values[step]
-        numbers[5, q] = (advantages[step] - mean) * scale
-        numbers[6, q] = returns[step]
-    if j.has_importance:
-        importance = floats_at(j.importance, ANY)
-        for q in range(rows):
-            numbers[5, q] *= importance[first + q]
+        step = order[q]
+        numbers[OLD_LOG_PROB, q] = log_probs[step]
+        numbers[OLD_VALUE, q] = values[step]
+        numbers[ADVANTAGE, q] = (advantages[step] - mean) * scale
+        numbers[RETURN, q] = returns[step]
     parts = j.action_size
     if j.head_kind < 2:
         chosen = ints_at(j.ints, j.rollout_size * parts)
         for q in range(rows):
             for k in range(parts):
-                ints[q * parts + k] = chosen[order[first + q] * parts + k]
+                ints[q * parts + k] = chosen[order[q] * parts + k]
     else:
         taken = floats_at(j.floats, j.rollout_size * parts)
         for q in range(rows):
             for k in range(parts):
-                floats[q * parts + k] = taken[order[first + q] * parts + k]
+                floats[q * parts + k] = taken[order[q] * parts + k]
     if j.has_masks:
         legal = bools_at(j.masks, j.rollout_size * j.mask_size)
         for q in range(rows):
             for k in range(j.mask_size):
-                masks[q * j.mask_size + k] = legal[order[first + q] * j.mask_size + k]
+                masks[q * j.mask_size + k] = legal[order[q] * j.mask_size + k]
 
 
 @jit
 def _policy_loss(j, rows, inverse, numbers, stats):
     """The policy loss of a tile and its gradients with respect to log-probs: PPO's clipped surrogate, or A2C's plain one."""
-    log_probs, entropies, slopes, old, advantages = numbers[0], numbers[1], numbers[2], numbers[3], numbers[5]
+    log_probs, entropies, slopes = numbers[LOG_PROB], numbers[ENTROPY], numbers[D_LOG_PROB]
+    old, advantages = numbers[OLD_LOG_PROB], numbers[ADVANTAGE]
     loss = f4(0.0)
     entropy = f4(0.0)
     for q in range(rows):
@@ -281,7 +325,7 @@ def _policy_loss(j, rows, inverse, numbers, stats):
         stats[2] += entropy * inverse
         return
     clip, kl, outside = f4(j.clip_range), f4(0.0), f4(0.0)
-    ratios = numbers[7]
+    ratios = numbers[RATIO]
     for q in range(rows):
         ratios[q] = exp(log_probs[q] - old[q])
     for q in range(rows):
@@ -302,7 +346,7 @@ def _policy_loss(j, rows, inverse, numbers, stats):
 def _value_loss(j, layers, rows, inverse, work, slopes, numbers, stats):
     """The value loss of a tile and its gradients with respect to the values."""
     at, stride = layers[j.critic, network.WORK], layers[j.critic, network.STRIDE]
-    old, returns, loss = numbers[4], numbers[6], f4(0.0)
+    old, returns, loss = numbers[OLD_VALUE], numbers[RETURN], f4(0.0)
     clip, weight = f4(j.clip_range), f4(j.value_coef) * inverse
     for q in range(rows):
         value = work[at + q * stride]

@@ -57,6 +57,7 @@ def test_gradients_with_relu():
         (PolicyConfig(hidden_sizes=(64, 32)), spaces.Box(-1, 1, (4,)), "share one width"),
         (PolicyConfig(separate_networks=False), spaces.Box(-1, 1, (4,)), "share layers"),
         (PolicyConfig(recurrent="gru"), spaces.Box(-1, 1, (4,)), "has a memory"),
+        (PolicyConfig(), spaces.Box(0, 1, (10, 10, 4), np.uint8), "has a convolution"),
         (PolicyConfig(), spaces.Box(-1, 1, (99,)), "at most 64 floats"),
         (PolicyConfig(), spaces.Box(0, 9, (4,), np.uint8), "at most 64 floats"),
     ],
@@ -82,7 +83,7 @@ def test_networks_that_only_look_like_an_mlp_are_refused():
 
     made = build_policy(PolicyConfig(), spaces.Box(-1, 1, (4,)), DISCRETE)
     own = Own(spaces.Box(-1, 1, (4,)), made.head)
-    with pytest.raises(UnsupportedError, match="a Own, not an MLP"):
+    with pytest.raises(UnsupportedError, match="a Own, which is not one of Hurtle's own"):
         mlp_shape(Policy(made.observation_space, made.action_space, own, made.head))
     for place, module, why in (
         (1, torch.nn.GELU(), "activation is GELU"),
