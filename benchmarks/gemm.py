@@ -67,7 +67,7 @@ def network_jobs(width: int, depth: int, activation: str) -> dict[str, Any]:
     plan.pack((0.1 * rng.standard_normal(plan.num_weights)).astype(np.float32), weights)
     x, slopes = (rng.standard_normal(size).astype(np.float32) for size in (ROWS * INPUTS, plan.work_size))
     work, gradient = np.zeros(plan.work_size, np.float32), np.zeros(plan.trained_size, np.float32)
-    forward, backward = plan.addresses()
+    forward, backward = plan.compiled()
     flops = {"forward": operations(plan, False), "backward": operations(plan, True)}
     times = max(1, int(2e7 / flops["backward"]))
 

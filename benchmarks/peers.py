@@ -1,4 +1,4 @@
-"""The peers of `collect.py` and `train.py`: SB3, rlox, and PPO as one plain torch script. All have 64 × 64 tanh networks.
+"""The peers of `collect.py` and `train.py`: SB3, rlox, and PPO as one plain torch script, with 64 × 64 tanh networks.
 
 Peers are imported when they are asked for, and torch computes with one thread, which is the fastest for networks this small.
 """
@@ -58,13 +58,43 @@ def timed(train: Callable[[int], Any], steps: int) -> tuple[int, float]:
 # Stable-Baselines3 ----------------------------------------------------------------------------------------------------
 
 
-def sb3_model(vec: Any, sizes: Sizes) -> Any:
-    """SB3's PPO on an SB3 vector."""
+def sb3_model(vec: Any, sizes: Sizes, network: str = "mlp") -> Any:
+    """SB3's PPO on an SB3 vector; "grid_cnn" has our layers, "lstm" is RecurrentPPO with about as many weights."""
+    words = {"n_steps": sizes.num_steps, "batch_size": sizes.minibatch_size, "n_epochs": sizes.num_epochs, "device": "cpu"}
+    if network == "lstm":
+        from sb3_contrib import RecurrentPPO
+
+        lstm = {"lstm_hidden_size": HIDDEN, "shared_lstm": True, "enable_critic_lstm": False}
+        sides = {"pi": [HIDDEN], "vf": [HIDDEN]}
+        return RecurrentPPO("MlpLstmPolicy", vec, seed=0, policy_kwargs={"net_arch": sides, **lstm}, **words)
     from stable_baselines3 import PPO
 
-    sides = {"pi": [HIDDEN, HIDDEN], "vf": [HIDDEN, HIDDEN]}
-    words = {"n_steps": sizes.num_steps, "batch_size": sizes.minibatch_size, "n_epochs": sizes.num_epochs}
-    return PPO("MlpPolicy", vec, device="cpu", seed=0, policy_kwargs={"net_arch": sides}, **words)
+    policy = {"net_arch": {"pi": [HIDDEN, HIDDEN], "vf": [HIDDEN, HIDDEN]}}
+    if network == "grid_cnn":
+        policy = {"net_arch": [], "features_extractor_class": grid_features()}
+    return PPO("MlpPolicy", vec, seed=0, policy_kwargs=policy, **words)
+
+
+def grid_features() -> type:
+    """The convolution and the linear layer of our GridCNN, as SB3 takes them."""
+    from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+
+    class GridFeatures(BaseFeaturesExtractor):
+        def __init__(self, space: gymnasium.spaces.Box):
+            super().__init__(space, features_dim=128)
+            height, width, channels = space.shape
+            self.layers = nn.Sequential(
+                nn.Conv2d(channels, 16, 3),
+                nn.ReLU(),
+                nn.Flatten(),
+                nn.Linear(16 * (height - 2) * (width - 2), 128),
+                nn.ReLU(),
+            )
+
+        def forward(self, planes: torch.Tensor) -> torch.Tensor:
+            return self.layers(planes.permute(0, 3, 1, 2))
+
+    return GridFeatures
 
 
 def sb3_vec(maker: EnvMaker, num_envs: int, stack: contextlib.ExitStack, processes: bool = False) -> Any:
@@ -89,8 +119,8 @@ def sb3_collecting(maker: EnvMaker, sizes: Sizes, seconds: float, stack: context
     return repeated(collect, sizes.batch, seconds)
 
 
-def sb3_training(vec: Any, sizes: Sizes, updates: int) -> Timed:
-    model = sb3_model(vec, sizes)
+def sb3_training(vec: Any, sizes: Sizes, updates: int, network: str = "mlp") -> Timed:
+    model = sb3_model(vec, sizes, network)
     timed(model.learn, sizes.batch)
     return lambda: timed(model.learn, updates * sizes.batch)
 

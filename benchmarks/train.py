@@ -3,6 +3,7 @@
 python benchmarks/train.py                             # all settings; saves benchmarks/results/train.md, .json and .png
 python benchmarks/train.py --settings cartpole-8       # some of them, see SETTINGS; a part is not saved
 python benchmarks/train.py --python-envs               # Gymnasium's own envs for all; saves train-python-envs
+python benchmarks/train.py --networks                  # CNNs and memories; saves train-networks
 python benchmarks/train.py --time-to-solve             # seconds until CartPole is solved; saves time-to-solve.md and .json
 python benchmarks/train.py --quick                     # see that it runs: few steps, nothing is saved
 python benchmarks/train.py --plot                      # draw the committed results
@@ -44,6 +45,13 @@ PYTHON_NOTE = (
     "Gymnasium's own envs for everyone, ours with the back end that it chooses; otherwise as in train.md. Bare stepping: "
     '`hurtle.make_vec(..., backend="serial")` with random actions and no policy, a bound for serial training on one core.'
 )
+NETWORKS_TITLE = "PPO training, CNNs and memories, 4 epochs"
+NETWORKS_NOTE = (
+    "Medians over rounds; ratios are within a round. Everybody's CNN is a 3 × 3 convolution with 16 filters and a linear layer "
+    "of 128. Memories have 64 units behind 64 × 64 tanh. RecurrentPPO is sb3-contrib's, with an LSTM of 64 units before 64 tanh; "
+    "it has neither GRU nor MinGRU, so its LSTM stands beside them. Peers get Gymnasium's CartPole and our other envs. "
+    "Torch has one thread. Evaluating and making things ready do not count."
+)
 SOLVED = 475.0
 BARE = "bare serial stepping"
 
@@ -57,6 +65,8 @@ class Setting:
     sizes: Sizes
     gymnasium: str = ""
     """The same env there; without one, peers get ours."""
+    network: str = "mlp"
+    """mlp, grid_cnn, or a memory: lstm, gru, mingru."""
 
     def make(self) -> gymnasium.Env:
         """The env as the peers get it."""
@@ -76,11 +86,20 @@ PYTHON_ENVS = {
     "HalfCheetah-v5-8": Setting("HalfCheetah-v5, 8 × 128", "HalfCheetah-v5", Sizes(8), "HalfCheetah-v5"),
     "HalfCheetah-v5-16": Setting("HalfCheetah-v5, 16 × 128", "HalfCheetah-v5", Sizes(16), "HalfCheetah-v5"),
 }
+NETWORKS = {
+    "breakout-cnn": Setting("Breakout, CNN, 8 × 128", "breakout", Sizes(8), network="grid_cnn"),
+    "asterix-cnn": Setting("Asterix, CNN, 8 × 128", "asterix", Sizes(8), network="grid_cnn"),
+    "cartpole-lstm": Setting("CartPole, LSTM, 8 × 128", "cartpole", Sizes(8), "CartPole-v1", "lstm"),
+    "cartpole-gru": Setting("CartPole, GRU, 8 × 128", "cartpole", Sizes(8), "CartPole-v1", "gru"),
+    "cartpole-mingru": Setting("CartPole, MinGRU, 8 × 128", "cartpole", Sizes(8), "CartPole-v1", "mingru"),
+}
 STEPS = {NATIVE: 400_000, GENERAL: 40_000, "rlox HybridPPO": 40_000}
 """Of one training; long enough that its beginning does not matter."""
 OTHER_STEPS = 20_000
 PYTHON_STEPS = {NATIVE: 60_000, BARE: 40_000, GENERAL: 12_000, "SB3": 12_000}
 """The same for Python envs."""
+NETWORK_STEPS = {NATIVE: 100_000, GENERAL: 12_000, "SB3": 12_000, "RecurrentPPO": 6_000}
+"""The same for CNNs and memories."""
 
 
 # Who trains -----------------------------------------------------------------------------------------------------------
@@ -94,7 +113,8 @@ def ours(setting: Setting, gear: str, updates: int) -> Timed:
             run = hurtle.train(
                 setting.env,
                 total_steps=updates * sizes.batch,
-                policy="mlp",
+                policy=setting.network if setting.network == "grid_cnn" else "mlp",
+                recurrent=setting.network if setting.network in ("lstm", "gru", "mingru") else "none",
                 preset=False,
                 gear=gear,
                 num_envs=sizes.num_envs,
@@ -133,8 +153,9 @@ class Everyone(gymnasium.vector.VectorWrapper):
 
 
 def sb3(setting: Setting, updates: int, stack: contextlib.ExitStack) -> Timed:
+    network = setting.network if setting.network in ("mlp", "grid_cnn") else "lstm"
     if setting.sizes.agents == 1:
-        return peers.sb3_training(peers.sb3_vec(setting.make, setting.sizes.num_envs, stack), setting.sizes, updates)
+        return peers.sb3_training(peers.sb3_vec(setting.make, setting.sizes.num_envs, stack), setting.sizes, updates, network)
     from hurtle.integrations.sb3 import SB3VecEnv
 
     vec = SB3VecEnv(Everyone(hurtle.make_vec(setting.env, setting.sizes.num_envs)))
@@ -166,13 +187,16 @@ def bare(setting: Setting, updates: int, stack: contextlib.ExitStack) -> Timed:
 
 def entrants(setting: Setting, quick: bool) -> Makers:
     sizes, is_python = setting.sizes, setting.env == setting.gymnasium
-    steps = PYTHON_STEPS if is_python else STEPS
+    steps = PYTHON_STEPS if is_python else STEPS if setting.network == "mlp" else NETWORK_STEPS
 
     def updates(name: str) -> int:
         return 1 if quick else -(-steps.get(name, OTHER_STEPS) // sizes.batch)
 
-    makers: Makers = {"SB3": partial(sb3, setting, updates("SB3"))}
-    if is_python:
+    peer = "SB3" if setting.network in ("mlp", "grid_cnn") else "RecurrentPPO"
+    makers: Makers = {peer: partial(sb3, setting, updates(peer))}
+    if setting.network != "mlp":
+        pass  # the other peers have only MLPs
+    elif is_python:
         makers["SB3 SubprocVecEnv"] = lambda stack: peers.sb3_training(
             peers.sb3_vec(setting.make, sizes.num_envs, stack, processes=True), sizes, updates("SB3")
         )
@@ -180,7 +204,7 @@ def entrants(setting: Setting, quick: bool) -> Makers:
     elif sizes.agents == 1:
         name = "plain torch script"
         makers[name] = partial(peers.plain_training, setting.make, sizes, updates(name))
-    if setting.env == "cartpole":  # the only env that its compiled collector has
+    if setting.env == "cartpole" and setting.network == "mlp":  # the only env that its compiled collector has
         makers["rlox PPO"] = lambda _: peers.rlox_training(sizes, updates("rlox PPO"))
         makers["rlox HybridPPO"] = lambda _: peers.hybrid_training(sizes, updates("rlox HybridPPO"))
     for name, gear in ((GENERAL, "general"), (NATIVE, "native")):
@@ -188,12 +212,14 @@ def entrants(setting: Setting, quick: bool) -> Makers:
     return makers
 
 
-def measure(settings: list[Setting], rounds: int, note: str = NOTE, quick: bool = False) -> tuple[dict[str, Any], str]:
+def measure(
+    settings: list[Setting], rounds: int, note: str = NOTE, quick: bool = False, title: str = TITLE
+) -> tuple[dict[str, Any], str]:
     results, rows = {}, []
     for setting in settings:
         results[setting.about], more = compare(setting.about, entrants(setting, quick), rounds)
         rows += more
-    return results, report(TITLE, rows, note)
+    return results, report(title, rows, note)
 
 
 # Time to solve --------------------------------------------------------------------------------------------------------
@@ -236,8 +262,9 @@ def _until_solved(runs: list[dict[str, Any]]) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--settings", nargs="+", choices=[*SETTINGS, *PYTHON_ENVS], help="only these")
+    parser.add_argument("--settings", nargs="+", choices=[*SETTINGS, *PYTHON_ENVS, *NETWORKS], help="only these")
     parser.add_argument("--python-envs", action="store_true", help="Gymnasium's own envs for all")
+    parser.add_argument("--networks", action="store_true", help="CNNs and memories instead of MLPs")
     parser.add_argument("--rounds", type=int, default=5, help="trainings of each, in turns (5)")
     parser.add_argument("--time-to-solve", action="store_true", help="seconds until CartPole is solved")
     parser.add_argument("--seeds", type=int, default=5, help="with --time-to-solve: so many trainings (5)")
@@ -246,26 +273,29 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     if chosen.plot:
         return plot("train", TITLE)
-    group, note = (PYTHON_ENVS, PYTHON_NOTE) if chosen.python_envs else (SETTINGS, NOTE)
-    settings = [(SETTINGS | PYTHON_ENVS)[name] for name in chosen.settings or group]
+    name, group, note, title = "train", SETTINGS, NOTE, TITLE
+    if chosen.python_envs:
+        name, group, note = "train-python-envs", PYTHON_ENVS, PYTHON_NOTE
+    elif chosen.networks:
+        name, group, note, title = "train-networks", NETWORKS, NETWORKS_NOTE, NETWORKS_TITLE
+    settings = [(SETTINGS | PYTHON_ENVS | NETWORKS)[one] for one in chosen.settings or group]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if chosen.time_to_solve:
             results, text = measure_time_to_solve(*((1, "--total-steps", "512") if chosen.quick else (chosen.seeds,)))
         elif chosen.quick:
             small = [replace(setting, sizes=replace(setting.sizes, num_envs=8, minibatch_size=256)) for setting in settings]
-            results, text = measure(small, 1, note, quick=True)
+            results, text = measure(small, 1, note, quick=True, title=title)
         else:
-            results, text = measure(settings, chosen.rounds, note)
+            results, text = measure(settings, chosen.rounds, note, title=title)
     print(f"\n{text}")
     if chosen.quick:
         return None
     if chosen.time_to_solve:
         save("time-to-solve", results, text)
     elif not chosen.settings:
-        name = "train-python-envs" if chosen.python_envs else "train"
         save(name, results, text)
-        plot(name, TITLE)
+        plot(name, title)
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ def collect_stages(parts: Parts, rounds: int) -> dict[str, float]:
     step = batch.functions.step_envs
     envs = best(lambda: [step(batch.handle, batch.actions, True, 0, collector.rows.num_envs) for _ in range(10)], rounds) / 10
     tile, count, last = Tile(plan), min(rows, TILE), len(plan.layers)
-    forward = plan.addresses()[0], tile.weights, plan.layers
+    forward = plan.compiled()[0], tile.weights, plan.layers
     x = tile.x, plan.num_inputs
     actor = each(run_forward, *forward, 0, plan.split, *x, count, tile.work, rounds=rounds)
     critic = each(run_forward, *forward, plan.split, last, *x, TILE, tile.work, rounds=rounds)
@@ -122,7 +122,7 @@ def learn_stages(parts: Parts, rounds: int) -> dict[str, float]:
     plan, minibatches = native.plan, len(native._kept["bounds"]) - 1
     whole = best(lambda: native._call(0, minibatches, 1), rounds)
     tile, last = Tile(plan), len(plan.layers)
-    forward, backward = plan.addresses()
+    forward, backward = plan.compiled()
     network_of = tile.weights, plan.layers, 0, last, tile.x, plan.num_inputs
     fore = each(run_forward, forward, *network_of, TILE, tile.work, rounds=rounds)
     back = each(run_backward, backward, *network_of, tile.work, tile.slopes, tile.gradient, rounds=rounds)

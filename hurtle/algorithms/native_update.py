@@ -19,8 +19,9 @@ from hurtle.algorithms.ppo import METRICS
 from hurtle.algorithms.ppo_config import PPOConfig
 from hurtle.buffers.rollout import Rollout
 from hurtle.contracts import Weights
-from hurtle.errors import HurtleError, NonFiniteError, UnsupportedError
+from hurtle.errors import NonFiniteError, UnsupportedError
 from hurtle.kernels.cpu import network
+from hurtle.kernels.cpu.host import TILE
 from hurtle.kernels.loader import load_kernels
 from hurtle.kernels.optimizers import BETAS, FlatParameters, Optimizers, loaded_moments, saved_moments
 from hurtle.native.batch_arrays import aligned_zeros
@@ -66,7 +67,7 @@ class Order(NamedTuple):
     importance: Tensor | None = None
     """Importance weight of each step; of each segment, for policies with a memory."""
     segments: Tensor | None = None
-    """For policies with a memory: the rows of each minibatch, to whose valid steps `steps` are the indices …"""
+    """For policies with a memory: the rows of each minibatch; `steps` are the valid steps of these …"""
     segment_sizes: np.ndarray | None = None
     """… and how many rows each minibatch has."""
 
@@ -100,6 +101,7 @@ class NativeUpdate:
         self._job = np.zeros(1, self._kernels.JOB)
         self._kept: dict[str, np.ndarray] = {}  # arrays the job points to
         self._fields: dict[str, Tensor] = {}  # fields of the last rollout
+        self._states: tuple[Tensor, ...] = ()  # its initial state
         self._known: list[Any] = []  # their addresses and shapes
         self._lists = False  # whether observations may be sparse, so that non-zeros are listed
         self._segment_sizes: np.ndarray | None = None  # of the minibatches of this call
@@ -171,6 +173,7 @@ class NativeUpdate:
         if order.importance is not None:
             self._keep("importance", order.importance.numpy())
         self._segment_sizes = order.segment_sizes
+        assert (order.segments is None) == (self.plan.memory < 0)
         if order.segments is not None and order.segment_sizes is not None:
             self._keep("segments", order.segments.numpy())
             self._keep("segment_bounds", np.concatenate([[0], np.cumsum(order.segment_sizes)]))
@@ -200,8 +203,9 @@ class NativeUpdate:
             shards = -(-largest // rows)
         else:
             most_segments = int(self._segment_sizes.max(initial=1))
-            rows = self._kernels.shard_segments(most_segments)
+            rows = self._kernels.shard_segments(most_segments)  # of the rollout
             shards = -(-most_segments // rows)
+            self._make_segment_memory(rows)
         self._job[0]["shard_rows"], self._job[0]["num_shards"] = rows, shards
         most = max(1, min(self._most, shards))
         if most not in self._tuners:
@@ -231,6 +235,16 @@ class NativeUpdate:
         for name, size in sizes.items():
             if name not in self._kept or len(self._kept[name]) < size:
                 self._keep(name, aligned_zeros((size,), np.float32))
+
+    def _make_segment_memory(self, segments: int) -> None:
+        """Allocate what each thread needs to learn from shards of so many segments."""
+        plan, job = self.plan, self._job[0]
+        num_steps = int(job["rollout_size"]) // int(job["num_rows"])
+        size = -(-load_kernels().segments.memory_size(num_steps, segments, plan.work_size, plan.state_size) // 32) * 32
+        if job["memory_size"] < size:
+            job["memory_size"] = size
+            self._keep("segment_memory", aligned_zeros((self._most * size,), np.float32))
+            self._keep("segment_steps", aligned_zeros((self._most * TILE,), np.int64))
 
     def _call(self, first: int, last: int, threads: int) -> int:
         self._job[0]["first"], self._job[0]["last"] = first, last
@@ -274,7 +288,7 @@ class NativeUpdate:
                 job[name] = getattr(plan, name)
         kernels = load_kernels()
         with COMPILING:
-            job["forward"], job["backward"] = plan.addresses()
+            job["forward"], job["backward"] = plan.compiled()
             job["score"] = kernels.head_calls.score_address(plan.head_kind)
             job["gradient"] = kernels.head_calls.gradient_address(plan.head_kind)
             self._address = address_of_entry(update.learn)
@@ -298,7 +312,8 @@ class NativeUpdate:
     def _describe_rollout(self, rollout: Rollout) -> None:
         """Write the addresses of the rollout's fields into the job, after checking their shapes and dtypes."""
         job, fields = self._job[0], {name: getattr(rollout, name) for name in ROLLOUT_FIELDS}
-        known = [(field.data_ptr(), field.shape, field.dtype) for field in fields.values() if field is not None]
+        every = (*fields.values(), *rollout.initial_state)
+        known = [(field.data_ptr(), field.shape, field.dtype) for field in every if field is not None]
         if known != self._known:
             rollout.check_fields(self.policy, fields)
             actions = "ints" if rollout.actions.dtype == torch.int64 else "floats"
@@ -307,11 +322,9 @@ class NativeUpdate:
                     job[actions if name == "actions" else name] = field.data_ptr()
             job["has_masks"], job["rollout_size"] = rollout.masks is not None, rollout.valid.numel()
             job["num_rows"] = rollout.num_rows
-            self._known, self._fields = known, fields
-        for name, part in zip(("hidden", "cells")[: self.plan.num_states], rollout.initial_state, strict=True):
-            if part.shape != (rollout.num_rows, self.plan.state_size) or part.dtype != torch.float32:
-                raise HurtleError(f"The rollout's initial_state is {part.dtype} of shape {tuple(part.shape)}.")
-            self._keep(name, part.contiguous().numpy())
+            for name, part in zip(("hidden", "cells"), rollout.initial_state, strict=False):
+                job[name] = part.data_ptr()
+            self._known, self._fields, self._states = known, fields, rollout.initial_state
         job["list_length"] = self._list_inputs(rollout.inputs)
         if not job["list_length"]:
             obs = rollout.inputs

@@ -202,6 +202,13 @@ class Rollout:
                     f"The rollout's {name} must be {like.dtype} of shape {shape}, contiguous and on the CPU, got {own.dtype} "
                     f"of shape {tuple(own.shape)} on {own.device}: make it with Rollout(policy, …)."
                 )
+        for given in (self.initial_state, self.last_state):
+            if not _alike(given, model.initial_state):
+                raise HurtleError(
+                    f"The rollout has states of shapes {[tuple(part.shape) for part in given]} for the policy's memory, which "
+                    f"needs {[tuple(part.shape) for part in model.initial_state]}, float32, contiguous and on the CPU: make it "
+                    "with Rollout(policy, …)."
+                )
 
     def steps(self, chosen: Tensor) -> Minibatch:
         """Single steps by their flat indices, `step * num_rows + row`."""
@@ -252,6 +259,12 @@ class Rollout:
         if self.all_valid:
             return torch.arange(self.valid.numel(), device=self.device)
         return self.valid.flatten().nonzero()[:, 0]
+
+
+def _alike(states: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> bool:
+    """Whether the parts of a memory's state have the shapes, dtypes and device of others, and are contiguous."""
+    kinds = [[(part.shape, part.dtype, part.device) for part in each] for each in (states, others)]
+    return kinds[0] == kinds[1] and all(part.is_contiguous() for part in states)
 
 
 def gathered(field: Tensor, where: Tensor, dim: int = 0) -> Tensor:

@@ -219,7 +219,7 @@ class CompiledActor(Actor):
             job[name] = getattr(plan, name)
         with COMPILING:
             find = kernels.modes.mode_address if self._deterministic else kernels.head_calls.sample_address
-            job["forward"], job["sample"] = plan.addresses()[0], find(plan.head_kind)
+            job["forward"], job["sample"] = plan.compiled()[0], find(plan.head_kind)
 
     def _describe_actions(self) -> None:
         """Describe how raw actions become the env's; compiled code does it for the usual dtypes."""

@@ -5,7 +5,7 @@ observations `[rows, …]` → raw actions, log-probs, values, in a step of a ro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,24 @@ from torch import Tensor
 from hurtle.buffers.rollout import Done, Rollout
 from hurtle.collect.transfer import Arrival, Staging
 from hurtle.contracts import Weights
+from hurtle.errors import HurtleError
 from hurtle.kernels.uniforms import uniforms
 from hurtle.native.rng import ACTION_STREAM, seed_range, stream_states
 from hurtle.policies.policy import Policy
+
+
+def copy_states(source: Iterable[Tensor], into: Iterable[Tensor]) -> None:
+    """Copy the parts of a memory's state.
+
+    Raises:
+        HurtleError: They differ in number or shape.
+    """
+    source, into = tuple(source), tuple(into)
+    shapes, expected = ([tuple(part.shape) for part in parts] for parts in (source, into))
+    if shapes != expected:
+        raise HurtleError(f"The state of a memory has the shapes {shapes}; the policy's memory needs {expected}.")
+    for part, other in zip(source, into, strict=True):
+        other.copy_(part)
 
 
 class Actor:
@@ -153,5 +168,4 @@ class Actor:
         else:  # another number of envs: new streams, from a step that none of the old ones has reached
             self.steps[:] = int(saved["steps"].max())
         if with_state:
-            for part, kept in zip(self.state, saved["state"], strict=True):
-                part.copy_(kept)
+            copy_states(saved["state"], self.state)

@@ -6,7 +6,6 @@ same fields as `GeneralCollector`, which defines them. Knows nothing of losses.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import chain, pairwise
 from time import perf_counter
 from typing import Any
@@ -17,7 +16,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from hurtle.buffers.rollout import FIELDS, Done, Rollout
-from hurtle.collect.inference import Actor
+from hurtle.collect.inference import Actor, copy_states
 from hurtle.collect.postprocess import Postprocess
 from hurtle.collect.rows import VecRows
 from hurtle.contracts import Collector, Episodes, Weights
@@ -163,7 +162,7 @@ class NativeCollector(Collector):
         with self.timer("copy"):
             rollout.last_obs.copy_(torch.from_numpy(self._batch.arrays.obs).view_as(rollout.last_obs))
             rollout.last_starts.copy_(torch.from_numpy(self._starts))
-            _copy_states(self._states, rollout.last_state)
+            copy_states(self._states, rollout.last_state)
             rollout.all_valid = not self.vec.native_spec.has_present or bool(rollout.valid.all())
             rollout.done = self._done
             rollout.version = self._version
@@ -174,7 +173,7 @@ class NativeCollector(Collector):
         self._begin()
         with self.timer("collect"):
             self._describe_rollout(rollout)
-            _copy_states(self._states, rollout.initial_state)
+            copy_states(self._states, rollout.initial_state)
             self._cuts[:] = 0
             rollout.finals.steps.fill_(-1)
             done = 0
@@ -290,7 +289,7 @@ class NativeCollector(Collector):
         self._tell_numbers(**{name: getattr(plan, name) for name in names})
         kernels = load_kernels()
         with COMPILING:
-            self._tell_numbers(forward=plan.addresses()[0], sample=kernels.head_calls.sample_address(plan.head_kind))
+            self._tell_numbers(forward=plan.compiled()[0], sample=kernels.head_calls.sample_address(plan.head_kind))
         self._tell_numbers(
             scratch_size=kernels.heads.scratch_size(plan.head_kind, plan.nvec),
             is_shared=plan.shared,
@@ -306,7 +305,8 @@ class NativeCollector(Collector):
         if rollout.masks is not None and not self.has_masks:
             rollout.masks.fill_(True)
         finals = (rollout.finals.steps, rollout.finals.obs)
-        known = [rollout.num_steps, *((f.data_ptr(), f.shape, f.dtype) for f in (*fields.values(), *finals) if f is not None)]
+        every = (*fields.values(), *finals, *rollout.initial_state, *rollout.last_state)
+        known = [rollout.num_steps, *((field.data_ptr(), field.shape, field.dtype) for field in every if field is not None)]
         if known != self._known:
             if rollout.num_rows != self.num_rows:
                 raise HurtleError(
@@ -366,7 +366,7 @@ class NativeCollector(Collector):
         self.vec.load_state_dict(saved["envs"])
         self._begun = True
         self._starts[:] = saved["starts"]
-        _copy_states(saved["actor"]["state"], self.actor.state)
+        copy_states(saved["actor"]["state"], self.actor.state)
 
     def close(self, envs: bool = True) -> None:
         """Stop the threads; see `Collector.close`."""
@@ -374,12 +374,6 @@ class NativeCollector(Collector):
             self._crew.close()
         if envs:
             self.vec.close()
-
-
-def _copy_states(source: Iterable[Tensor], into: Iterable[Tensor]) -> None:
-    """Copy the parts of a memory's state."""
-    for part, other in zip(source, into, strict=True):
-        other.copy_(part)
 
 
 class _Shard:

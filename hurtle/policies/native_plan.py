@@ -81,6 +81,8 @@ def _plan(policy: Policy) -> NetworkPlan:
     found = _layers_of(policy)
     if policy.memory is not None and type(policy.memory) not in GATES:
         raise UnsupportedError(f"its memory is a {type(policy.memory).__name__}")
+    if policy.memory is not None and not found.is_shared:
+        raise UnsupportedError("it has a memory, and a body for the critic alone")
     if policy.head.kind not in HEADS:
         raise UnsupportedError(f"its actions are {policy.head.kind}")
     if any(parameter.dtype != torch.float32 or not parameter.requires_grad for parameter in policy.parameters()):

@@ -129,8 +129,8 @@ class NetworkPlan:
             special = self.input_kind == PLAIN and dtype in (torch.uint8, torch.float32)
         return sparse.list_length(self.num_inputs) if special else 0
 
-    def addresses(self) -> tuple[int, int]:
-        """The addresses of forward and backward for these layers; compiles what is not compiled yet."""
+    def compiled(self) -> tuple[int, int]:
+        """Compile what these layers need, and put its addresses into the table; returns those of forward and backward."""
         kernels = load_kernels()
         for n in np.flatnonzero(self.layers[:, network.KIND] == network.OWN_CODE):
             own = kernels.cells if n == self.memory else kernels.conv

@@ -1,7 +1,7 @@
 """`plain_cnn`: detects whether a policy is a CNN for small grids, and returns its layers.
 
-policy → convolution, linear layers; or the reason it is not one. Larger convolutions are torch's: there it is as fast as
-the CPU. Knows no kernel.
+network → convolution, linear layers; or the reason it is not one. Larger convolutions stay in torch, which runs them about as
+fast as the CPU allows. Knows no kernel.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from hurtle.policies.cnn import GridCNN, image_shape
 from hurtle.policies.layers import Numbers
 from hurtle.policies.plain_mlp import Dense, dense
 
+FILTERS = 16
+"""The kernels take a multiple of this many."""
 MOST_FEATURES = 4096
 """Outputs of the convolution."""
 
@@ -57,7 +59,7 @@ def plain_cnn(net: GridCNN, shape: tuple[int, ...]) -> PlainCNN:
     """The layers of a network for observations of that shape.
 
     Raises:
-        UnsupportedError: Its layers were changed, or there are too many features; gives the reason.
+        UnsupportedError: Its layers were changed after it was built, or there are too many features; gives the reason.
     """
     body: Any = net.actor_body
     actor, head = _layers(body, shape), dense(net.actor, nn.Identity())
@@ -75,6 +77,7 @@ def _layers(body: Any, shape: tuple[int, ...]) -> tuple[Convolution | Dense, ...
     is_known = parameters.keys() == {"weight", "bias"} and parameters["weight"].dtype == torch.float32
     if (
         not is_known
+        or layer.out_channels % FILTERS
         or layer.padding_mode != "zeros"
         or isinstance(layer.padding, str)
         or layer.groups != 1

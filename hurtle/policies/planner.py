@@ -163,6 +163,8 @@ class Planner:
     def _memory(self, memory: Memory, source: int) -> tuple[int, int, int]:
         """Add a memory; returns the first layer that does not encode, the one that steps, and the one that the heads read."""
         size, gates = memory.size, GATES[type(memory)]
+        if source >= 0 and self.rows[source][network.OUTPUTS] != size:
+            raise UnsupportedError("its memory does not have the size of the layer before it")
         of_features, of_state = _gates_of(memory)
         self._stored(self._written(self._row(size, gates * size, source)), *of_features)
         encoded = len(self.rows)
@@ -238,5 +240,7 @@ def _gates_of(memory: Memory) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tens
     if isinstance(memory, MinGRU):
         return (memory.gate_and_candidate.weight, memory.gate_and_candidate.bias), None
     assert isinstance(memory, LSTM | GRU)
+    if [len(layer) for layer in memory.cell.all_weights] != [4]:
+        raise UnsupportedError("its memory was changed after it was built")
     weight, state_weight, bias, state_bias = memory.cell.all_weights[0]
     return (weight, bias), (state_weight, state_bias)

@@ -181,8 +181,8 @@ GEARS = (
         "native",
         _native_obstacle,
         _native,
-        "The native gear needs one of Hurtle's own networks on the CPU: an MLP, a CNN for small grids, or layers for nested "
-        "observations of vectors and choices; gear='auto' uses the general one elsewhere.",
+        "The native gear needs one of Hurtle's own networks on the CPU, with or without memory: an MLP (observations may be "
+        "nested vectors and choices) or a CNN for small grids; gear='auto' uses the general one elsewhere.",
     ),
     _Kind("general", _no_obstacle, _general, ""),
 )

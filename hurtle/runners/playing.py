@@ -130,7 +130,7 @@ class CompiledRows:
         starts: np.ndarray,
         drawn: np.ndarray | None = None,
     ) -> tuple[np.ndarray, tuple[Any, ...]]:
-        """See `RowPolicy`."""
+        """See `RowPolicy`; the state is that of the call before, whatever `state` is."""
         assert drawn is None
         return self._actor.choose(rows, mask, starts), state
 

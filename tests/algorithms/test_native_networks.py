@@ -1,6 +1,9 @@
 """The compiled update of CNNs and memories against autograd: any layout of grids, dense and sparse, any memory and head."""
 
 import itertools
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,8 +14,10 @@ from test_native_update import ACTIONS, assert_equal_metrics, assert_equal_polic
 
 from hurtle.algorithms.a2c_config import A2CConfig
 from hurtle.algorithms.ppo_config import PPOConfig
-from hurtle.errors import UnsupportedError
+from hurtle.errors import HurtleError, UnsupportedError
+from hurtle.policies.action_head import ActionHead
 from hurtle.policies.build import PolicyConfig, build_policy
+from hurtle.policies.mlp import MLP
 from hurtle.policies.native_plan import plan_for
 
 GRIDS = {
@@ -105,6 +110,26 @@ def test_large_convolutions_stay_in_torch():
     changed.network.actor_body.linear[1] = torch.nn.Tanh()
     with pytest.raises(UnsupportedError, match="changed"):
         plan_for(changed)
+    with pytest.raises(UnsupportedError, match="not a plain one"):
+        plan_for(with_convolution(24))
+
+
+def with_convolution(filters, *shape):
+    """A CNN for 10 x 10 x 4 with another convolution."""
+    policy = make_policy(GRIDS["planes of bits"], policy="grid_cnn")
+    body = policy.network.actor_body
+    body.convolutions[0] = torch.nn.Conv2d(4, filters, *(shape or (3,)))
+    with torch.no_grad():
+        body.linear[0] = torch.nn.Linear(body.convolutions(torch.zeros(1, 4, 10, 10)).shape[1], 128)
+    return policy
+
+
+@pytest.mark.parametrize("shape", [(32, 3), (16, (2, 5), (2, 1), (0, 2)), (32, 1)])
+def test_other_convolutions(shape):
+    policy = with_convolution(*shape)
+    rollout = made(policy, steps=20, rows=7)
+    fill_grid(rollout, GRIDS["planes of bits"])
+    assert_same_gradient(policy, rollout, 140)
 
 
 VECTOR = spaces.Box(-10, 10, (7,), np.float32)
@@ -120,7 +145,7 @@ def test_the_gradient_of_a_memory_is_that_of_autograd(memory, kind):
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize(
     ("rows", "steps", "segments", "hidden"),
-    [(1, 70, 1, (64, 64)), (3, 5, 2, (16,)), (70, 3, 70, (33,)), (20, 9, 20, ()), (9, 64, 3, (128,))],
+    [(1, 70, 1, (64, 64)), (3, 5, 2, (16,)), (1040, 2, 1040, (33,)), (20, 9, 20, ()), (9, 64, 3, (128,)), (400, 6, 400, ())],
 )
 def test_any_number_of_segments_and_any_width(memory, rows, steps, segments, hidden):
     policy = make_policy(VECTOR, hidden_sizes=hidden, activation="relu", recurrent=memory)
@@ -184,3 +209,42 @@ def test_a_memory_learns_the_same_on_any_number_of_threads(memory):
         learner.close()
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+def test_one_learner_takes_rollouts_of_any_size():
+    policy = make_policy(VECTOR, recurrent="lstm")
+    torch_learner, learner = pair(policy, PPOConfig(num_epochs=1, minibatch_size=96, learning_rate=1e-3))
+    for steps, rows in ((16, 6), (96, 3), (8, 24), (16, 6)):
+        rollout = made(policy, steps=steps, rows=rows)
+        assert_equal_metrics(torch_learner.update(rollout), learner.update(rollout))
+    assert_equal_policies(policy, learner.policy, rtol=1e-3, atol=2e-5)
+    learner.close()
+
+
+def test_memories_that_do_not_fit_are_refused():
+    discrete, _ = ACTIONS["categorical"]
+    separate = build_policy(PolicyConfig(recurrent="gru"), VECTOR, discrete, module=MLP(VECTOR, ActionHead(discrete)))
+    with pytest.raises(UnsupportedError, match="a body for the critic alone"):
+        plan_for(separate)
+    changed = make_policy(VECTOR, recurrent="lstm")
+    changed.memory.cell = torch.nn.LSTM(64, 64, bias=False)
+    with pytest.raises(UnsupportedError, match="changed"):
+        plan_for(changed)
+    policy = make_policy(VECTOR, recurrent="lstm")
+    _, learner = pair(policy, PPOConfig(num_epochs=1, minibatch_size=96))
+    rollout = made(policy)
+    rollout.initial_state = rollout.initial_state[:1]
+    with pytest.raises(HurtleError, match=r"states of shapes \[\(6, 64\)\] for the policy's memory, which needs"):
+        learner.update(rollout)
+    learner.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how", [{"HURTLE_VECTOR_WIDTH": "4"}, {"HURTLE_VECTOR_WIDTH": "8"}, {"HURTLE_CHECK_KERNELS": "1"}], ids=str
+)
+def test_other_machines(how):
+    """All of this file, with narrower vectors and with checked kernels."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", __file__]
+    found = subprocess.run(command, env={**os.environ, **how}, capture_output=True, text=True, timeout=900, check=False)
+    assert found.returncode == 0, found.stdout

@@ -38,11 +38,13 @@ NATIVE = {
     "beta": ("pendulum", {"distribution": "beta", "env_parameters": SHORT_PENDULUM}),
     "several agents": ("snake", {"policy": "mlp", "minibatch_size": 64, "env_parameters": SNAKES}),
     "bytes": (Levers, {"policy": "mlp", "activation": "relu", "separate_networks": False}),
+    "grid": ("breakout", {}),
+    "memory": ("memory", {"recurrent": "lstm", "minibatch_size": 32}),
 }
 
 
 @pytest.mark.parametrize("case", NATIVE)
-def test_native_envs_with_mlps_are_compiled_as_a_whole(case):
+def test_native_envs_are_compiled_as_a_whole(case):
     env, words = NATIVE[case]
     parts = parts_of(env, **words)
     try:
@@ -54,8 +56,6 @@ def test_native_envs_with_mlps_are_compiled_as_a_whole(case):
 
 
 GENERAL = {
-    "its network is a GridCNN": ("breakout", {}),
-    "it has a memory": ("memory", {"recurrent": "lstm", "minibatch_size": 32}),
     "its actions are squashed_gaussian": ("pendulum", {"distribution": "squashed_gaussian", "env_parameters": SHORT_PENDULUM}),
     "compile=True": ("cartpole", {"compile": True}),
 }
@@ -71,9 +71,7 @@ def test_everything_else_is_general_and_says_why(reason):
         assert reason in parts.gear.reason
     finally:
         parts.close()
-    with pytest.raises(
-        HurtleError, match=f"gear='native' is not possible here: .*{reason}.*policy='mlp', or nested observations"
-    ):
+    with pytest.raises(HurtleError, match=f"gear='native' is not possible here: .*{reason}.*a CNN for small grids"):
         parts_of(env, gear="native", **words)
 
 
@@ -127,15 +125,24 @@ def test_a2c_is_compiled_too(tmp_path):
     parts.close()
 
 
-@pytest.mark.parametrize("env", ["cartpole", "CartPole-v1"])
-@pytest.mark.parametrize("optimizer", ["adam", pytest.param("rmsprop", marks=pytest.mark.slow)])
-def test_a_run_changes_gears_at_a_checkpoint(optimizer, env, tmp_path):
+@pytest.mark.parametrize(
+    ("env", "optimizer", "recurrent"),
+    [
+        ("cartpole", "adam", "none"),
+        ("CartPole-v1", "adam", "none"),
+        ("cartpole", "adam", "lstm"),
+        pytest.param("cartpole", "rmsprop", "none", marks=pytest.mark.slow),
+        pytest.param("CartPole-v1", "adam", "mingru", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_changes_gears_at_a_checkpoint(env, optimizer, recurrent, tmp_path):
     words = {
         **SMALL,
         **QUIET,
         "runs": str(tmp_path),
         "total_steps": 6 * 64,
         "optimizer": optimizer,
+        "recurrent": recurrent,
         "normalize_observations": True,
     }
     found = {}
@@ -150,7 +157,8 @@ def test_a_run_changes_gears_at_a_checkpoint(optimizer, env, tmp_path):
 def test_both_gears_take_the_same_actions_to_the_same_weights(tmp_path):
     words = {**SMALL, **QUIET, "runs": str(tmp_path), "total_steps": 512, "learning_rate": 1e-3}
     pendulum = {"reward_mode": "normalize", "env_parameters": SHORT_PENDULUM}
-    for env, more in (("pendulum", pendulum), (Levers, {"target_kl": 0.01, "policy": "mlp"})):
+    others = ((Levers, {"target_kl": 0.01, "policy": "mlp"}), ("breakout", {}), ("memory", {"recurrent": "gru"}))
+    for env, more in (("pendulum", pendulum), *others):
         native, general = (weights(hurtle.train(env, gear=gear, **words, **more)) for gear in ("native", "general"))
         for name, expected in general.items():
             torch.testing.assert_close(native[name], expected, rtol=1e-3, atol=1e-5)

@@ -24,6 +24,9 @@ CASES = {
     "agents": ("snake", SNAKES, {"policy": "mlp"}),
     "masks": (Masked, {}, {}),
     "several choices": (Levers, {}, {}),
+    "memory": ("memory", {}, {"recurrent": "lstm"}),
+    "agents with memories": ("snake", SNAKES, {"policy": "mlp", "recurrent": "gru"}),
+    "grid": ("asterix", {"max_steps": 40}, {}),
 }
 
 
@@ -40,7 +43,7 @@ def no_torch(monkeypatch):
 @pytest.mark.parametrize(
     ("case", "deterministic"),
     [
-        pytest.param(case, deterministic, marks=[pytest.mark.slow] * (deterministic == (case != "normalized")))
+        pytest.param(case, deterministic, marks=[pytest.mark.slow] * (deterministic == (case not in ("normalized", "memory"))))
         for case in CASES
         for deterministic in (True, False)
     ],
@@ -68,9 +71,9 @@ def test_compiled_code_plays_the_same_episodes(case, deterministic, no_torch):
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
-def test_most_likely_actions_in_other_envs_are_compiled_too(env, monkeypatch):
-    policy, _, _ = policy_for(env, normalize_observations=True)
+@pytest.mark.parametrize(("env", "recurrent"), [("CartPole-v1", "none"), ("Pendulum-v1", "none"), ("CartPole-v1", "lstm")])
+def test_most_likely_actions_in_other_envs_are_compiled_too(env, recurrent, monkeypatch):
+    policy, _, _ = policy_for(env, normalize_observations=True, recurrent=recurrent)
     size = policy.observation_space.shape[0]
     policy.normalizer.update(np.random.default_rng(0).normal(0.1, 0.5, (10, 5, size)).astype(np.float32))
     asked = {"episodes": 6, "num_envs": 3, "backend": "serial", "seed": 3}
@@ -84,9 +87,9 @@ def test_most_likely_actions_in_other_envs_are_compiled_too(env, monkeypatch):
 
 
 def test_policies_that_compiled_code_does_not_know_are_played_by_torch(monkeypatch):
-    policy, _, _ = policy_for("cartpole", parameters=SHORT_CARTPOLE, recurrent="gru")
+    policy, _, _ = policy_for("pendulum", distribution="squashed_gaussian")
     monkeypatch.setattr(module, "NativePlayer", None)
-    assert evaluate_policy(policy, "cartpole", episodes=3, env_parameters=SHORT_CARTPOLE).episodes == 3
+    assert evaluate_policy(policy, "pendulum", episodes=3).episodes == 3
 
 
 def test_a_run_is_evaluated_in_its_gear(tmp_path, monkeypatch):

@@ -50,10 +50,12 @@ def tables(taps: np.ndarray, inputs: int, filters: int, width: int) -> np.ndarra
     Returns:
         int32: the taps, where the pairs of each input begin (inputs + 1), then pairs of offsets, of a pixel and of a weight.
     """
-    met = [[(p * filters, k * width) for p, k in np.argwhere(taps == n)] for n in range(inputs)]
-    starts = np.cumsum([0, *map(len, met)])
-    pairs = [offset for each in met for pair in each for offset in pair]
-    return np.concatenate([taps.ravel(), starts, pairs]).astype(np.int32)
+    flat = taps.ravel()
+    order = np.argsort(flat, kind="stable")[(flat < 0).sum() :]  # by input, then by pixel; padding comes first
+    starts = np.searchsorted(flat[order], np.arange(inputs + 1))
+    pixels, weights = np.divmod(order, taps.shape[1])
+    pairs = np.column_stack([pixels * filters, weights * width]).ravel()
+    return np.concatenate([flat, starts, pairs]).astype(np.int32)
 
 
 def _forward(weights, layers, n, x, x_stride, first, rows, work, lists, listed):

@@ -1,25 +1,27 @@
 """The gradient of policies with a memory: whole segments, forward through time and back.
 
 segments → encoded, a tile of steps at a time → memory, step by step → losses → gradients, from the last tile to the first.
-update.py calls it for each shard of a minibatch. Knows nothing of kinds of memories or heads.
+update.py calls it for each shard of a minibatch, with memory for all of it: an error here would not reach Python.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 
 from . import network
 from .cells import BEFORE, CELL, CELLS, LSTM, OF_STATE
-from .host import TILE, address_of_function, allocating, f4, jit
-from .memory import ANY, address_of, bools_at, call, floats_at, ints_at, table_at
+from .host import TILE, address_of_function, f4, jit
+from .memory import ANY, address_of, bools_at, call, floats_at, ints_at, places_at, table_at, view
 from .network import BACKWARD, FORWARD, OUTPUTS, STRIDE, WORK, call_backward, call_forward
 from .update import (
     ADVANTAGE,
     D_ENTROPY,
     ENTROPY,
     LOG_PROB,
+    NUMBERS,
     OLD_LOG_PROB,
     OLD_VALUE,
     RETURN,
@@ -29,28 +31,44 @@ from .update import (
     jobs_at,
     learn_policy,
     learn_value,
-    new_tile,
     score,
 )
 
-
-def _add_segments(job, weights, gradient, numbers, first, last):
-    j = jobs_at(job, 1)[0]
-    mean, scale, inverse = floats_at(numbers, 3)
-    given = floats_at(weights, j.packed_size), floats_at(gradient, j.trained_size + STATS), mean, scale, inverse
-    add_segments(j, given, ints_at(j.segments, ANY)[first:last], floats_at(j.importance, ANY)[first:last])
+rows_at: Any = view(np.float32, 2)
 
 
-@allocating
-def add_segments(j, given, segments, importance):
+def memory_size(num_steps: int, segments: int, work_size: int, state_size: int) -> int:
+    """Floats that a shard of so many segments needs: workspaces of all tiles, and the gradients of a state."""
+    tiles = -(-num_steps // (TILE // segments))
+    return tiles * work_size + 2 * segments * state_size
+
+
+def _add_segments(
+    job, weights, gradient, moments, first, last, memory, steps, x, lists, work, slopes, scratch, ints, floats, masks, numbers
+):  # fmt: skip
+    j, given = jobs_at(job, 1)[0], floats_at(moments, 3)
+    arrays = floats_at(weights, j.packed_size), floats_at(gradient, j.trained_size + STATS), floats_at(memory, j.memory_size)
+    tile = (
+        floats_at(x, TILE * j.num_inputs), places_at(lists, TILE * (1 + j.list_length) if j.list_length else 0),
+        floats_at(work, j.work_size), floats_at(slopes, j.work_size), floats_at(scratch, j.scratch_size),
+        ints_at(ints, TILE * j.action_size), floats_at(floats, TILE * j.action_size), bools_at(masks, ANY),
+        rows_at(numbers, NUMBERS, TILE),
+    )  # fmt: skip
+    segments, importance = ints_at(j.segments, ANY)[first:last], floats_at(j.importance, ANY)[first:last]
+    add_segments(j, given[0], given[1], given[2], arrays, segments, importance, tile, ints_at(steps, TILE))
+
+
+@jit
+def add_segments(j, mean, scale, inverse, arrays, segments, importance, tile, steps):
     """Add the gradient and losses of some segments (rows of the rollout)."""
-    weights, gradient, mean, scale, inverse = given
+    weights, gradient, memory = arrays
     count, layers = len(segments), table_at(j.layers, j.num_layers, network.COLUMNS)
     each, num_steps = TILE // count, j.rollout_size // j.num_rows  # steps per tile
     tiles = (num_steps + each - 1) // each
-    works, steps = np.empty(tiles * j.work_size, np.float32), np.empty(TILE, np.int64)
-    carried = np.zeros((2, count, layers[j.memory, OUTPUTS]), np.float32)  # gradients of the state and of the cells
-    tile, last, work_size = new_tile(j), j.num_layers, j.work_size
+    last, work_size, size = j.num_layers, j.work_size, layers[j.memory, OUTPUTS]
+    works, carried = memory[: tiles * work_size], memory[tiles * work_size :]  # the latter: gradients of state and cells
+    for k in range(2 * count * size):
+        carried[k] = f4(0.0)
     x, lists, slopes = tile[0], tile[1], tile[3]
     stride = j.list_length if j.list_length else j.num_inputs
     for k in range(tiles):
@@ -155,8 +173,8 @@ def _add_carried(layers, n, carried, row, count, slopes):
     for s in range(count):
         at = (row + s) * layers[n, STRIDE]
         for k in range(size):
-            slopes[layers[n, WORK] + at + k] += carried[0, s, k]
-            slopes[layers[n, CELLS] + at + k] = carried[1, s, k]
+            slopes[layers[n, WORK] + at + k] += carried[s * size + k]
+            slopes[layers[n, CELLS] + at + k] = carried[(count + s) * size + k]
 
 
 @jit
@@ -166,10 +184,10 @@ def _carry(j, layers, steps, row, count, slopes, carried):
     for s in range(count):
         at, is_start = (row + s) * layers[held, STRIDE], starts[steps[row + s]]
         for k in range(size):
-            carried[0, s, k] = f4(0.0) if is_start else slopes[layers[held, WORK] + at + k]
+            carried[s * size + k] = f4(0.0) if is_start else slopes[layers[held, WORK] + at + k]
         if layers[j.memory, CELL] == LSTM:
             for k in range(size):
-                carried[1, s, k] = f4(0.0) if is_start else slopes[layers[held, CELLS] + at + k]
+                carried[(count + s) * size + k] = f4(0.0) if is_start else slopes[layers[held, CELLS] + at + k]
 
 
 @jit
@@ -189,4 +207,4 @@ def _call_cell_back(layers, n, weights, first, rows, work, slopes):
 @cache
 def segments_address() -> int:
     """The address of `add_segments` for update.py."""
-    return address_of_function(_add_segments, 6)
+    return address_of_function(_add_segments, 17)

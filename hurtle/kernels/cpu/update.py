@@ -30,21 +30,21 @@ STATS = 5
 RESULTS = STATS + 1
 """The same for each minibatch, and the norm of its gradient."""
 
-LOG_PROB, ENTROPY, D_LOG_PROB, D_ENTROPY, OLD_LOG_PROB, OLD_VALUE, ADVANTAGE, RETURN, RATIO = range(9)
 NUMBERS = 9
+LOG_PROB, ENTROPY, D_LOG_PROB, D_ENTROPY, OLD_LOG_PROB, OLD_VALUE, ADVANTAGE, RETURN, RATIO = range(NUMBERS)
 """Of each step of a tile."""
 
 _ARRAYS = """
 weights gradients total norms first_moments second_moments layers blocks nvec inputs ints floats masks log_probs values
 advantages returns order importance bounds results barrier copies listed_values lists
-segments segment_bounds starts valid hidden cells
+segments segment_bounds segment_memory segment_steps starts valid hidden cells
 """
 _INTS = """
 forward backward score gradient
 rollout_size num_layers split actor critic trained_size packed_size work_size scratch_size num_blocks num_inputs head_kind
 num_choices action_size mask_size has_masks has_importance log_std_at log_stds normalizes clips clips_values optimizer
 steps_before minibatches first last done has_copies shard_rows num_shards list_length
-add_segments num_rows memory encoded
+add_segments num_rows memory encoded memory_size
 """
 _FLOATS = "clip_range value_coef entropy_coef max_grad_norm learning_rate beta1 beta2 eps weight_decay"
 JOB = np.dtype(
@@ -97,7 +97,7 @@ def learn(job, thread, threads):
     bounds, order = ints_at(j.bounds, j.minibatches + 1), ints_at(j.order, ANY)
     barrier, segment_bounds = ints_at(j.barrier, ANY), ints_at(j.segment_bounds, ANY)
     advantages = floats_at(j.advantages, j.rollout_size)
-    tile = new_tile(j)
+    tile, moments = new_tile(j), np.empty(3, np.float32)
     own, step = (0, 1) if j.has_copies else (thread, threads)
     for m in range(first, last):
         low, high = bounds[m], bounds[m + 1]
@@ -110,9 +110,10 @@ def learn(job, thread, threads):
             at = begin + s * stride
             gradients[at : at + stride] = f4(0.0)
             if j.add_segments:
-                tile[8][0, 0], tile[8][0, 1], tile[8][0, 2] = mean, scale, f4(1.0) / f4(high - low)
+                moments[0], moments[1], moments[2] = mean, scale, f4(1.0) / f4(high - low)
                 begins = segment_bounds[m] + s * size
-                _add_segments(j, job, weights, gradients, at, tile[8], begins, min(segment_bounds[m + 1], begins + size))
+                ends = min(segment_bounds[m + 1], begins + size)
+                _add_segments(j, job, thread, weights, gradients, at, moments, begins, ends, tile)
                 continue
             for q in range(low + s * size, min(high, low + (s + 1) * size), TILE):
                 _add_tile(j, layers, weights, q, min(TILE, high - q), high - low, mean, scale, tile, gradients, at)
@@ -145,10 +146,14 @@ def learn(job, thread, threads):
 
 
 @jit
-def _add_segments(j, job, weights, gradients, at, numbers, first, last):
+def _add_segments(j, job, thread, weights, gradients, at, moments, first, last, tile):
     """Add the gradient and losses of segments [first, last) of the order, see segments.py."""
-    given = address_of(weights, 0), address_of(gradients, at), address_of(numbers, 0)
-    call(j.add_segments, (job, *given, first, last))
+    x, lists, work, slopes, scratch, ints, floats, masks, numbers = tile
+    given = (address_of(weights, 0), address_of(gradients, at), address_of(moments, 0), first, last)
+    own = (np.int64(j.segment_memory) + 4 * thread * j.memory_size, np.int64(j.segment_steps) + 8 * thread * TILE)
+    some = (address_of(x, 0), address_of(lists, 0), address_of(work, 0), address_of(slopes, 0), address_of(scratch, 0))
+    rest = (address_of(ints, 0), address_of(floats, 0), address_of(masks, 0), address_of(numbers, 0))
+    call(j.add_segments, (job, *given, *own, *some, *rest))
 
 
 @jit
