@@ -23,36 +23,31 @@ PLAIN, SCALED, ONE_HOT, NESTED = range(4)
 
 
 class Places(NamedTuple):
-    """Where weights are in the packed buffer; padding is nowhere, and stays zero."""
+    """Where weights are in the flat and in the packed buffer."""
 
     packed: np.ndarray
-    """The place of each element of the flat buffer."""
-    transposed: np.ndarray
-    """Places of the transposed copies …"""
-    transposed_flat: np.ndarray
-    """… and of what they are copies of, in the flat buffer."""
+    """The place in the packed buffer of each element of the flat one."""
+    flat: np.ndarray
+    """The place in the flat buffer of each element of the packed one, transposed copies included; its size for padding."""
 
     @classmethod
     def of(cls, plan: NetworkPlan) -> Places:
         """The places of a plan's weights."""
-        pairs: list[tuple[np.ndarray, np.ndarray]] = []
-        copies: list[tuple[np.ndarray, np.ndarray]] = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+        found = np.full(plan.packed_size, plan.num_weights, np.intp)
         for layer, across in zip(plan.layers, plan.flat_inputs, strict=True):
             inputs, outputs, width = (int(layer[n]) for n in (network.INPUTS, network.OUTPUTS, network.PANEL_WIDTH))
             j, k = np.arange(outputs), np.arange(inputs)[:, None]
-            flat = (layer[network.FLAT_WEIGHT] + j * layer[network.FLAT_DOWN] + across[:, None]).ravel()
-            pairs.append(((layer[network.WEIGHT] + j // width * inputs * width + k * width + j % width).ravel(), flat))
+            flat = layer[network.FLAT_WEIGHT] + j * layer[network.FLAT_DOWN] + across[:, None]
+            found[layer[network.WEIGHT] + j // width * inputs * width + k * width + j % width] = flat
             if layer[network.FLAT_BIAS] >= 0:
-                pairs.append((layer[network.BIAS] + j, layer[network.FLAT_BIAS] + j))
+                found[layer[network.BIAS] + j] = layer[network.FLAT_BIAS] + j
             if layer[network.TRANSPOSED] >= 0:
                 other = int(plan.layers[layer[network.SOURCE], network.READ_WIDTH])
-                at = layer[network.TRANSPOSED] + k // other * outputs * other + j * other + k % other
-                copies.append((at.ravel(), flat))
-        pairs.append((plan.log_std_at + np.arange(plan.log_stds), plan.log_std_flat + np.arange(plan.log_stds)))
-        places, flat = (np.concatenate(part) for part in zip(*pairs, strict=True))
-        packed = np.empty(plan.num_weights, np.intp)
-        packed[flat] = places
-        return cls(packed, *(np.concatenate(part) for part in zip(*copies, strict=True)))
+                found[layer[network.TRANSPOSED] + k // other * outputs * other + j * other + k % other] = flat
+        found[plan.log_std_at : plan.log_std_at + plan.log_stds] = plan.log_std_flat + np.arange(plan.log_stds)
+        packed = np.empty(plan.num_weights + 1, np.intp)
+        packed[found[: plan.trained_size]] = np.arange(plan.trained_size)
+        return cls(packed[:-1], found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,9 +143,8 @@ class NetworkPlan:
     def pack(self, flat: np.ndarray, weights: np.ndarray, transposed: bool = True) -> None:
         """Copy a flat buffer into a packed one; `transposed=False` skips the transposed copies, for optimizer moments."""
         self._check(flat, weights)
-        weights[self._places.packed] = flat
-        if transposed:
-            weights[self._places.transposed] = flat[self._places.transposed_flat]
+        size = self.packed_size if transposed else self.trained_size
+        np.take(np.append(flat, np.float32(0.0)), self._places.flat[:size], out=weights[:size], mode="clip")
 
     def checked(self, flat: Tensor) -> np.ndarray:
         """Flat weights as an array.
