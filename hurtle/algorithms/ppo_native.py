@@ -33,7 +33,7 @@ def native_ppo(policy: Policy, config: PPOConfig, setup: LearnerSetup | None = N
 
 
 class NativeEpochs(Epochs):
-    """Epochs in compiled code, for MLP policies on the CPU."""
+    """Epochs in compiled code, for policies on the CPU."""
 
     def __init__(self, policy: Policy, config: PPOConfig, num_threads: int | None = None):
         self.policy, self.config = policy, config

@@ -1,4 +1,4 @@
-"""`InputTable`: what compiled code must know to turn observations into the inputs of an MLP's first layer.
+"""`InputTable`: what compiled code must know to turn observations into the inputs of first layers.
 
 observation space → kind, dtype, sizes and constants → columns of kernels/cpu/policy_table.py. Imports no torch.
 """

@@ -114,7 +114,7 @@ def evaluate_policy(
         emulate: Flatten structured spaces, as in training.
         max_steps: Longest episode; a longer one raises an error, since it may never end.
         progress: Show progress on standard error: a bar on a terminal, else lines.
-        gear: "auto" plays MLP policies in compiled code, with native envs as a whole, all others with torch; "general" always
+        gear: "auto" plays in compiled code what it can, with native envs as a whole, all else with torch; "general" always
             uses torch.
         keep_stopped: On Ctrl-C or SIGTERM, return the episodes played so far, with the reason in `stopped`.
 
