@@ -94,10 +94,11 @@ def test_everybody_trains(capsys, results):
         ("asterix", ["SB3", "plain torch script"]),
         ("snake", ["SB3"]),
         ("Pendulum-v1-8", ["SB3", "SB3 SubprocVecEnv", train.BARE]),
+        ("breakout-cnn", ["SB3"]),
     ],
 )
 def test_peers_train_on_the_other_envs(name, who_is_there):
-    setting = (train.SETTINGS | train.PYTHON_ENVS)[name]
+    setting = (train.SETTINGS | train.PYTHON_ENVS | train.NETWORKS)[name]
     sizes = replace(setting.sizes, num_envs=2, num_steps=16, minibatch_size=32)
     makers = train.entrants(replace(setting, sizes=sizes), quick=True)
     assert list(makers) == [*who_is_there, GENERAL, NATIVE]
@@ -129,6 +130,9 @@ def test_our_training_gets_the_numbers_of_the_setting(monkeypatch):
     expected = {"env": "snake", "gear": "native", "num_envs": 8, "num_steps": 128, "minibatch_size": 512, "num_epochs": 4}
     assert {word: calls[1][word] for word in expected} == expected
     assert (calls[1]["policy"], calls[1]["hidden_sizes"], calls[1]["preset"]) == ("mlp", (64, 64), False)
+    for name, policy, recurrent in (("breakout-cnn", "grid_cnn", "none"), ("cartpole-gru", "mlp", "gru")):
+        train.entrants(train.NETWORKS[name], quick=True)[NATIVE](contextlib.ExitStack())
+        assert (calls[-1]["policy"], calls[-1]["recurrent"]) == (policy, recurrent)
 
 
 # What is made of it ---------------------------------------------------------------------------------------------------
