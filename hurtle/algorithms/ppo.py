@@ -270,10 +270,10 @@ class PPO(Learner):
             parts.append(self.epochs.run(rollout, self.order, now, together))
             if beyond_target_kl(parts[-1], config):
                 break
-        seen = torch.cat(parts)
+        seen = parts[0] if len(parts) == 1 else torch.cat(parts)
         self.updates += 1
         metrics = dict(zip(METRICS, seen.mean(0).tolist(), strict=True))
-        if len(seen) and not seen.isfinite().all():
+        if len(seen) and not all(map(math.isfinite, metrics.values())):
             raise not_finite(metrics)
         rates = {"learning_rate": now.learning_rate, "clip_range": now.clip_range}
         return {**metrics, "explained_variance": explained, **rates}

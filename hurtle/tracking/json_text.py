@@ -17,11 +17,14 @@ def to_json(values: Mapping[str, Any], indent: int | None = None) -> str:
         >>> to_json({"steps": 128, "return": float("nan")})
         '{"steps": 128, "return": null}\n'
     """
-    return json.dumps(_plain(values), indent=indent, ensure_ascii=False) + "\n"
+    try:
+        return json.dumps(values, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"  # nearly all lines of a run
+    except (TypeError, ValueError):
+        return json.dumps(_plain(values), indent=indent, ensure_ascii=False) + "\n"
 
 
 def _plain(value: Any) -> Any:
-    if type(value) is float:  # nearly all of a run's metrics
+    if type(value) is float:
         return value if math.isfinite(value) else None
     if isinstance(value, (np.generic, np.ndarray)):
         return _plain(value.tolist())
