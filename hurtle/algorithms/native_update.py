@@ -21,7 +21,6 @@ from hurtle.buffers.rollout import Rollout
 from hurtle.contracts import Weights
 from hurtle.errors import NonFiniteError, UnsupportedError
 from hurtle.kernels.cpu import network
-from hurtle.kernels.cpu.host import TILE
 from hurtle.kernels.loader import load_kernels
 from hurtle.kernels.optimizers import BETAS, FlatParameters, Optimizers, loaded_moments, saved_moments
 from hurtle.native.batch_arrays import aligned_zeros
@@ -238,13 +237,13 @@ class NativeUpdate:
 
     def _make_segment_memory(self, segments: int) -> None:
         """Allocate what each thread needs to learn from shards of so many segments."""
-        plan, job = self.plan, self._job[0]
+        job = self._job[0]
         num_steps = int(job["rollout_size"]) // int(job["num_rows"])
-        size = -(-load_kernels().segments.memory_size(num_steps, segments, plan.work_size, plan.state_size) // 32) * 32
-        if job["memory_size"] < size:
-            job["memory_size"] = size
-            self._keep("segment_memory", aligned_zeros((self._most * size,), np.float32))
-            self._keep("segment_steps", aligned_zeros((self._most * TILE,), np.int64))
+        sizes = load_kernels().segments.memory_sizes(num_steps, segments, job)
+        for name, size, dtype in zip(("segment_floats", "segment_words"), sizes, (np.float32, np.int64), strict=True):
+            if job[f"{name}_size"] < size:
+                job[f"{name}_size"] = size
+                self._keep(name, aligned_zeros((self._most * size,), dtype))
 
     def _call(self, first: int, last: int, threads: int) -> int:
         self._job[0]["first"], self._job[0]["last"] = first, last

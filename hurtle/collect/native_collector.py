@@ -290,6 +290,7 @@ class NativeCollector(Collector):
         kernels = load_kernels()
         with COMPILING:
             self._tell_numbers(forward=plan.compiled()[0], sample=kernels.head_calls.sample_address(plan.head_kind))
+            self._tell_numbers(remember=kernels.remembering.remember_address() if plan.memory >= 0 else 0)
         self._tell_numbers(
             scratch_size=kernels.heads.scratch_size(plan.head_kind, plan.nvec),
             is_shared=plan.shared,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hurtle.errors import HurtleError
-from hurtle.kernels.cpu import network, sparse
+from hurtle.kernels.cpu import gemm, network, sparse
 from hurtle.kernels.loader import load_kernels
 from hurtle.policies.nested_mlp import Part
 
@@ -130,7 +130,9 @@ class NetworkPlan:
         for n in np.flatnonzero(self.layers[:, network.KIND] == network.OWN_CODE):
             own = kernels.cells if n == self.memory else kernels.conv
             self.layers[n, [network.FORWARD, network.BACKWARD]] = own.addresses()
-        return kernels.network.addresses()
+        activations = set(self.layers[:, network.ACTIVATION].tolist())
+        listed = self.input_kind == ONE_HOT or sparse.list_length(self.num_inputs) > 0
+        return kernels.network.addresses(gemm.TANH in activations, gemm.RELU in activations, listed)
 
     def new_weights(self) -> np.ndarray:
         """An empty packed buffer."""

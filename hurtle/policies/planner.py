@@ -177,6 +177,8 @@ class Planner:
         row = self.rows[step]
         row[network.KIND], row[cells.CELL] = network.OWN_CODE, KINDS[type(memory)]
         row[cells.OF_FEATURES], row[cells.OF_STATE], row[cells.BEFORE] = encoded - 1, state_gates, before
+        row[cells.STATES] = self.work
+        self._use_work(memory.num_states * size)
         read = self._dense(Dense(memory.output, "tanh"), step) if isinstance(memory, MinGRU) else step
         return encoded, step, read
 

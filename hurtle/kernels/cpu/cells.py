@@ -36,6 +36,7 @@ OF_FEATURES = EXTRA + 1  # the layer of the features' gates, which the step repl
 OF_STATE = EXTRA + 2  # the layer of the state's gates; -1: there is none
 BEFORE = EXTRA + 3  # the layer that holds the state before the step
 CELLS = EXTRA + 4  # offset of an LSTM's cells in the workspace, for this row and for the one before; as wide as its outputs
+STATES = EXTRA + 5  # offset of states that a rollout sets aside, [parts, TILE, size]
 
 
 @jit

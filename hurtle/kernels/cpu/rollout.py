@@ -17,11 +17,11 @@ from hurtle.kernels.error_codes import ACTION, FINAL_OBSERVATION, KINDS, NO_ERRO
 from hurtle.native.cpu_loops import SAME_STEP
 from hurtle.native.intrinsics import call_env
 
-from .cells import keep, recall
 from .head_calls import call_sample
 from .host import TILE, WIDTH, entry, f4, strict, strict_allocating, strict_inlined
-from .memory import ints_at
-from .network import OUTPUTS, STRIDE, WORK, call_forward
+from .memory import address_of, call, ints_at
+from .network import STRIDE, WORK, call_forward
+from .remembering import KEEP, KEEP_FINAL, RECALL, RECALL_FINALS
 from .rollout_job import J, bools, bytes_at, doubles, floats, ints, lengths, observations, tables, words
 from .sparse import list_rows
 
@@ -76,29 +76,25 @@ def collect_steps(job, like, first, last, lo, hi):
     final_x, final_places, finals = aligned(TILE * inputs), np.empty(TILE, np.int64), i8(0)
     work, scratch = aligned(job[J.work_size]), aligned(job[J.scratch_size])
     uniforms, lists = aligned(TILE * job[J.num_uniforms]), new_lists(job[J.list_length])
-    states = floats(job, J.states)
-    remembers, final_states = len(states) > 0, np.empty(len(states) // job[J.num_rows] * TILE, np.float32)
     for t in range(first, last):
         for tile in range(row, end, TILE):
             count = min(i8(TILE), end - tile)
             store(job, like, t, tile, count, x)
-            if remembers:
-                recall_rows(job, tile, count, work)
+            remember(job, RECALL, tile, count, work)
             infer(job, zero, split, x, count, work, lists)
-            if remembers:
-                keep_rows(job, tile, count, work)
+            remember(job, KEEP, tile, count, work)
             choose(job, t, t - first, tile, count, work, uniforms, scratch)
         error = step_shard(job, like, t, lo, hi)
         if error != NO_ERROR:
             return error
         n = row
         while job[J.max_steps] > 0 and n < end:
-            n, finals = keep_final_obs(job, like, t, n, end, final_x, final_places, finals, final_states)
+            n, finals = keep_final_obs(job, like, t, n, end, final_x, final_places, finals, work)
             if finals == TILE:
-                recall_finals(job, final_states, finals, work)
+                remember(job, RECALL_FINALS, zero, finals, work)
                 infer(job, critic, end_layer, final_x, finals, work, lists)
                 finals = write_values(job, floats(job, J.final_values), final_places, finals, work)
-    recall_finals(job, final_states, finals, work)
+    remember(job, RECALL_FINALS, zero, finals, work)
     infer(job, critic, end_layer, final_x, finals, work, lists)
     write_values(job, floats(job, J.final_values), final_places, finals, work)
     steps = zero if job[J.is_shared] else (last - first) * (end - row)
@@ -112,8 +108,7 @@ def collect_steps(job, like, first, last, lo, hi):
     for tile in range(row, end, TILE):
         count = min(i8(TILE), end - tile)
         gather_last(job, like, tile, count, x, places)
-        if remembers:
-            recall_rows(job, tile, count, work)
+        remember(job, RECALL, tile, count, work)
         infer(job, critic, end_layer, x, count, work, lists)
         write_values(job, floats(job, J.last_values), places, count, work)
     if job[J.has_advantages]:
@@ -149,27 +144,10 @@ def infer(job, first, last, x, count, work, lists):
 
 
 @strict
-def recall_rows(job, row, count, work):
-    """Give the memory its states of rows [row, row + count), cleared where an episode begins."""
-    layers, states, beginning = tables(job, J.layers), floats(job, J.states), bools(job, J.beginning)
-    for q in range(count):
-        recall(layers, job[J.memory], states, job[J.num_rows], row + q, beginning[row + q], work, i8(q))
-
-
-@strict
-def keep_rows(job, row, count, work):
-    """Keep the memory's states of rows [row, row + count)."""
-    layers, states = tables(job, J.layers), floats(job, J.states)
-    for q in range(count):
-        keep(layers, job[J.memory], states, job[J.num_rows], row + q, work, i8(q))
-
-
-@strict
-def recall_finals(job, states, count, work):
-    """Give the memory its states at the final observations of a tile."""
-    layers = tables(job, J.layers)
-    for q in range(count if len(states) > 0 else i8(0)):
-        recall(layers, job[J.memory], states, i8(TILE), i8(q), False, work, i8(q))
+def remember(job, what, first, count, work):
+    """Recall or keep states of the policy's memory, if it has one: see remembering.py."""
+    if job[J.remember] != 0:
+        call(job[J.remember], (address_of(job, 0), i8(what), first, count, address_of(work, 0)))
 
 
 @strict
@@ -401,7 +379,7 @@ def is_finite(obs, at, size):
 
 
 @strict
-def keep_final_obs(job, like, t, row, end, x, places, count, states):
+def keep_final_obs(job, like, t, row, end, x, places, count, work):
     """Collect the final observations of truncated rows in [row, end) until a tile is full.
 
     Returns the row to continue with, and the number of observations in the tile.
@@ -417,25 +395,13 @@ def keep_final_obs(job, like, t, row, end, x, places, count, states):
             if slot < len(steps):
                 steps[slot] = t
                 copy(final_obs[n * size :], kept[slot * size :], size)
-                copy_state(job, n, floats(job, J.final_states), i8(len(steps)), slot)
-            copy_state(job, n, states, i8(TILE), count)
+            remember(job, KEEP_FINAL, n, count, work)
             see(job, final_obs, n * size, x, count * size)
             places[count] = at
             count += 1
             if count == TILE:
                 return n + 1, count
     return end, count
-
-
-@strict
-def copy_state(job, row, into, slots, slot):
-    """Copy the memory's state of a row to a slot of [parts, slots, size]."""
-    states, rows = floats(job, J.states), job[J.num_rows]
-    if len(states) == 0:
-        return
-    size = tables(job, J.layers)[job[J.memory], OUTPUTS]
-    for part in range(len(states) // (rows * size)):
-        copy(states[(part * rows + row) * size :], into[(part * slots + slot) * size :], size)
 
 
 @strict

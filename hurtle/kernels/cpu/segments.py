@@ -35,27 +35,45 @@ from .update import (
 )
 
 rows_at: Any = view(np.float32, 2)
+MOMENTS = 16
+"""Floats at the beginning of a thread's memory, of which update.py writes the first three; the others keep rows aligned."""
 
 
-def memory_size(num_steps: int, segments: int, work_size: int, state_size: int) -> int:
-    """Floats that a shard of so many segments needs: workspaces of all tiles, and the gradients of a state."""
+def memory_sizes(num_steps: int, segments: int, job: Any) -> tuple[int, int]:
+    """Floats and int64 that a thread needs for shards of so many segments."""
     tiles = -(-num_steps // (TILE // segments))
-    return tiles * work_size + 2 * segments * state_size
+    floats = (tiles + 1) * job["work_size"] + 2 * segments * job["state_size"] + MOMENTS + NUMBERS * TILE
+    floats += TILE * (job["num_inputs"] + job["action_size"]) + job["scratch_size"]
+    words = TILE * (1 + job["action_size"]) + TILE * (1 + job["list_length"]) // 2 + TILE * job["mask_size"] // 8 + 2
+    return _rounded(int(floats)), _rounded(int(words))
 
 
-def _add_segments(
-    job, weights, gradient, moments, first, last, memory, steps, x, lists, work, slopes, scratch, ints, floats, masks, numbers
-):  # fmt: skip
-    j, given = jobs_at(job, 1)[0], floats_at(moments, 3)
-    arrays = floats_at(weights, j.packed_size), floats_at(gradient, j.trained_size + STATS), floats_at(memory, j.memory_size)
+def _rounded(count: int) -> int:
+    return -(-count // 32) * 32
+
+
+def _add_segments(job, weights, gradient, first, last, thread):
+    j = jobs_at(job, 1)[0]
+    numbers = np.int64(j.segment_floats) + 4 * thread * j.segment_floats_size
+    words = np.int64(j.segment_words) + 8 * thread * j.segment_words_size
+    memory, steps = floats_at(numbers, j.segment_floats_size), ints_at(words, TILE)
+    ints, at = words + 8 * TILE, MOMENTS
+    lists = ints + 8 * TILE * j.action_size
+    masks = lists + 4 * TILE * (1 + j.list_length)
+    x_at, at = at, at + TILE * j.num_inputs
+    slopes_at, at = at, at + j.work_size
+    scratch_at, at = at, at + j.scratch_size
+    floats_first, at = at, at + TILE * j.action_size
+    numbers_at, at = at, at + NUMBERS * TILE
     tile = (
-        floats_at(x, TILE * j.num_inputs), places_at(lists, TILE * (1 + j.list_length) if j.list_length else 0),
-        floats_at(work, j.work_size), floats_at(slopes, j.work_size), floats_at(scratch, j.scratch_size),
-        ints_at(ints, TILE * j.action_size), floats_at(floats, TILE * j.action_size), bools_at(masks, ANY),
-        rows_at(numbers, NUMBERS, TILE),
+        memory[x_at:slopes_at], places_at(lists, TILE * (1 + j.list_length) if j.list_length else 0),
+        memory[slopes_at:scratch_at], memory[scratch_at:floats_first],
+        ints_at(ints, TILE * j.action_size), memory[floats_first:numbers_at], bools_at(masks, TILE * j.mask_size),
+        rows_at(numbers + 4 * numbers_at, NUMBERS, TILE),
     )  # fmt: skip
+    arrays = floats_at(weights, j.packed_size), floats_at(gradient, j.trained_size + STATS), memory[at:]
     segments, importance = ints_at(j.segments, ANY)[first:last], floats_at(j.importance, ANY)[first:last]
-    add_segments(j, given[0], given[1], given[2], arrays, segments, importance, tile, ints_at(steps, TILE))
+    add_segments(j, memory[0], memory[1], memory[2], arrays, segments, importance, tile, steps)
 
 
 @jit
@@ -69,7 +87,7 @@ def add_segments(j, mean, scale, inverse, arrays, segments, importance, tile, st
     works, carried = memory[: tiles * work_size], memory[tiles * work_size :]  # the latter: gradients of state and cells
     for k in range(2 * count * size):
         carried[k] = f4(0.0)
-    x, lists, slopes = tile[0], tile[1], tile[3]
+    x, lists, slopes, _, ints, floats, masks, numbers = tile
     stride = j.list_length if j.list_length else j.num_inputs
     for k in range(tiles):
         work, first = works[k * work_size :], k * each
@@ -86,7 +104,7 @@ def add_segments(j, mean, scale, inverse, arrays, segments, importance, tile, st
     for k in range(tiles - 1, -1, -1):
         work, first = works[k * work_size :], k * each
         rows = _steps_of(j, segments, first, min(each, num_steps - first), steps)
-        gather(j, steps, rows, mean, scale, tile)
+        gather(j, steps, rows, mean, scale, ints, floats, masks, numbers)
         call_forward(j.forward, weights, layers, j.memory + 1, last, x, 0, stride, rows, work, lists)
         _learn_heads(j, layers, weights, rows, inverse, work, tile, steps, importance, gradient)
         call_backward(
@@ -117,7 +135,8 @@ def _steps_of(j, segments, first, count, steps):
 @jit
 def _learn_heads(j, layers, weights, rows, inverse, work, tile, steps, importance, gradient):
     """Losses and gradients of the network's outputs. Steps without a decision count for nothing."""
-    numbers, valid, ints, floats, masks = tile[8], bools_at(j.valid, ANY), tile[5], tile[6], tile[7]
+    _, _, slopes, scratch, ints, floats, masks, numbers = tile
+    valid = bools_at(j.valid, ANY)
     if j.has_importance:
         for q in range(rows):
             numbers[ADVANTAGE, q] *= importance[q % len(importance)]
@@ -127,15 +146,15 @@ def _learn_heads(j, layers, weights, rows, inverse, work, tile, steps, importanc
                 ints[q * j.action_size + k], floats[q * j.action_size + k] = 0, f4(0.5)
             for k in range(j.mask_size * j.has_masks):
                 masks[q * j.mask_size + k] = True
-    score(j, layers, weights, rows, inverse, work, tile)
+    score(j, layers, weights, rows, inverse, work, scratch, ints, floats, masks, numbers)
     value, stride = layers[j.critic, WORK], layers[j.critic, STRIDE]
     for q in range(rows):
         if not valid[steps[q]]:
             numbers[OLD_LOG_PROB, q], numbers[ADVANTAGE, q] = numbers[LOG_PROB, q], f4(0.0)
             numbers[ENTROPY, q], numbers[D_ENTROPY, q] = f4(0.0), f4(0.0)
             numbers[OLD_VALUE, q] = numbers[RETURN, q] = work[value + q * stride]
-    learn_policy(j, layers, weights, rows, inverse, work, tile, gradient, 0)
-    learn_value(j, layers, rows, inverse, work, tile, gradient, 0)
+    learn_policy(j, layers, weights, rows, inverse, work, slopes, scratch, ints, floats, masks, numbers, gradient, 0)
+    learn_value(j, layers, rows, inverse, work, slopes, numbers, gradient, 0)
 
 
 @jit
@@ -207,4 +226,4 @@ def _call_cell_back(layers, n, weights, first, rows, work, slopes):
 @cache
 def segments_address() -> int:
     """The address of `add_segments` for update.py."""
-    return address_of_function(_add_segments, 17)
+    return address_of_function(_add_segments, 6)

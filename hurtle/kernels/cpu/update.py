@@ -37,14 +37,14 @@ LOG_PROB, ENTROPY, D_LOG_PROB, D_ENTROPY, OLD_LOG_PROB, OLD_VALUE, ADVANTAGE, RE
 _ARRAYS = """
 weights gradients total norms first_moments second_moments layers blocks nvec inputs ints floats masks log_probs values
 advantages returns order importance bounds results barrier copies listed_values lists
-segments segment_bounds segment_memory segment_steps starts valid hidden cells
+segments segment_bounds segment_floats segment_words starts valid hidden cells
 """
 _INTS = """
 forward backward score gradient
 rollout_size num_layers split actor critic trained_size packed_size work_size scratch_size num_blocks num_inputs head_kind
 num_choices action_size mask_size has_masks has_importance log_std_at log_stds normalizes clips clips_values optimizer
 steps_before minibatches first last done has_copies shard_rows num_shards list_length
-add_segments num_rows memory encoded memory_size
+add_segments num_rows memory encoded state_size segment_floats_size segment_words_size
 """
 _FLOATS = "clip_range value_coef entropy_coef max_grad_norm learning_rate beta1 beta2 eps weight_decay"
 JOB = np.dtype(
@@ -97,7 +97,7 @@ def learn(job, thread, threads):
     bounds, order = ints_at(j.bounds, j.minibatches + 1), ints_at(j.order, ANY)
     barrier, segment_bounds = ints_at(j.barrier, ANY), ints_at(j.segment_bounds, ANY)
     advantages = floats_at(j.advantages, j.rollout_size)
-    tile, moments = new_tile(j), np.empty(3, np.float32)
+    tile = new_tile(j)
     own, step = (0, 1) if j.has_copies else (thread, threads)
     for m in range(first, last):
         low, high = bounds[m], bounds[m + 1]
@@ -110,10 +110,11 @@ def learn(job, thread, threads):
             at = begin + s * stride
             gradients[at : at + stride] = f4(0.0)
             if j.add_segments:
+                moments = floats_at(np.int64(j.segment_floats) + 4 * thread * j.segment_floats_size, 3)
                 moments[0], moments[1], moments[2] = mean, scale, f4(1.0) / f4(high - low)
                 begins = segment_bounds[m] + s * size
                 ends = min(segment_bounds[m + 1], begins + size)
-                _add_segments(j, job, thread, weights, gradients, at, moments, begins, ends, tile)
+                call(j.add_segments, (job, address_of(weights, 0), address_of(gradients, at), begins, ends, thread))
                 continue
             for q in range(low + s * size, min(high, low + (s + 1) * size), TILE):
                 _add_tile(j, layers, weights, q, min(TILE, high - q), high - low, mean, scale, tile, gradients, at)
@@ -143,17 +144,6 @@ def learn(job, thread, threads):
         if left:
             return m - first + 1
     return last - first
-
-
-@jit
-def _add_segments(j, job, thread, weights, gradients, at, moments, first, last, tile):
-    """Add the gradient and losses of segments [first, last) of the order, see segments.py."""
-    x, lists, work, slopes, scratch, ints, floats, masks, numbers = tile
-    given = (address_of(weights, 0), address_of(gradients, at), address_of(moments, 0), first, last)
-    own = (np.int64(j.segment_memory) + 4 * thread * j.memory_size, np.int64(j.segment_steps) + 8 * thread * TILE)
-    some = (address_of(x, 0), address_of(lists, 0), address_of(work, 0), address_of(slopes, 0), address_of(scratch, 0))
-    rest = (address_of(ints, 0), address_of(floats, 0), address_of(masks, 0), address_of(numbers, 0))
-    call(j.add_segments, (job, *given, *own, *some, *rest))
 
 
 @jit
@@ -208,9 +198,9 @@ def new_tile(j):
 @jit
 def _add_tile(j, layers, weights, first, rows, count, mean, scale, tile, gradients, at):
     """Add the gradient and losses of `rows` steps, from index `first` of the order on, to those of one shard."""
-    x, lists, work, slopes = tile[0], tile[1], tile[2], tile[3]
-    numbers, last, inverse, order = tile[8], j.num_layers, f4(1.0) / f4(count), ints_at(j.order, ANY)[first:]
-    gather(j, order, rows, mean, scale, tile)
+    x, lists, work, slopes, scratch, ints, floats, masks, numbers = tile
+    last, inverse, order = j.num_layers, f4(1.0) / f4(count), ints_at(j.order, ANY)[first:]
+    gather(j, order, rows, mean, scale, ints, floats, masks, numbers)
     if j.has_importance:
         importance = floats_at(j.importance, ANY)
         for q in range(rows):
@@ -219,20 +209,19 @@ def _add_tile(j, layers, weights, first, rows, count, mean, scale, tile, gradien
     stride = j.list_length if j.list_length else j.num_inputs
     shared = j.split == last
     call_forward(j.forward, weights, layers, 0, j.split, x, 0, stride, rows, work, lists)
-    score(j, layers, weights, rows, inverse, work, tile)
-    learn_policy(j, layers, weights, rows, inverse, work, tile, gradients, at)
+    score(j, layers, weights, rows, inverse, work, scratch, ints, floats, masks, numbers)
+    learn_policy(j, layers, weights, rows, inverse, work, slopes, scratch, ints, floats, masks, numbers, gradients, at)
     if not shared:
         call_backward(j.backward, weights, layers, 0, j.split, x, 0, stride, rows, work, slopes, gradients, at, lists)
         call_forward(j.forward, weights, layers, j.split, last, x, 0, stride, rows, work, lists)
-    learn_value(j, layers, rows, inverse, work, tile, gradients, at)
+    learn_value(j, layers, rows, inverse, work, slopes, numbers, gradients, at)
     trunk = 0 if shared else j.split
     call_backward(j.backward, weights, layers, trunk, last, x, 0, stride, rows, work, slopes, gradients, at, lists)
 
 
 @jit
-def score(j, layers, weights, rows, inverse, work, tile):
+def score(j, layers, weights, rows, inverse, work, scratch, ints, floats, masks, numbers):
     """Log-probs and entropies of a tile's actions under the network's outputs, and the gradients of the entropies."""
-    _, _, _, _, scratch, ints, floats, masks, numbers = tile
     actor, stride, nvec = layers[j.actor, network.WORK], layers[j.actor, network.STRIDE], ints_at(j.nvec, j.num_choices)
     call_score(
         j.score, j.head_kind, nvec, work, actor, stride, rows, weights, j.log_std_at, masks, 0, j.has_masks,
@@ -243,22 +232,14 @@ def score(j, layers, weights, rows, inverse, work, tile):
 
 
 @jit
-def learn_policy(j, layers, weights, rows, inverse, work, tile, gradients, at):
+def learn_policy(j, layers, weights, rows, inverse, work, slopes, scratch, ints, floats, masks, numbers, gradients, at):
     """The policy loss of a tile, after `score`, and its gradients with respect to the network's outputs."""
-    _, _, _, slopes, scratch, ints, floats, masks, numbers = tile
     actor, stride, nvec = layers[j.actor, network.WORK], layers[j.actor, network.STRIDE], ints_at(j.nvec, j.num_choices)
     _policy_loss(j, rows, inverse, numbers, gradients[at + j.trained_size : at + j.trained_size + STATS])
     call_gradient(
         j.gradient, j.head_kind, nvec, work, actor, stride, rows, weights, j.log_std_at, masks, 0, j.has_masks,
         ints, floats, numbers[D_LOG_PROB], numbers[D_ENTROPY], scratch, slopes, actor, stride, gradients, at + j.log_std_at,
     )  # fmt: skip
-
-
-@jit
-def learn_value(j, layers, rows, inverse, work, tile, gradients, at):
-    """The value loss of a tile, and its gradients with respect to the values."""
-    stats = gradients[at + j.trained_size : at + j.trained_size + STATS]
-    _value_loss(j, layers, rows, inverse, work, tile[3], tile[8], stats)
 
 
 @jit
@@ -284,9 +265,8 @@ def gather_inputs(j, order, rows, x, lists):
 
 
 @jit
-def gather(j, order, rows, mean, scale, tile):
+def gather(j, order, rows, mean, scale, ints, floats, masks, numbers):
     """Gather the other fields of a tile's steps; advantages are normalized here."""
-    _, _, _, _, _, ints, floats, masks, numbers = tile
     log_probs, values = floats_at(j.log_probs, j.rollout_size), floats_at(j.values, j.rollout_size)
     advantages, returns = floats_at(j.advantages, j.rollout_size), floats_at(j.returns, j.rollout_size)
     for q in range(rows):
@@ -348,13 +328,13 @@ def _policy_loss(j, rows, inverse, numbers, stats):
 
 
 @jit
-def _value_loss(j, layers, rows, inverse, work, slopes, numbers, stats):
+def learn_value(j, layers, rows, inverse, work, slopes, numbers, gradients, at):
     """The value loss of a tile and its gradients with respect to the values."""
-    at, stride = layers[j.critic, network.WORK], layers[j.critic, network.STRIDE]
+    first, stride = layers[j.critic, network.WORK], layers[j.critic, network.STRIDE]
     old, returns, loss = numbers[OLD_VALUE], numbers[RETURN], f4(0.0)
     clip, weight = f4(j.clip_range), f4(j.value_coef) * inverse
     for q in range(rows):
-        value = work[at + q * stride]
+        value = work[first + q * stride]
         error = value - returns[q]
         slope, squared = error, error * error
         if j.clips_values:
@@ -365,10 +345,10 @@ def _value_loss(j, layers, rows, inverse, work, slopes, numbers, stats):
                 squared = near * near
                 slope = near if change == bounded else f4(0.0)
         loss += squared
-        row = slopes[at + q * stride : at + (q + 1) * stride]
+        row = slopes[first + q * stride : first + (q + 1) * stride]
         row[:] = f4(0.0)
         row[0] = weight * slope
-    stats[1] += f4(0.5) * loss * inverse
+    gradients[at + j.trained_size + 1] += f4(0.5) * loss * inverse
 
 
 @allocating
