@@ -59,7 +59,7 @@ def timed(train: Callable[[int], Any], steps: int) -> tuple[int, float]:
 
 
 def sb3_model(vec: Any, sizes: Sizes, network: str = "mlp") -> Any:
-    """SB3's PPO on an SB3 vector; "grid_cnn" has our layers, "lstm" is RecurrentPPO with about as many weights."""
+    """SB3's PPO on an SB3 vector; "grid_cnn" has our layers, "lstm" is sb3-contrib's RecurrentPPO."""
     words = {"n_steps": sizes.num_steps, "batch_size": sizes.minibatch_size, "n_epochs": sizes.num_epochs, "device": "cpu"}
     if network == "lstm":
         from sb3_contrib import RecurrentPPO

@@ -48,9 +48,9 @@ PYTHON_NOTE = (
 NETWORKS_TITLE = "PPO training, CNNs and memories, 4 epochs"
 NETWORKS_NOTE = (
     "Medians over rounds; ratios are within a round. Everybody's CNN is a 3 × 3 convolution with 16 filters and a linear layer "
-    "of 128. Memories have 64 units behind 64 × 64 tanh. RecurrentPPO is sb3-contrib's, an LSTM of 64 units before 64 tanh; it "
-    "has neither GRU nor MinGRU, so its LSTM stands beside them. Peers get Gymnasium's CartPole and our other envs. Torch has "
-    "one thread. Evaluating and making things ready do not count."
+    "of 128. Memories have 64 units behind 64 × 64 tanh. RecurrentPPO is sb3-contrib's, with an LSTM of 64 units before "
+    "64 tanh, and has neither GRU nor MinGRU, so its LSTM stands beside them. Peers get Gymnasium's CartPole and our other "
+    "envs. Torch has one thread. Evaluating and making things ready do not count."
 )
 SOLVED = 475.0
 BARE = "bare serial stepping"
@@ -279,6 +279,8 @@ def main(arguments: list[str] | None = None) -> None:
     elif chosen.networks:
         name, group, note, title = "train-networks", NETWORKS, NETWORKS_NOTE, NETWORKS_TITLE
     settings = [(SETTINGS | PYTHON_ENVS | NETWORKS)[one] for one in chosen.settings or group]
+    if all(setting.network != "mlp" for setting in settings):
+        note, title = NETWORKS_NOTE, NETWORKS_TITLE
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if chosen.time_to_solve:

@@ -202,9 +202,9 @@ class NativeUpdate:
             shards = -(-largest // rows)
         else:
             most_segments = int(self._segment_sizes.max(initial=1))
-            rows = self._kernels.shard_segments(most_segments)  # of the rollout
+            rows = self._kernels.shard_segments(most_segments)
             shards = -(-most_segments // rows)
-            self._make_segment_memory(rows)
+            self._make_segment_memory(rows, max(1, min(self._most, shards)))
         self._job[0]["shard_rows"], self._job[0]["num_shards"] = rows, shards
         most = max(1, min(self._most, shards))
         if most not in self._tuners:
@@ -235,15 +235,15 @@ class NativeUpdate:
             if name not in self._kept or len(self._kept[name]) < size:
                 self._keep(name, aligned_zeros((size,), np.float32))
 
-    def _make_segment_memory(self, segments: int) -> None:
+    def _make_segment_memory(self, segments: int, threads: int) -> None:
         """Allocate what each thread needs to learn from shards of so many segments."""
         job = self._job[0]
         num_steps = int(job["rollout_size"]) // int(job["num_rows"])
         sizes = load_kernels().segments.memory_sizes(num_steps, segments, job)
         for name, size, dtype in zip(("segment_floats", "segment_words"), sizes, (np.float32, np.int64), strict=True):
-            if job[f"{name}_size"] < size:
+            if name not in self._kept or job[f"{name}_size"] < size or len(self._kept[name]) < threads * size:
+                self._keep(name, aligned_zeros((threads * size,), dtype))
                 job[f"{name}_size"] = size
-                self._keep(name, aligned_zeros((self._most * size,), dtype))
 
     def _call(self, first: int, last: int, threads: int) -> int:
         self._job[0]["first"], self._job[0]["last"] = first, last

@@ -52,7 +52,7 @@ class NativeCollector(Collector):
 
     Args:
         vec: A `NativeVecEnv` on the CPU with SAME_STEP autoreset, as `hurtle.make_vec` returns for native envs.
-        policy: A policy on the CPU: an MLP, a small CNN, either with a memory; or a `PolicyConfig` to build one for the
+        policy: A policy on the CPU, an MLP or a small CNN, with or without memory; or a `PolicyConfig` to build one for the
             vector's spaces. Its weights are copied; `load_weights` replaces them.
         seed: Env i gets seed + i, and row n's actions are drawn from the stream of seed + n.
         timer: Records where the time goes.

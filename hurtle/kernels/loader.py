@@ -11,6 +11,7 @@ import importlib
 import shutil
 import sys
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +27,9 @@ IMPORTED = (
     *(Path(str(module.__file__)) for module in (atomics, cpu_loops, intrinsics)),
 )
 """Files outside the package whose constants and code are compiled into it."""
+
+
+_NEW: set[str] = set()  # folders that this process has made
 
 
 @cache
@@ -44,6 +48,18 @@ def load_kernels() -> ModuleType:
         return package
 
 
+def say_if_new(*kind: object) -> None:
+    """Say that compiling takes a while, unless kernels of that kind were compiled before or a new folder has said so."""
+    folder = Path(str(load_kernels().__file__)).parent
+    marker = folder / f"{'-'.join(map(str, kind))}.compiled"
+    if marker.exists():
+        return
+    if folder.name not in _NEW:
+        print("hurtle: compiling the kernels of this kind of policy (first run only) …", file=sys.stderr, flush=True)
+    with suppress(OSError):
+        marker.touch()
+
+
 def _folder_of(name: str, files: list[Path]) -> tuple[Path, bool]:
     """The copy of the package, and whether it was made just now."""
     folder = cache_folder() / name
@@ -53,6 +69,7 @@ def _folder_of(name: str, files: list[Path]) -> tuple[Path, bool]:
     if is_new:
         print("hurtle: compiling the kernels of policies and updates (first run only) …", file=sys.stderr, flush=True)
         _copy(files, folder)
+        _NEW.add(name)
     return folder, is_new
 
 

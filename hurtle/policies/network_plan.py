@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hurtle.errors import HurtleError
 from hurtle.kernels.cpu import gemm, network, sparse
-from hurtle.kernels.loader import load_kernels
+from hurtle.kernels.loader import load_kernels, say_if_new
 from hurtle.policies.nested_mlp import Part
 
 PLAIN, SCALED, ONE_HOT, NESTED = range(4)
@@ -28,7 +28,7 @@ class Places(NamedTuple):
     packed: np.ndarray
     """The place in the packed buffer of each element of the flat one."""
     flat: np.ndarray
-    """The place in the flat buffer of each element of the packed one, transposed copies included; its size for padding."""
+    """The place in the flat buffer of each element of the packed one, transposed copies included; its end for padding."""
 
     @classmethod
     def of(cls, plan: NetworkPlan) -> Places:
@@ -126,13 +126,15 @@ class NetworkPlan:
 
     def compiled(self) -> tuple[int, int]:
         """Compile what these layers need, and put its addresses into the table; returns those of forward and backward."""
-        kernels = load_kernels()
-        for n in np.flatnonzero(self.layers[:, network.KIND] == network.OWN_CODE):
-            own = kernels.cells if n == self.memory else kernels.conv
-            self.layers[n, [network.FORWARD, network.BACKWARD]] = own.addresses()
+        kernels, kinds = load_kernels(), self.layers[:, network.KIND]
         activations = set(self.layers[:, network.ACTIVATION].tolist())
         listed = self.input_kind == ONE_HOT or sparse.list_length(self.num_inputs) > 0
-        return kernels.network.addresses(gemm.TANH in activations, gemm.RELU in activations, listed)
+        has = (gemm.TANH in activations, gemm.RELU in activations, listed)
+        say_if_new("policy", *map(int, has), *sorted({int(kind) for kind in kinds}), self.memory >= 0)
+        for n in np.flatnonzero(kinds == network.OWN_CODE):
+            own = kernels.cells if n == self.memory else kernels.conv
+            self.layers[n, [network.FORWARD, network.BACKWARD]] = own.addresses()
+        return kernels.network.forward_address(*has), kernels.network.backward_address(*has)
 
     def new_weights(self) -> np.ndarray:
         """An empty packed buffer."""

@@ -114,8 +114,7 @@ def evaluate_policy(
         emulate: Flatten structured spaces, as in training.
         max_steps: Longest episode; a longer one raises an error, since it may never end.
         progress: Show progress on standard error: a bar on a terminal, else lines.
-        gear: "auto" plays in compiled code what it can, with native envs as a whole, all else with torch; "general" always
-            uses torch.
+        gear: "auto" plays in compiled code where it can, native envs included, else with torch; "general" always uses torch.
         keep_stopped: On Ctrl-C or SIGTERM, return the episodes played so far, with the reason in `stopped`.
 
     Raises:

@@ -26,6 +26,17 @@ def test_another_text_another_width_or_mode_is_another_folder(tmp_path, monkeypa
     assert kernel_loader._digest(files) != before
 
 
+def test_another_kind_of_policy_says_once_that_it_compiles(monkeypatch, capsys):
+    monkeypatch.setattr(kernel_loader, "_NEW", set())
+    marker = Path(kernel_loader.load_kernels().__file__).parent / "test-of-policies-1.compiled"
+    try:
+        for said in (True, False):
+            kernel_loader.say_if_new("test-of-policies", 1)
+            assert ("compiling the kernels of this kind of policy (first run only)" in capsys.readouterr().err) == said
+    finally:
+        marker.unlink()
+
+
 def test_two_processes_that_start_together_both_find_it(tmp_path):
     code = "from hurtle.kernels.loader import load_kernels; print(load_kernels().__name__)"
     env = {**os.environ, "HURTLE_CACHE_DIR": str(tmp_path)}

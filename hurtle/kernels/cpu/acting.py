@@ -20,7 +20,7 @@ from .choosing import write_action
 from .gemm import PANEL, RELU, TANH, VECTORS, Tile
 from .host import TILE, WIDTH, address_of_function, entry, f4, inlined, jit
 from .memory import ANY, address_of, bools_at, call, floats_at, ints_at, places_at, table_at
-from .network import ACTIVATION, BIAS, COLUMNS, INPUTS, PANEL_WIDTH, STRIDE, WEIGHT, WORK, addresses, call_forward
+from .network import ACTIVATION, BIAS, COLUMNS, INPUTS, PANEL_WIDTH, STRIDE, WEIGHT, WORK, call_forward, forward_address
 from .observing import holds_nan, item_size, list_ones, place_of, read, read_tile
 from .policy_table import (
     ACTION_DTYPE,
@@ -254,7 +254,7 @@ def address_for_one() -> int:
 @cache
 def addresses_for_many() -> tuple[int, int]:
     """The addresses of the compiled function for many rows and of `network.forward`."""
-    return address_of_function(_rows, 6), addresses(tanh=True, relu=True, listed=True)[0]
+    return address_of_function(_rows, 6), forward_address(True, True, True)
 
 
 # Called from Python

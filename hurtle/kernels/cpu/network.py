@@ -208,8 +208,8 @@ def transpose_rows(weights, layers, n, panel, first, last):
 
 
 @cache
-def addresses(tanh: bool, relu: bool, listed: bool) -> tuple[int, int]:
-    """The addresses of `forward` and `backward`, for `call_forward` and `call_backward`.
+def forward_address(tanh: bool, relu: bool, listed: bool) -> int:
+    """The address of `forward` for `call_forward`.
 
     Args:
         tanh: Whether there are layers with tanh …
@@ -223,6 +223,14 @@ def addresses(tanh: bool, relu: bool, listed: bool) -> tuple[int, int]:
         given, places = floats_at(weights, ANY), places_at(lists, size)
         forward(given, table, first, last, observations, 0, x_stride, rows, w, places, has_tanh, has_relu, has_lists)
 
+    return address_of_function(forward_at, 11)
+
+
+@cache
+def backward_address(tanh: bool, relu: bool, listed: bool) -> int:
+    """The address of `backward` for `call_backward`; arguments as above."""
+    has_tanh, has_relu, has_lists = (1 if flag else None for flag in (tanh, relu, listed))
+
     def backward_at(weights, layers, count, first, last, x, x_stride, rows, work, slopes, gradient, lists, size):
         table, w, s = table_at(layers, count, COLUMNS), floats_at(work, ANY), floats_at(slopes, ANY)
         given, x_array, g, places = floats_at(weights, ANY), floats_at(x, ANY), floats_at(gradient, ANY), places_at(lists, size)
@@ -230,7 +238,7 @@ def addresses(tanh: bool, relu: bool, listed: bool) -> tuple[int, int]:
             given, table, first, last, x_array, 0, x_stride, rows, w, s, g, 0, places, has_tanh, has_relu, has_lists
         )  # fmt: skip
 
-    return address_of_function(forward_at, 11), address_of_function(backward_at, 13)
+    return address_of_function(backward_at, 13)
 
 
 if CHECKED:

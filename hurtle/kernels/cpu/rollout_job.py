@@ -55,7 +55,7 @@ JOB_NUMBERS = (
     *("split", "actor", "critic", "head_kind", "num_uniforms", "mask_size", "log_std_at", "work_size", "scratch_size"),
     *("is_shared", "is_scaled", "is_beta", "normalizes"),
     *("has_masks", "copies_masks"),  # whether the rollout has masks, and whether they come from the env
-    *("memory", "remember"),  # the layer of the policy's memory, and the address of remembering.py's function; 0 without one
+    *("memory", "remember"),  # the layer of the policy's memory, -1 without one; the address of remembering.py, else 0
     "has_advantages",  # whether the rollout computes advantages
     *("forward", "sample"),  # addresses of the network and action kernels
     *("first_illegal", "run_envs"),  # addresses of the env's entry points, see native/cpu_loops.py

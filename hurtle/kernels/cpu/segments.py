@@ -1,7 +1,7 @@
 """The gradient of policies with a memory: whole segments, forward through time and back.
 
 segments → encoded, a tile of steps at a time → memory, step by step → losses → gradients, from the last tile to the first.
-update.py calls it for each shard of a minibatch, with memory for all of it: an error here would not reach Python.
+update.py calls it for each shard of a minibatch. It allocates nothing, since an error here would not reach Python.
 """
 
 from __future__ import annotations
