@@ -48,10 +48,10 @@ def load_kernels() -> ModuleType:
         return package
 
 
-def say_if_new(*kind: object) -> None:
+def say_if_new(*kind: bool) -> None:
     """Say that compiling takes a while, unless kernels of that kind were compiled before or a new folder has said so."""
     folder = Path(str(load_kernels().__file__)).parent
-    marker = folder / f"{'-'.join(map(str, kind))}.compiled"
+    marker = folder / f"policy-{''.join(str(int(has)) for has in kind)}.compiled"
     if marker.exists():
         return
     if folder.name not in _NEW:

@@ -127,14 +127,14 @@ class NetworkPlan:
     def compiled(self) -> tuple[int, int]:
         """Compile what these layers need, and put its addresses into the table; returns those of forward and backward."""
         kernels, kinds = load_kernels(), self.layers[:, network.KIND]
-        activations = set(self.layers[:, network.ACTIVATION].tolist())
         listed = self.input_kind == ONE_HOT or sparse.list_length(self.num_inputs) > 0
-        has = (gemm.TANH in activations, gemm.RELU in activations, listed)
-        say_if_new("policy", *map(int, has), *sorted({int(kind) for kind in kinds}), self.memory >= 0)
+        more = listed or bool((self.layers[:, network.ACTIVATION] == gemm.RELU).any())
+        has_convolution = bool((kinds == network.OWN_CODE).sum() > (self.memory >= 0))
+        say_if_new(more, has_convolution, self.memory >= 0)
         for n in np.flatnonzero(kinds == network.OWN_CODE):
             own = kernels.cells if n == self.memory else kernels.conv
             self.layers[n, [network.FORWARD, network.BACKWARD]] = own.addresses()
-        return kernels.network.forward_address(*has), kernels.network.backward_address(*has)
+        return kernels.network.forward_address(more), kernels.network.backward_address(more)
 
     def new_weights(self) -> np.ndarray:
         """An empty packed buffer."""

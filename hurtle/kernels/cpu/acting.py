@@ -254,7 +254,7 @@ def address_for_one() -> int:
 @cache
 def addresses_for_many() -> tuple[int, int]:
     """The addresses of the compiled function for many rows and of `network.forward`."""
-    return address_of_function(_rows, 6), forward_address(True, True, True)
+    return address_of_function(_rows, 6), forward_address(True)
 
 
 # Called from Python

@@ -52,11 +52,11 @@ TRANSPOSED_ROWS = WIDTH
 
 
 @jit
-def forward(weights, layers, first, last, x, x_at, x_stride, rows, work, lists, tanh, relu, listed):
+def forward(weights, layers, first, last, x, x_at, x_stride, rows, work, lists, more):
     """Run layers [first, last) on at most TILE rows; row q of the observations begins at x_at + q * x_stride.
 
-    With `lists`, it consists of lists[q] nonzero numbers, whose indices begin at lists[TILE + q * x_stride]. Code for
-    `tanh`, `relu` and `listed` inputs is left out where these are None.
+    With `lists`, it consists of lists[q] nonzero numbers, whose indices begin at lists[TILE + q * x_stride]. If
+    `more` is None, the code for lists and for relu is left out.
     """
     for n in range(first, last):
         if layers[n, KIND] != DENSE:
@@ -68,24 +68,24 @@ def forward(weights, layers, first, last, x, x_at, x_stride, rows, work, lists, 
         panels = layers[n, PANELS]
         a = (work, layers[source, WORK], layers[source, STRIDE]) if source >= 0 else (x, x_at + layers[n, X_AT], x_stride)
         c, b, biases = (work, out, stride, width), (weights, weight, width, inputs * width), (weights, bias, 0)
-        if listed is not None and source < 0 and lists.shape[0] > 0:
+        if more is not None and source < 0 and lists.shape[0] > 0:
             values, places = x[x_at:], lists[TILE:]
-            if tanh is not None and activation == TANH:
+            if activation == TANH:
                 sparse_tanh(c, values, places, lists, x_stride, b, biases, rows, panels, width)
-            elif relu is not None and activation == RELU:
+            elif activation == RELU:
                 sparse_relu(c, values, places, lists, x_stride, b, biases, rows, panels, width)
             else:
                 sparse_linear(c, values, places, lists, x_stride, b, biases, rows, panels, width)
-        elif tanh is not None and activation == TANH:
+        elif activation == TANH:
             linear_tanh(c, a, b, biases, rows, inputs, panels, width)
-        elif relu is not None and activation == RELU:
+        elif more is not None and activation == RELU:
             linear_relu(c, a, b, biases, rows, inputs, panels, width)
         else:
             linear(c, a, b, biases, rows, inputs, panels, width)
 
 
 @jit
-def backward(weights, layers, first, last, x, x_at, x_stride, rows, work, slopes, gradient, at, lists, tanh, relu, listed):
+def backward(weights, layers, first, last, x, x_at, x_stride, rows, work, slopes, gradient, at, lists, more):
     """Add the gradient of layers [first, last) to `gradient`, from offset `at` on.
 
     `work` is the workspace after `forward`; `slopes`, with the same layout, has the gradients of the last layers' outputs. If
@@ -100,7 +100,7 @@ def backward(weights, layers, first, last, x, x_at, x_stride, rows, work, slopes
         add_column_sums(slopes, own, stride, panels * width, rows, gradient, at + layers[n, BIAS])
         a = (work, layers[source, WORK], layers[source, STRIDE]) if source >= 0 else (x, x_at + layers[n, X_AT], x_stride)
         c, b = (gradient, at + layers[n, WEIGHT], width, inputs * width), (slopes, own, stride, width)
-        if listed is not None and source < 0 and lists.shape[0] > 0:
+        if more is not None and source < 0 and lists.shape[0] > 0:
             add_transposed_sparse(c, x[x_at:], lists[TILE:], lists, x_stride, b, rows, panels, width)
             continue
         step = rows if a[2] < PAGE else FEW_PAGES
@@ -110,14 +110,14 @@ def backward(weights, layers, first, last, x, x_at, x_stride, rows, work, slopes
         if layers[n, KIND] == HELD or source < 0 or (n + 1 < last and layers[n + 1, SOURCE] == source):
             continue
         if n > first and layers[n - 1, SOURCE] == source:  # two heads on one body: the policy's part first, then the value's
-            _backward_inputs(weights, layers, n - 1, rows, work, slopes, tanh, relu)
+            _backward_inputs(weights, layers, n - 1, rows, work, slopes, more)
             _add_value_slopes(weights, layers, n, rows, work, slopes)
         else:
-            _backward_inputs(weights, layers, n, rows, work, slopes, tanh, relu)
+            _backward_inputs(weights, layers, n, rows, work, slopes, more)
 
 
 @jit
-def _backward_inputs(weights, layers, n, rows, work, slopes, tanh, relu):
+def _backward_inputs(weights, layers, n, rows, work, slopes, more):
     """The gradient with respect to the outputs of layer n's source, before its activation."""
     source, outputs, a = layers[n, SOURCE], layers[n, OUTPUTS], (slopes, layers[n, WORK], layers[n, STRIDE])
     for part in range(source, source + layers[source, PARTS]):
@@ -130,9 +130,9 @@ def _backward_inputs(weights, layers, n, rows, work, slopes, tanh, relu):
         column = into - layers[source, WORK]
         c, h = (slopes, into, stride, width), (work, into, stride)
         b = (weights, layers[n, TRANSPOSED] + column * outputs, width, outputs * width)
-        if tanh is not None and layers[part, ACTIVATION] == TANH:
+        if layers[part, ACTIVATION] == TANH:
             times_tanh_slope(c, a, b, h, rows, outputs, panels, width)
-        elif relu is not None and layers[part, ACTIVATION] == RELU:
+        elif more is not None and layers[part, ACTIVATION] == RELU:
             times_relu_slope(c, a, b, h, rows, outputs, panels, width)
         else:
             times(c, a, b, h, rows, outputs, panels, width)
@@ -208,34 +208,28 @@ def transpose_rows(weights, layers, n, panel, first, last):
 
 
 @cache
-def forward_address(tanh: bool, relu: bool, listed: bool) -> int:
-    """The address of `forward` for `call_forward`.
-
-    Args:
-        tanh: Whether there are layers with tanh …
-        relu: … and with relu. What is not needed is not compiled.
-        listed: Whether observations may be listed.
-    """
-    has_tanh, has_relu, has_lists = (1 if flag else None for flag in (tanh, relu, listed))
+def forward_address(more: bool) -> int:
+    """The address of `forward` for `call_forward`; `more`: also for relu and listed observations, which most policies lack."""
+    has_more = 1 if more else None
 
     def forward_at(weights, layers, count, first, last, x, x_stride, rows, work, lists, size):
         table, observations, w = table_at(layers, count, COLUMNS), floats_at(x, ANY), floats_at(work, ANY)
         given, places = floats_at(weights, ANY), places_at(lists, size)
-        forward(given, table, first, last, observations, 0, x_stride, rows, w, places, has_tanh, has_relu, has_lists)
+        forward(given, table, first, last, observations, 0, x_stride, rows, w, places, has_more)
 
     return address_of_function(forward_at, 11)
 
 
 @cache
-def backward_address(tanh: bool, relu: bool, listed: bool) -> int:
-    """The address of `backward` for `call_backward`; arguments as above."""
-    has_tanh, has_relu, has_lists = (1 if flag else None for flag in (tanh, relu, listed))
+def backward_address(more: bool) -> int:
+    """The same of `backward`, for `call_backward`."""
+    has_more = 1 if more else None
 
     def backward_at(weights, layers, count, first, last, x, x_stride, rows, work, slopes, gradient, lists, size):
         table, w, s = table_at(layers, count, COLUMNS), floats_at(work, ANY), floats_at(slopes, ANY)
         given, x_array, g, places = floats_at(weights, ANY), floats_at(x, ANY), floats_at(gradient, ANY), places_at(lists, size)
         backward(
-            given, table, first, last, x_array, 0, x_stride, rows, w, s, g, 0, places, has_tanh, has_relu, has_lists
+            given, table, first, last, x_array, 0, x_stride, rows, w, s, g, 0, places, has_more
         )  # fmt: skip
 
     return address_of_function(backward_at, 13)
@@ -246,12 +240,12 @@ if CHECKED:
     @jit
     def call_forward(address, weights, layers, first, last, x, x_at, x_stride, rows, work, lists):
         """Call `forward` by address."""
-        forward(weights, layers, first, last, x, x_at, x_stride, rows, work, lists, 1, 1, 1)
+        forward(weights, layers, first, last, x, x_at, x_stride, rows, work, lists, 1)
 
     @jit
     def call_backward(address, weights, layers, first, last, x, x_at, x_stride, rows, work, slopes, gradient, at, lists):
         """Call `backward` by address."""
-        backward(weights, layers, first, last, x, x_at, x_stride, rows, work, slopes, gradient, at, lists, 1, 1, 1)
+        backward(weights, layers, first, last, x, x_at, x_stride, rows, work, slopes, gradient, at, lists, 1)
 
 else:
 
