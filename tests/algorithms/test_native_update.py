@@ -525,3 +525,23 @@ def test_a_parameter_that_is_frozen_later_is_not_trained_silently():
     learner.policy.network.critic.bias.requires_grad_(False)
     with pytest.raises(HurtleError, match="frozen"):
         learner.update(made(policy, steps=8, rows=8))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "rmsprop"])
+def test_moments_that_have_faded_are_zero(optimizer):
+    """Left alone they become subnormal numbers, which take the CPU many times as long: a long run would get slower."""
+    policy = make_policy()
+    _, learner = pair(policy, PPOConfig(num_epochs=1, minibatch_size=96, optimizer=optimizer), num_threads=1)
+    rollout = made(policy)
+    rollout.obs[..., 0] = 0.0  # no gradient for the weights of this input
+    native = learner.epochs.native
+    for moment in native._moments.values():
+        moment.packed[:] = 0.9e-30
+    learner.update(rollout)
+    for name, moment in native._moments.items():
+        moment.unpack()
+        found = native.parameters.views(torch.from_numpy(moment.flat))[0]
+        if optimizer != "rmsprop" or name == "second_moments":
+            assert (found[:, 0] == 0.0).all()
+            assert (found[:, 1:] != 0.0).all()
+    learner.close()

@@ -12,7 +12,7 @@ import numpy as np
 
 from . import network
 from .head_calls import call_gradient, call_score
-from .host import TILE, allocating, entry, f4, jit, reordering
+from .host import TILE, allocating, entry, f4, jit, joined, reordering
 from .memory import ANY, address_of, bools_at, call, floats_at, ints_at, places_at, table_at, view
 from .network import call_backward, call_forward, transpose_rows
 from .sync import wait_for_all
@@ -24,6 +24,8 @@ MANY_WEIGHTS = 1 << 15
 BLOCK = 512
 """Weights that one thread sums and steps at a time."""
 ADAM, ADAMW, RMSPROP = 0, 1, 2
+NEGLIGIBLE = np.float32(1e-30)
+"""Moments below this are zero: Adam's eps makes their steps 1e-20 of the weight's size, or less."""
 
 STATS = 5
 """Policy loss, value loss, entropy, approximate KL and clip fraction: stored after the gradients and summed with them."""
@@ -405,6 +407,12 @@ def _sum(values):
     return total
 
 
+@joined
+def _flushed(moment):
+    """Zero for a moment that has faded away, else itself: the CPU is many times slower with numbers below 1e-38."""
+    return f4(0.0) if abs(moment) < NEGLIGIBLE else moment
+
+
 @jit
 def _step(j, steps, clip, weights, moments1, moments2, total, first, length):
     """Step a block of weights along its clipped gradient; `steps` counts this one."""
@@ -414,7 +422,7 @@ def _step(j, steps, clip, weights, moments1, moments2, total, first, length):
     if j.optimizer == RMSPROP:
         for k in range(length):
             gradient = clip * g[k] + decay * w[k]
-            v[k] = beta2 * v[k] + rest2 * gradient * gradient
+            v[k] = _flushed(beta2 * v[k] + rest2 * gradient * gradient)
             w[k] -= rate * gradient / (f4(math.sqrt(v[k])) + eps)
         return
     m = moments1[first : first + length]
@@ -424,6 +432,6 @@ def _step(j, steps, clip, weights, moments1, moments2, total, first, length):
     l2, shrink = (decay, f4(1.0)) if j.optimizer == ADAM else (f4(0.0), f4(1.0 - j.learning_rate * j.weight_decay))
     for k in range(length):
         gradient = clip * g[k] + l2 * w[k]
-        m[k] = beta1 * m[k] + rest1 * gradient
-        v[k] = beta2 * v[k] + rest2 * gradient * gradient
+        m[k] = _flushed(beta1 * m[k] + rest1 * gradient)
+        v[k] = _flushed(beta2 * v[k] + rest2 * gradient * gradient)
         w[k] = shrink * w[k] - step_size * m[k] / (f4(math.sqrt(v[k])) * inverse_root + eps)
