@@ -99,5 +99,5 @@ def _layers_of(policy: Policy) -> Found:
     if type(net) is GridCNN:
         return plain_cnn(net, policy.observation_space.shape or ())
     if type(net) is NatureCNN:
-        raise UnsupportedError("its network is a NatureCNN: large convolutions stay in torch, which runs them about as fast")
+        raise UnsupportedError("its network is a NatureCNN: large convolutions stay in torch")
     raise UnsupportedError(f"its network is a {type(net).__name__}, which is not one of Hurtle's own")

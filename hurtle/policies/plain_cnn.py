@@ -1,7 +1,7 @@
 """`plain_cnn`: detects whether a policy is a CNN for small grids, and returns its layers.
 
-network → convolution, linear layers; or the reason it is not one. Larger convolutions stay in torch, which runs them about as
-fast as the CPU allows. Knows no kernel.
+network → convolution, linear layers; or the reason it is not one. Larger convolutions stay in torch, where little of
+their time is overhead. Knows no kernel.
 """
 
 from __future__ import annotations
