@@ -33,6 +33,7 @@ SEEDS, ROUNDS = 5, 5
 MARGIN, REACHED = 1.03, 5
 """Training ends when so many rollouts in turn had episodes whose mean is so far above the goal."""
 PARTS = ("ceilings", "rates", "gae", "kernels", "sweep", "solve", "cold", "learning")
+PROFILED = ("cartpole-1-bf16", "breakout", "breakout-mingru", "breakout-lstm")
 SWEEP = (1, 16, 256, 4096, 16_384, 65_536, 262_144, 1_048_576)
 
 
@@ -56,43 +57,28 @@ class Setting:
 
 
 WIDE = {"num_envs": 65_536, "num_steps": 32, "clip_values": False}
-ONCE = {**WIDE, "num_epochs": 1, "minibatch_size": 131_072, "learning_rate": 3e-3, "entropy_coef": 0.0}
+ONCE = {**WIDE, "num_epochs": 1, "minibatch_size": 262_144, "learning_rate": 3e-3, "entropy_coef": 0.0}
 OFTEN = {**WIDE, "num_epochs": 4, "minibatch_size": 524_288, "learning_rate": 4e-3}
-GRID = {
-    "num_envs": 8192,
-    "num_steps": 32,
-    "clip_values": False,
-    "precision": "bf16",
-    "learning_rate": 3e-3,
-    "entropy_coef": 0.03,
-}
-CNN = {**GRID, "num_epochs": 1, "minibatch_size": 16_384}
-MEMORY = {**GRID, "num_epochs": 2, "minibatch_size": 32_768, "policy": "mlp", "recurrent": "mingru"}
-RECITE = {**MEMORY, "gamma": 0.95, "entropy_coef": 0.2}
+HALF = {"precision": "bf16"}
+GRID = {"num_steps": 32, "clip_values": False, "learning_rate": 3e-3, "entropy_coef": 0.03, **HALF}
+CNN = {**GRID, "num_envs": 16_384, "num_epochs": 1, "minibatch_size": 32_768}
+MEMORY = {**GRID, "num_envs": 32_768, "num_epochs": 2, "minibatch_size": 131_072, "policy": "mlp", "recurrent": "mingru"}
+RECITE = {**MEMORY, "gamma": 0.95, "entropy_coef": 0.2, "hidden_sizes": (96, 208)}
+BREAKOUT = {**MEMORY, "hidden_sizes": (168,)}
 SMALL = {"num_envs": 16, "num_steps": 8, "minibatch_size": 64}
 SETTINGS = {
     "cartpole-1": Setting("CartPole, 64×64, 1 epoch", "cartpole", ONCE, 250e6, 900e6, 475, 200_000_000),
     "cartpole-4": Setting("CartPole, 64×64, 4 epochs", "cartpole", OFTEN, 80e6, 900e6, 475, 100_000_000),
-    "cartpole-1-bf16": Setting(
-        "CartPole, 64×64, 1 epoch, bf16", "cartpole", {**ONCE, "precision": "bf16"}, 250e6, 900e6, 475, 200_000_000
+    "cartpole-1-bf16": Setting("CartPole, 64×64, 1 epoch, bf16", "cartpole", {**ONCE, **HALF}, 900e6, 3e9, 475, 200_000_000),
+    "cartpole-4-bf16": Setting("CartPole, 64×64, 4 epochs, bf16", "cartpole", {**OFTEN, **HALF}, 350e6, 3e9, 475, 100_000_000),
+    "breakout": Setting("breakout, small CNN, bf16", "breakout", CNN, 80e6, 0, 28, 600_000_000, until_goal=True),
+    "asterix": Setting("asterix, small CNN, bf16", "asterix", CNN, 80e6, 0, 16, 600_000_000, until_goal=True),
+    "breakout-mingru": Setting("breakout, minGRU, bf16", "breakout", BREAKOUT, 40e6, 0, 28, 400_000_000, until_goal=True),
+    "memory-mingru": Setting("memory, minGRU, bf16", "memory", RECITE, 40e6, 0, 0.95, 80_000_000),
+    "breakout-lstm": Setting(
+        "breakout, LSTM, bf16", "breakout", {**BREAKOUT, "recurrent": "lstm"}, 15e6, 0, 28, 400_000_000, until_goal=True
     ),
-    "cartpole-4-bf16": Setting(
-        "CartPole, 64×64, 4 epochs, bf16", "cartpole", {**OFTEN, "precision": "bf16"}, 80e6, 900e6, 475, 100_000_000
-    ),
-    "breakout": Setting("breakout, small CNN, bf16", "breakout", CNN, 20e6, goal=28, steps=300_000_000, until_goal=True),
-    "asterix": Setting("asterix, small CNN, bf16", "asterix", CNN, 20e6, goal=16, steps=300_000_000, until_goal=True),
-    "breakout-mingru": Setting(
-        "breakout, minGRU, bf16",
-        "breakout",
-        {**MEMORY, "hidden_sizes": (168,)},
-        15e6,
-        goal=28,
-        steps=150_000_000,
-        until_goal=True,
-    ),
-    "memory-mingru": Setting(
-        "memory, minGRU, bf16", "memory", {**RECITE, "hidden_sizes": (96, 208)}, 15e6, goal=0.95, steps=20_000_000
-    ),
+    "memory-lstm": Setting("memory, LSTM, bf16", "memory", {**RECITE, "recurrent": "lstm"}, 15e6, 0, 0.95, 80_000_000),
 }
 SOLVE = {"num_envs": 4096, "num_steps": 32, "minibatch_size": 32_768, "num_epochs": 4, "learning_rate": 2e-3}
 SOLVE |= {"clip_values": False, "precision": "bf16", "total_steps": 8_000_000}
@@ -203,7 +189,7 @@ class Bench:
         """Where the time of one update goes, by kernel."""
         if self.device != "cuda":
             return
-        self.found["kernels"] = {name: self._kernels_of(name) for name in ("cartpole-1-bf16", "breakout", "breakout-mingru")}
+        self.found["kernels"] = {name: self._kernels_of(name) for name in PROFILED}
 
     def _kernels_of(self, name: str) -> list[dict[str, Any]]:
         from torch.profiler import ProfilerActivity, profile
@@ -220,7 +206,7 @@ class Bench:
                 self.wait()
         spent: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for event in profiled.key_averages():
-            entry = spent[kernel_name(event.key)]
+            entry = spent[kernel_name(event.key, name)]
             entry[0] += event.self_device_time_total / times
             entry[1] += event.count / times
         rows = [{"kernel": kernel, "microseconds": t, "calls": n} for kernel, (t, n) in spent.items() if t > 0]
@@ -318,14 +304,19 @@ def train(parts: Parts, progress: float = 0.0) -> Any:
     return episodes
 
 
-def kernel_name(key: str) -> str:
-    """What a kernel is called in the table."""
+def kernel_name(key: str, setting: str) -> str:
+    """What a kernel is called in the table of a setting."""
     ours = {
-        "_gradient_kernel": "MLP: loss and gradients", "_act_kernel": "MLP: act", "_value_kernel": "MLP: values",
+        "_gradient_kernel": "MLP: loss and gradients", "_value_kernel": "MLP: values", "_record_kernel": "MLP: records",
+        "_act_kernel": "act", "_pack_kernel": "CNN: pack weights", "_reduce_kernel": "CNN: sum partial gradients",
         "step_kernel": "env step", "outcome_rows": "outcome", "choose_rows": "sampling", "shuffle_rows": "shuffle",
         "gae_kernel": "advantages", "sum_partials": "optimizer", "sum_squares": "optimizer", "_update_kernel": "optimizer",
-        "_loss_kernel": "PPO loss", "_moments_kernel": "PPO loss", "_conv_": "convolution", "_scan_": "minGRU scan",
+        "_moments_kernel": "moments of advantages", "_metrics_kernel": "metrics", "_conv_": "convolution",
+        "_scan_": "minGRU scan", "_step_forward": "LSTM cell", "_step_backward": "LSTM cell", "_sum_kernel": "layers: backward",
     }  # fmt: skip
+    if key in ("_loss_kernel", "_backward_kernel"):
+        backward = {"breakout": "CNN: backward"}.get(setting, "layers: backward")
+        return backward if key == "_backward_kernel" else "CNN: forward and loss" if setting == "breakout" else "PPO loss"
     for part, name in ours.items():
         if part in key:
             return name
@@ -340,24 +331,32 @@ def kernel_name(key: str) -> str:
     return "torch: elementwise"
 
 
-def floors(found: dict[str, Any]) -> list[list[str]]:
-    """Rows: kernel, time, bytes, operations, floor and how near it is, for CartPole in bf16."""
+def floors(found: dict[str, Any], name: str) -> list[list[str]]:
+    """Rows: kernel, time, bytes, operations, floor and how near it is."""
     rate, ops = found["ceilings"]["bytes"], found["ceilings"]["bf16"]
-    words = SETTINGS["cartpole-1-bf16"].words
-    steps, batch, hidden = words["num_steps"], words["num_envs"] * words["num_steps"], 64
-    forward = {out: 2 * (4 * hidden + hidden * hidden + hidden * out) for out in (1, 2)}
-    record = 4 * 4 + 4 + 4 + 8  # state, steps, return, random stream
-    needs = {  # bytes and operations of all calls of one update
-        "MLP: act": (batch * (16 + 16 + 8 + 8 + 4 + 8), batch * forward[2]),
-        "env step": (batch * (2 * record + 8 + 16 + 4 + 4), 0),
-        "outcome": (batch * (4 + 4 + 4 + 16 + 4 + 4), 0),
-        "MLP: values": (batch * (16 + 4) * (1 + 2 / steps), batch * forward[1] * (1 + 2 / steps)),
-        "advantages": (batch * 18, 0),
-        "shuffle": (batch * 8, 0),
-        "MLP: loss and gradients": (batch * (2 * (8 + 16) + 8 + 4 + 4 + 4), batch * 3 * (forward[1] + forward[2])),
-    }
+    words = SETTINGS[name].words
+    steps, batch = words["num_steps"], words["num_envs"] * words["num_steps"]
+    needs = {"advantages": (batch * 18, 0), "shuffle": (batch * 8, 0)}  # bytes and operations of all calls of one update
+    if name == "cartpole-1-bf16":
+        hidden, record = 64, 4 * 4 + 4 + 4 + 8  # the env's: state, steps, return, random stream
+        forward = {out: 2 * (4 * hidden + hidden * hidden + hidden * out) for out in (1, 2)}
+        needs |= {
+            "act": (batch * (16 + 16 + 8 + 8 + 4 + 8), batch * forward[2]),
+            "env step": (batch * (2 * record + 8 + 16 + 4 + 4), 0),
+            "outcome": (batch * (4 + 4 + 4 + 16 + 4 + 4), 0),
+            "MLP: values": (batch * (16 + 4) * (1 + 2 / steps), batch * forward[1] * (1 + 2 / steps)),
+            "MLP: records": (batch * (16 + 8 + 4 + 4 + 4 + 32), 0),
+            "MLP: loss and gradients": (batch * 2 * (8 + 32), batch * 3 * (forward[1] + forward[2])),
+        }
+    elif name == "breakout":
+        forward = 2 * (64 * 16 * 36 + 1024 * 128 + 128 * 4)
+        needs |= {
+            "act": (batch * (400 + 400 + 8 + 8 + 4 + 4 + 8), batch * forward),
+            "CNN: forward and loss": (batch * (8 + 400 + 8 + 4 * 4 + 256), batch * forward),
+            "CNN: backward": (batch * (8 + 400 + 256), batch * 2 * forward),
+        }
     rows = []
-    for row in found["kernels"]["cartpole-1-bf16"]:
+    for row in found["kernels"][name]:
         moved, computed = needs.get(row["kernel"], (0, 0))
         floor = max(moved / rate, computed / ops) * 1e6
         known = ["–"] * 4
@@ -376,9 +375,13 @@ def report(found: dict[str, Any]) -> str:
         for name, rate in found["rates"].items():
             setting = SETTINGS.get(name)
             about = setting.about if setting else "CartPole, 1 epoch, observations normalized"
-            asked = [short(setting.at_least) if setting and setting.at_least else "–"]
-            rows.append([about, f"{rate['parameters']:,}", short(rate["rollout"]), short(rate["train"]), *asked])
-        blocks.append("### Steps per second\n\n" + table(["setting", "parameters", "rollouts", "training", "asked for"], rows))
+            asked = [
+                short(number) if number else "–" for number in ((setting.rollouts, setting.at_least) if setting else (0, 0))
+            ]
+            numbers = [short(rate["rollout"]), asked[0], short(rate["train"]), asked[1]]
+            rows.append([about, f"{rate['parameters']:,}", *numbers])
+        header = ["setting", "parameters", "rollouts", "asked for", "training", "asked for"]
+        blocks.append("### Steps per second\n\n" + table(header, rows))
     if "solve" in found:
         rows = [
             [str(run["seed"]), f"{run['seconds']:.3f} s", f"{run['steps']:,}", f"{run['evaluation']:.1f}"]
@@ -410,10 +413,10 @@ def report(found: dict[str, Any]) -> str:
         blocks.append("### CartPole against num_envs (bf16, 1 epoch)\n\n" + table(["num_envs", "rollouts", "training"], rows))
     if "kernels" in found and "ceilings" in found:
         header = ["kernel", "calls", "time", "bytes", "operations", "floor", "× floor"]
-        blocks.append("### One update of CartPole (bf16, 1 epoch, 2.1M steps) by kernel\n\n" + table(header, floors(found)))
-        for name in ("breakout", "breakout-mingru"):
-            rows = [[row["kernel"], f"{row['calls']:.0f}", f"{row['microseconds']:,.0f} µs"] for row in found["kernels"][name]]
-            blocks.append(f"### One update of {SETTINGS[name].about} by kernel\n\n" + table(["kernel", "calls", "time"], rows))
+        for name in found["kernels"]:
+            words = SETTINGS[name].words
+            about = f"{SETTINGS[name].about}, {words['num_envs'] * words['num_steps'] / 1e6:.1f}M steps"
+            blocks.append(f"### One update of {about}, by kernel\n\n" + table(header, floors(found, name)))
     return "\n\n".join(blocks)
 
 
@@ -431,7 +434,7 @@ def plot(found: dict[str, Any]) -> None:
     left.set(xscale="log", yscale="log", xlabel="num_envs", ylabel="steps per second", title="CartPole, 64×64, bf16")
     left.grid(alpha=0.3)
     left.legend()
-    rows = floors(found)[:10]
+    rows = floors(found, "cartpole-1-bf16")[:10]
     times = [float(row[2].split()[0].replace(",", "")) for row in rows]
     lowest = [0.0 if row[5] == "–" else float(row[5].split()[0].replace(",", "")) for row in rows]
     places = range(len(rows))

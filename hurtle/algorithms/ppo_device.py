@@ -38,7 +38,8 @@ from hurtle.kernels.device_rows import Draw
 from hurtle.kernels.optimizers import MOMENTS, FlatOptimizer, FlatParameters
 from hurtle.kernels.row_kernels import RowKernels
 from hurtle.kernels.triton import has_triton
-from hurtle.policies.native_plan import mlp_shape
+from hurtle.policies.cnn import GridCNN
+from hurtle.policies.native_plan import grid_cnn_shape, mlp_shape
 from hurtle.policies.policy import Policy
 
 KEY_BITS = 62
@@ -93,7 +94,6 @@ class DevicePPO(Learner):
         self._one = torch.ones(1, device=self.device)
         self._explained = torch.zeros(1, device=self.device)
         self._no_steps = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self._unchanged = torch.tensor([0.0, 1.0], device=self.device)  # for advantages that are not normalized
         self._has_loss_kernel = self.device.type == "cuda" and has_triton()
         if self.graphs.enabled:
             try:
@@ -103,7 +103,7 @@ class DevicePPO(Learner):
                 self.note = f" (no fused kernels: {error})"
 
     def fuse(self, kernels: Any) -> None:
-        """Train with fused kernels (`kernels.triton.mlp.FusedMLP`, made from the flat parameters) instead of the policy."""
+        """Train with fused kernels (a `FusedMLP` or `FusedGridCNN`, made from the flat parameters) instead of the policy."""
         self.acting_kernels = kernels
 
     def _fused_kernels(self, setup: LearnerSetup) -> Any:
@@ -114,16 +114,18 @@ class DevicePPO(Learner):
         """
         if not has_triton():
             raise UnsupportedError("triton is not installed")
-        from hurtle.kernels.triton.mlp import FusedMLP
-
         if setup.compiled:
             raise UnsupportedError("compile=True asks for torch's code")
-        if setup.masked:
-            raise UnsupportedError("actions are masked, or agents come and go")
-        if self.order.by_segments or self.config.vtrace:
-            raise UnsupportedError("minibatches are whole segments, or V-trace is on")
-        shape = mlp_shape(self.policy)
         capability = torch.cuda.get_device_capability(self.device)
+        if type(self.policy.network) is GridCNN:
+            from hurtle.kernels.triton.grid_cnn import FusedGridCNN
+
+            if setup.precision != "bf16" or capability < (9, 0):
+                raise UnsupportedError("those for a CNN need precision='bf16' and a GPU of compute capability 9.0")
+            return FusedGridCNN(grid_cnn_shape(self.policy), self.parameters.values)
+        from hurtle.kernels.triton.mlp import FusedMLP
+
+        shape = mlp_shape(self.policy)
         if capability < (8, 0) or (shape.hidden > 64 and capability < (9, 0)):
             raise UnsupportedError("this GPU is too old or too small for them")
         return FusedMLP(shape, self.parameters.values, setup.precision)
@@ -250,11 +252,15 @@ class DevicePPO(Learner):
         self.postprocess(rollout)
         self._explained.copy_(explained_variance_on_device(rollout))
         self._sums.zero_()
+        if self.acting_kernels is not None and not self.config.vtrace:
+            self._begin_fused()
 
     def _learn_epoch(self) -> None:
         config, rollout = self.config, self._bound
         if config.vtrace:
             self._correct_advantages(rollout)
+            if self.acting_kernels is not None:
+                self._begin_fused()
         if config.priority_alpha:
             with torch.no_grad():
                 magnitude = (rollout.advantages.abs() * rollout.valid).sum(0).double()
@@ -264,9 +270,11 @@ class DevicePPO(Learner):
         self._epoch_kl.zero_()
         for k in range(self._minibatches_per_epoch):
             chosen, weights = self._draw_minibatch(k)
-            means = self._learn_fused(chosen) if self.acting_kernels is not None else self._learn_minibatch(chosen, weights)
-            norm = self._optimizer.step(self.acting_kernels.partials if self.acting_kernels is not None else None)
-            self._count(means, norm)
+            if self.acting_kernels is not None:
+                self._learn_fused(chosen, weights)
+            else:
+                means = self._learn_minibatch(chosen, weights)
+                self._count(means, self._optimizer.step())
         self._key.add_(NEXT_KEY)
 
     @torch.no_grad()
@@ -329,20 +337,32 @@ class DevicePPO(Learner):
             flat = self.parameters.gradients
             flat.copy_(torch.where(self._any_valid, flat, torch.nan))
 
-    @torch.no_grad()
-    def _learn_fused(self, chosen: Tensor) -> Tensor:
-        """The same with fused kernels; the gradients are in their partial sums."""
+    def _begin_fused(self) -> None:
+        """Pass the rollout to the fused kernels."""
+        from hurtle.kernels.triton.loss import LossSettings, Steps
+
         config, rollout = self.config, self._bound
-        fields = (rollout.actions, rollout.log_probs, rollout.values, rollout.advantages, rollout.returns)
-        if config.normalize_advantages and len(chosen) > 1:
-            std, mean = torch.std_mean(rollout.advantages.flatten()[chosen])
-            moments = torch.stack([mean, 1.0 / (std + 1e-8)])
-        else:
-            moments = self._unchanged
-        return self.acting_kernels.gradients(
-            rollout.inputs.flatten(0, 1), chosen, *(field.flatten(0, 1) for field in fields), moments, self._knobs[:1],
-            config.value_coef, config.entropy_coef, config.clip_values,
-        )  # fmt: skip
+        fields = (rollout.inputs, rollout.actions, rollout.log_probs, rollout.values, rollout.advantages, rollout.returns)
+        masks = None if rollout.masks is None else rollout.masks.flatten(0, 1)
+        valid = None if rollout.all_valid else rollout.valid.flatten()
+        steps = Steps(*(field.flatten(0, 1) for field in fields))._replace(masks=masks, valid=valid)
+        self.acting_kernels.begin(
+            steps, LossSettings(config.value_coef, config.entropy_coef, config.clip_values, config.normalize_advantages)
+        )
+
+    @torch.no_grad()
+    def _learn_fused(self, chosen: Tensor, weights: Tensor | None) -> None:
+        """Learn from one minibatch with fused kernels."""
+        from hurtle.kernels.triton.loss import add_metrics
+
+        fused, rollout = self.acting_kernels, self._bound
+        if self.order.by_segments:
+            steps = torch.arange(rollout.num_steps, device=self.device)
+            chosen = (steps[:, None] * rollout.num_rows + chosen).flatten()
+            weights = None if weights is None else weights.repeat(rollout.num_steps)
+        stats, moments = fused.gradients(chosen, self._knobs[:1], weights)
+        norm = self._optimizer.step(fused.partials)
+        add_metrics(stats, moments, norm, self._sums, self._epoch_kl)
 
     @torch.no_grad()
     def _correct_advantages(self, rollout: Rollout) -> None:

@@ -35,6 +35,8 @@ NUMBERS = (
     *("fault", "index"),  # the two halves of `CudaBatch.fault`, since a float64 cannot hold it exactly
 )
 """What is read back after a rollout; then the sums of the env's metrics, and their counts."""
+COLUMNS = 256
+"""Rows that are summed together first."""
 
 
 class DeviceCollector(Collector):
@@ -49,7 +51,7 @@ class DeviceCollector(Collector):
         seed: Env i gets seed + i, and row n's actions are drawn from the stream of seed + n.
         timer: Records where the time goes.
         graphs: Captures rollouts; None makes one for the policy's device.
-        fused: Kernels that run inference instead of the policy (`kernels.triton.mlp.FusedMLP`), or None.
+        fused: Kernels that run inference instead of the policy (`kernels.triton.mlp.FusedMLP` or the like), or None.
         precision: "float32", "tf32" or "bf16", for the policy's matrix products.
         compiled: Run the policy through `torch.compile`.
         final_slots: How many final observations of truncated episodes are kept per row and rollout; None: as many as the env's
@@ -116,6 +118,7 @@ class DeviceCollector(Collector):
         self._state = policy.initial_state(rows, self.device)
         self._uniforms = self._zeros((rows, max(1, policy.num_uniforms)))
         self._no_mask = self._zeros((1, 1), torch.bool)
+        self._all_rows = torch.arange(rows, device=self.device)
         self._normalization: tuple[Tensor, Tensor, float] | None = None
         self._actions = _EnvActions(policy, self._envs.actions)
 
@@ -269,14 +272,17 @@ class DeviceCollector(Collector):
             part.copy_(now)
         rollout.starts[0].copy_(self._beginning)
         self._normalization = self._normalizer()  # constant during a rollout
-        for t in range(rollout.num_steps):
-            if self.vec.native_spec.has_present:
-                rollout.valid[t].copy_(self._envs.present)
-            self._act(rollout, t)
-            self._step(rollout, t)
-            self._kernels("outcome_rows", rollout.num_rows, t, self.rows.num_agents, self._envs.outcome, out, episodes)
-            for part, kept in zip(self._state, self._final_state, strict=True):
-                self._kernels("keep_rows", rollout.num_rows, t, out.final_steps, part, kept)
+        if self._fused is not None:
+            self._fused.refresh()
+        with autocast(self.device, self._autocast):  # around all steps, so that weights are converted once
+            for t in range(rollout.num_steps):
+                if self.vec.native_spec.has_present:
+                    rollout.valid[t].copy_(self._envs.present)
+                self._act(rollout, t)
+                self._step(rollout, t)
+                self._kernels("outcome_rows", rollout.num_rows, t, self.rows.num_agents, self._envs.outcome, out, episodes)
+                for part, kept in zip(self._state, self._final_state, strict=True):
+                    self._kernels("keep_rows", rollout.num_rows, t, out.final_steps, part, kept)
         self._bootstrap(rollout)
         self._summarize(rollout)
         good = (out.error == error_codes.NO_ERROR_INT32).all() & (self._envs.fault[0] == 0)  # else nothing is learned
@@ -303,15 +309,15 @@ class DeviceCollector(Collector):
             else:
                 rollout.masks[t].copy_(self._envs.mask)
         if self._fused is not None:
+            masks = None if rollout.masks is None else rollout.masks[t]
             self._fused.act(
-                self._envs.obs, *self._draw, t, rollout.inputs[t], rollout.actions[t], rollout.log_probs[t], self._actions.flat,
-                self._actions.bounds, self._normalization,
+                self._envs.obs, *self._draw, t, rollout.inputs[t], rollout.actions[t], rollout.log_probs[t], rollout.values[t],
+                self._actions.flat, self._actions.bounds, self._normalization, masks,
             )  # fmt: skip
             return
         if self.policy.normalizer is not None:
             rollout.inputs[t].copy_(see(self.policy, self._envs.obs, self.device))
-        with autocast(self.device, self._autocast):
-            distribution, value, state = self._forward(rollout.inputs[t], self._state, None, rollout.starts[t])
+        distribution, value, state = self._forward(rollout.inputs[t], self._state, None, rollout.starts[t])
         for part, new in zip(self._state, state, strict=True):
             part.copy_(new)
         rollout.values[t].copy_(value)
@@ -362,7 +368,7 @@ class DeviceCollector(Collector):
         rollout.last_starts.copy_(self._beginning)
         for part, now in zip(rollout.last_state, self._state, strict=True):
             part.copy_(now)
-        if self._fused is not None:
+        if self._fused is not None and not self._fused.acts_with_values:
             self._fused.values(rollout.inputs, rollout.values)
         rollout.last_values.copy_(self._value(see(self.policy, self._envs.obs, self.device), self._state, self._beginning))
         cut = rollout.truncated & ~rollout.terminated
@@ -378,14 +384,17 @@ class DeviceCollector(Collector):
         """The numbers that are read back."""
         episodes, out = self._episodes, self._outcome
         slots = len(out.final_steps)
+        # The first error and its row, as one number; rows of an error come in the order of the rows.
+        first = _reduced(torch.amin, out.error.long() * self.num_rows + self._all_rows)
         totals = [
-            episodes.count.sum(),
-            episodes.returns.sum(dtype=torch.float64),
-            episodes.best_return.max(),
-            episodes.lengths.sum(),
-            episodes.best_length.max(),
-            (out.cuts - slots).clamp_min(0).sum(),
-            *out.error.min(0),
+            _reduced(torch.sum, episodes.count),
+            _reduced(torch.sum, episodes.returns.double()),
+            _reduced(torch.amax, episodes.best_return),
+            _reduced(torch.sum, episodes.lengths),
+            _reduced(torch.amax, episodes.best_length),
+            _reduced(torch.sum, (out.cuts - slots).clamp_min(0)),
+            first // self.num_rows,
+            first % self.num_rows,
             self._envs.fault[0] >> 32,
             self._envs.fault[0] & 0xFFFFFFFF,
         ]
@@ -486,6 +495,13 @@ class _EnvActions:
         self.nvec = torch.from_numpy(transform.nvec if self.is_discrete else np.array([transform.num_outputs])).to(device)
         constants = [part.astype(np.float32) for part in (transform.least, transform.greatest)] if is_box else [transform.start]
         self.bounds = tuple(torch.from_numpy(part.copy()).to(device) for part in constants)
+
+
+def _reduced(how: Callable[..., Tensor], numbers: Tensor) -> Tensor:
+    """A sum, minimum or maximum [N] → []; in two steps, since torch reduces long vectors to one number slowly."""
+    if len(numbers) % COLUMNS == 0:
+        numbers = how(numbers.view(-1, COLUMNS), 1)
+    return how(numbers, 0)
 
 
 def _floats(observations: Tensor) -> Tensor:

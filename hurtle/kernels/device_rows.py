@@ -188,17 +188,23 @@ def outcome_row(n, t, agents, step, out, episodes):
             size = out.final_obs.shape[2]
             for d in range(size):
                 out.final_obs[slot, n, d] = step.final_obs[i, a * size + d]
-    if out.error[n] == NO_ERROR_INT32:
-        size = step.numbers.shape[1] // agents
+    size = step.numbers.shape[1] // agents
+    check = f4(0.0)  # not finite if a number is not; without branches, so that all are loaded at once
+    for d in range(a * size, (a + 1) * size):
+        check += f4(0.0) * f4(step.numbers[i, d])
+    code = NO_ERROR_INT32
+    if not math.isfinite(check):
+        code = t * KINDS + OBSERVATION
+    if truncated:
         for d in range(a * size, (a + 1) * size):
-            if not math.isfinite(step.numbers[i, d]):
-                out.error[n] = t * KINDS + OBSERVATION
-            if truncated and not math.isfinite(step.final_numbers[i, d]):
-                out.error[n] = t * KINDS + FINAL_OBSERVATION
-        if not math.isfinite(step.reward[i, a]):
-            out.error[n] = t * KINDS + REWARD
-        if acting and not math.isfinite(out.log_probs[t, n]):
-            out.error[n] = t * KINDS + POLICY
+            if not math.isfinite(step.final_numbers[i, d]):
+                code = t * KINDS + FINAL_OBSERVATION
+    if not math.isfinite(step.reward[i, a]):
+        code = t * KINDS + REWARD
+    if acting and not math.isfinite(out.log_probs[t, n]):
+        code = t * KINDS + POLICY
+    if code != NO_ERROR_INT32 and out.error[n] == NO_ERROR_INT32:
+        out.error[n] = code
     if step.episode_ended[i, a]:
         episodes.count[n] += 1
         episodes.returns[n] += step.episode_return[i, a]

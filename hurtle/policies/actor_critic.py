@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hurtle.policies.action_head import ActionHead
 from hurtle.policies.distributions import Distribution
-from hurtle.policies.layers import POLICY_GAIN, VALUE_GAIN, initialized
+from hurtle.policies.layers import POLICY_GAIN, VALUE_GAIN, initialized, layer_output
 
 
 class ActorCritic(nn.Module):
@@ -57,4 +57,5 @@ class ActorCritic(nn.Module):
         for_actor = for_critic = features
         if self.critic_body is not None:
             for_actor, for_critic = features.chunk(2, -1)
-        return self.head.distribution(self.actor(for_actor), self.log_std), self.critic(for_critic).squeeze(-1)
+        outputs, values = layer_output(self.actor, for_actor), layer_output(self.critic, for_critic)
+        return self.head.distribution(outputs, self.log_std), values.squeeze(-1)

@@ -28,6 +28,9 @@ class ImageBody(nn.Module):
         convolutions: (filters, kernel, stride, padding) of each layer.
         hidden_size: Width of the linear layer.
         orthogonal_init: Gain sqrt(2), zero biases.
+
+    Attributes:
+        scaling: Factor and offset of the observations if the fused grid kernels can replace the convolution, else None.
     """
 
     def __init__(
@@ -48,11 +51,11 @@ class ImageBody(nn.Module):
         self.linear = nn.Sequential(initialized(nn.Linear(inputs, hidden_size), HIDDEN_GAIN, orthogonal_init), nn.ReLU())
         self.num_features = hidden_size
         is_grid = len(space.shape) == 3 and not self.channels_first and [part[1:] for part in convolutions] == [(3, 1, 0)]
-        self._scaling = _scaling(self.input) if is_grid else None
+        self.scaling = _scaling(self.input) if is_grid else None
 
     def forward(self, obs: Tensor) -> Tensor:
         """[B, ...] of any dtype → [B, num_features]."""
-        fused = self._fused(obs, *self._scaling) if obs.is_cuda and self._scaling is not None else None
+        fused = self._fused(obs, *self.scaling) if obs.is_cuda and self.scaling is not None else None
         return self.linear(self._convolved(obs) if fused is None else fused)
 
     def _convolved(self, obs: Tensor) -> Tensor:

@@ -19,6 +19,9 @@ HIDDEN_GAIN = math.sqrt(2.0)
 POLICY_GAIN = 0.01
 VALUE_GAIN = 1.0
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
+OLDEST_GPU = (8, 0)
+"""The first compute capability with bfloat16 products."""
+_NAMES = {module: name for name, module in ACTIVATIONS.items()}
 
 
 def initialized(layer: nn.Module, gain: float, orthogonal_init: bool) -> nn.Module:
@@ -44,6 +47,50 @@ def hidden_layers(inputs: int, sizes: Sequence[int], activation: str, orthogonal
         layers += [initialized(nn.Linear(inputs, size), HIDDEN_GAIN, orthogonal_init), ACTIVATIONS[activation]()]
         inputs = size
     return nn.Sequential(*layers)
+
+
+def layers_output(layers: nn.Sequential, x: Tensor) -> Tensor:
+    """What the layers make of x [B, inputs]; with fused kernels where those can be used."""
+    modules = list(layers)
+    pairs = list(zip(modules[::2], modules[1::2], strict=False))
+    if not takes_dense(x) or len(modules) % 2 or not all(_is_pair(*pair) for pair in pairs):
+        return layers(x)
+    for layer, activation in pairs:
+        x = layer_output(layer, x, _NAMES[type(activation)])
+    return x
+
+
+def layer_output(layer: nn.Module, x: Tensor, activation: str = "none") -> Tensor:
+    """What a linear layer and its activation make of x [..., inputs]; with a fused kernel where that can be used."""
+    if takes_dense(x) and _is_plain(layer):
+        from hurtle.kernels.triton.dense import dense
+
+        return dense(x, layer.weight, layer.bias, activation)  # type: ignore[arg-type]
+    z = layer(x)
+    return torch.tanh(z) if activation == "tanh" else torch.relu(z) if activation == "relu" else z
+
+
+def takes_kernels(x: Tensor) -> bool:
+    """Whether fused kernels can be used: on a GPU, under bfloat16 autocast, unless torch compiles."""
+    if not x.is_cuda or torch.compiler.is_compiling():
+        return False
+    from hurtle.kernels.triton import has_triton
+
+    is_half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
+    return is_half and has_triton() and torch.cuda.get_device_capability(x.device) >= OLDEST_GPU
+
+
+def takes_dense(x: Tensor) -> bool:
+    """Whether fused kernels replace linear layers: where gradients are computed, since only their backward pass differs."""
+    return torch.is_grad_enabled() and takes_kernels(x)
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    return type(layer) is nn.Linear and layer.bias is not None and layer.weight.dtype == torch.float32
+
+
+def _is_pair(layer: nn.Module, activation: nn.Module) -> bool:
+    return _is_plain(layer) and type(activation) in _NAMES
 
 
 class Numbers(nn.Module):

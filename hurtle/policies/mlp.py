@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hurtle.policies.action_head import ActionHead
 from hurtle.policies.actor_critic import ActorCritic
-from hurtle.policies.layers import hidden_layers, vector_input
+from hurtle.policies.layers import hidden_layers, layers_output, vector_input
 
 
 class VectorBody(nn.Module):
@@ -26,7 +26,7 @@ class VectorBody(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         """[B, ...] → [B, num_features]."""
-        return self.hidden(self.input(obs).reshape(obs.shape[0], self.input.num_features))
+        return layers_output(self.hidden, self.input(obs).reshape(obs.shape[0], self.input.num_features))
 
 
 class MLP(ActorCritic):

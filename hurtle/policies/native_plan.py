@@ -5,11 +5,14 @@ torch policy → its layers → `NetworkPlan`, or the shape for the fused GPU ke
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from gymnasium import spaces
 
 from hurtle.errors import UnsupportedError
 from hurtle.kernels.cpu import gemm, network
+from hurtle.kernels.grid_shape import FILTERS, HIDDEN, MAX_CHOICES, MAX_COLUMNS, MAX_ROW, GridCNNShape
 from hurtle.kernels.mlp_shape import HIDDEN_WIDTHS, MAX_INPUTS, MAX_OUTPUTS, MLPShape
 from hurtle.policies.cnn import GridCNN, NatureCNN
 from hurtle.policies.mlp import MLP
@@ -77,6 +80,31 @@ def mlp_shape(policy: Policy) -> MLPShape:
     return MLPShape(plan.num_inputs, widths.pop(), outputs, relu, gaussian, offsets, plan.num_weights)
 
 
+def grid_cnn_shape(policy: Policy) -> GridCNNShape:
+    """The shape of a policy for the fused Triton kernels of small CNNs; its parameters may be on any device.
+
+    Raises:
+        UnsupportedError: The kernels do not support this policy.
+    """
+    net: Any = policy.network
+    if type(net) is not GridCNN:
+        raise UnsupportedError(f"its network is a {type(net).__name__}, not a GridCNN")
+    plan = _plan(policy)
+    if plan.memory >= 0 or not plan.shared or policy.normalizer is not None:
+        raise UnsupportedError("it has a memory, a body for the critic alone, or normalizes observations")
+    if net.actor_body.scaling != (1.0, 0.0):
+        raise UnsupportedError("observations are rescaled, or the convolution is not a 3x3 one over channels stored last")
+    height, columns, channels = policy.observation_space.shape or ()
+    body: Any = net.actor_body
+    filters, hidden = body.convolutions[0].out_channels, body.num_features
+    if columns > MAX_COLUMNS or columns * channels > MAX_ROW or (filters, hidden) != (FILTERS, HIDDEN):
+        raise UnsupportedError(f"its grid is wider than {MAX_COLUMNS} places, or has more than {MAX_ROW} numbers in a row")
+    if policy.head.kind != "categorical" or policy.head.num_outputs > MAX_CHOICES:
+        raise UnsupportedError(f"actions are not one of at most {MAX_CHOICES} choices")
+    offsets = tuple(plan.layers[:, [network.FLAT_WEIGHT, network.FLAT_BIAS]].ravel().tolist())
+    return GridCNNShape(height, columns, channels, filters, hidden, policy.head.num_outputs, offsets, plan.num_weights)
+
+
 def _plan(policy: Policy) -> NetworkPlan:
     found = _layers_of(policy)
     if policy.memory is not None and type(policy.memory) not in GATES:
@@ -91,7 +119,7 @@ def _plan(policy: Policy) -> NetworkPlan:
 
 
 def _layers_of(policy: Policy) -> Found:
-    net = policy.network
+    net: Any = policy.network
     if type(net) is MLP:
         return mlp_layers(net)
     if type(net) is Structured:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from hurtle.errors import UnknownNameError, did_you_mean
+from hurtle.policies.layers import layer_output, takes_dense, takes_kernels
 
 State = tuple[Tensor, ...]
 """Tensors [B, F]; () without a memory."""
@@ -118,6 +119,27 @@ class LSTM(_TorchMemory):
         outputs, (hidden, cell) = self.cell(features, (state[0].unsqueeze(0), state[1].unsqueeze(0)))
         return outputs, (hidden.squeeze(0), cell.squeeze(0))
 
+    def step(self, features: Tensor, state: State) -> tuple[Tensor, State]:
+        """One step: features [B, F] → outputs [B, F] and the state after it."""
+        if not takes_kernels(features):
+            return super().step(features, state)
+        outputs, state = self._fused(features.unsqueeze(0), state, None)
+        return outputs.squeeze(0), state
+
+    def sequence(self, features: Tensor, state: State, starts: Tensor) -> tuple[Tensor, State]:
+        """Features [T, B, F] → outputs [T, B, F], last state."""
+        return self._fused(features, state, starts) if takes_kernels(features) else super().sequence(features, state, starts)
+
+    def _fused(self, features: Tensor, state: State, starts: Tensor | None) -> tuple[Tensor, State]:
+        from hurtle.kernels.triton.dense import dense
+        from hurtle.kernels.triton.lstm import lstm
+
+        weight, hidden_weight, bias, hidden_bias = self.cell.all_weights[0]
+        product = dense if takes_dense(features) else linear
+        gates = product(features, weight, bias + hidden_bias)
+        outputs, hidden, cell = lstm(gates, starts, (state[0], state[1]), hidden_weight)
+        return outputs, (hidden, cell)
+
     def _input_gates(self, features: Tensor) -> Tensor:
         weight, _, bias, hidden_bias = self.cell.all_weights[0]
         return linear(features, weight, bias + hidden_bias)
@@ -178,22 +200,23 @@ class MinGRU(Memory):
 
     def sequence(self, features: Tensor, state: State, starts: Tensor) -> tuple[Tensor, State]:
         """Features [T, B, F] → outputs [T, B, F], last state."""
-        hidden = self._hidden(features, state, starts)
-        return torch.tanh(self.output(hidden)), (hidden[-1],)
+        hidden, last = self._hidden(features, state, starts)
+        return layer_output(self.output, hidden, "tanh"), (last,)
 
     def _stretch(self, features: Tensor, state: State) -> tuple[Tensor, State]:
-        hidden = self._hidden(features, state, None)
-        return torch.tanh(self.output(hidden)), (hidden[-1],)
+        hidden, last = self._hidden(features, state, None)
+        return layer_output(self.output, hidden, "tanh"), (last,)
 
-    def _hidden(self, features: Tensor, state: State, starts: Tensor | None) -> Tensor:
-        terms = self.gate_and_candidate(features)
+    def _hidden(self, features: Tensor, state: State, starts: Tensor | None) -> tuple[Tensor, Tensor]:
+        terms = layer_output(self.gate_and_candidate, features)
         if _takes_min_gru(terms, state[0]):
             from hurtle.kernels.triton.scan import min_gru
 
-            return min_gru(terms, starts, state[0])
+            return min_gru(terms, starts, state[0], terms.dtype)
         gate, candidate = terms.chunk(2, -1)
         keep, add = torch.sigmoid(-gate), torch.sigmoid(gate) * candidate
-        return self._scanned(keep if starts is None else keep.masked_fill(starts.unsqueeze(-1), 0.0), add, state)
+        hidden = self._scanned(keep if starts is None else keep.masked_fill(starts.unsqueeze(-1), 0.0), add, state)
+        return hidden, hidden[-1]
 
     @staticmethod
     def _scanned(keep: Tensor, add: Tensor, state: State) -> Tensor:

@@ -143,15 +143,23 @@ def general_rollout(policy, rollout):
 def fused_kernels(policy, weights=None, precision="float32"):
     """The kernels of a policy; without flat weights, its parameters become views of some."""
     from hurtle.kernels.optimizers import FlatParameters
+    from hurtle.kernels.triton.grid_cnn import FusedGridCNN
     from hurtle.kernels.triton.mlp import FusedMLP
-    from hurtle.policies.native_plan import mlp_shape
+    from hurtle.policies.cnn import GridCNN
+    from hurtle.policies.native_plan import grid_cnn_shape, mlp_shape
 
-    return FusedMLP(mlp_shape(policy), FlatParameters(policy).values if weights is None else weights, precision)
+    weights = FlatParameters(policy).values if weights is None else weights
+    if type(policy.network) is GridCNN:
+        return FusedGridCNN(grid_cnn_shape(policy), weights)
+    return FusedMLP(mlp_shape(policy), weights, precision)
 
 
 REPLAYED = {
     "shared": ("cartpole", {"separate_networks": False}, {}),
     "fused": ("cartpole", {}, {}),
+    "fused vtrace": ("cartpole", {}, {"vtrace": True}),
+    "fused priorities": ("cartpole", {}, {"priority_alpha": 0.7}),
+    "fused convolutions": ("breakout", {}, {}),
     "convolutions": ("breakout", {}, {}),
     "mingru": ("memory", {"recurrent": "mingru"}, {}),
     "lstm": ("memory", {"recurrent": "lstm"}, {}),
@@ -173,7 +181,7 @@ def test_graphs_replay_what_plain_runs_do(case):
         graphs = Graphs("cuda", enabled=enabled)
         settings = PPOConfig(num_steps=16, minibatch_size=256, num_epochs=2, **options)
         ppo = DevicePPO(policy, settings, LearnerSetup(graphs=graphs))
-        ppo.fuse(fused_kernels(policy, ppo.parameters.values) if case == "fused" else None)
+        ppo.fuse(fused_kernels(policy, ppo.parameters.values) if "fused" in case else None)
         fused = ppo.acting_kernels
         collector = DeviceCollector(vec, policy, 3, postprocess=ppo.postprocess, graphs=graphs, fused=fused)
         rollout = collector.new_rollout(16)

@@ -5,21 +5,25 @@ import pytest
 pytestmark = pytest.mark.gpu
 pytest.importorskip("triton")
 
+import checks_fused  # noqa: E402
 import checks_grid_conv  # noqa: E402
 import checks_loss  # noqa: E402
-import checks_mlp  # noqa: E402
 import checks_optimizer  # noqa: E402
 import checks_scan  # noqa: E402
 import torch  # noqa: E402
 
-SPACES = {"choices": checks_mlp.DISCRETE, "numbers": checks_mlp.BOX}
+SPACES = {"choices": checks_fused.DISCRETE, "numbers": checks_fused.BOX}
 LIMITS = {"float32": 1e-4, "tf32": None, "bf16": None}  # None: as good as torch in that precision
 
 
 @pytest.mark.parametrize("actions", SPACES)
 @pytest.mark.parametrize("options", [{}, {"activation": "relu", "hidden": 128}, {"normalizes": True, "hidden": 32}])
 def test_the_fused_policy_acts_as_the_policy(actions, options):
-    checks_mlp.check_acting(SPACES[actions], "cuda", rows=1000, **{"hidden": 64, **options})
+    checks_fused.check_acting(SPACES[actions], "cuda", rows=1000, **{"hidden": 64, **options})
+
+
+def test_a_nan_in_a_cnn_is_not_lost():
+    checks_fused.check_nan(checks_fused.DISCRETE, "cuda", grid=(10, 10, 4))
 
 
 @pytest.mark.parametrize("actions", SPACES)
@@ -27,7 +31,27 @@ def test_the_fused_policy_acts_as_the_policy(actions, options):
 @pytest.mark.parametrize("precision", LIMITS)
 def test_the_fused_gradients_are_those_of_the_loss(actions, hidden, precision):
     limit = LIMITS[precision]
-    checks_mlp.check_gradients(SPACES[actions], limit, "cuda", total=40_000, count=30_000, hidden=hidden, precision=precision)
+    checks_fused.check_gradients(SPACES[actions], limit, "cuda", total=40_000, count=30_000, hidden=hidden, precision=precision)
+
+
+GRIDS = [(10, 10, 4), (9, 9, 7), (12, 10, 10), (3, 3, 1)]
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_the_fused_cnn(grid):
+    for rows in (1000, 20_000):
+        checks_fused.check_acting(checks_fused.DISCRETE, "cuda", rows=rows, grid=grid, masked=True, tolerance=2e-2)
+    for parts in ((), ("masks", "valid", "weights")):
+        checks_fused.check_gradients(checks_fused.DISCRETE, None, "cuda", total=40_000, count=30_000, grid=grid, parts=parts)
+
+
+@pytest.mark.parametrize("options", [{"hidden": 64}, {"grid": (10, 10, 4)}])
+def test_masks_weights_and_invalid_steps(options):
+    parts = ("masks", "valid", "weights")
+    if "hidden" in options:
+        checks_fused.check_gradients(checks_fused.DISCRETE, 1e-4, "cuda", total=40_000, count=30_000, parts=parts, **options)
+        checks_fused.check_acting(checks_fused.DISCRETE, "cuda", rows=1000, masked=True, **options)
+    checks_fused.check_empty("cuda", **options)
 
 
 @pytest.mark.parametrize("options", checks_loss.OPTIONS)
@@ -60,6 +84,26 @@ def test_the_scan_of_mingru(shape, kind):
     checks_scan.check_min_gru(*shape, kind, stored=torch.bfloat16, tolerance=1e-2, device="cuda")
 
 
+@pytest.mark.parametrize("kind", ["none", "some", "all"])
+def test_the_lstm(kind):
+    checks_scan.check_lstm(32, 500, 168, kind, stored=torch.bfloat16, tolerance=2e-2, device="cuda")
+
+
+@pytest.mark.parametrize("activation", ["none", "tanh", "relu"])
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(10, 3000, 400, 168), (1, 1, 1, 1), (7, 333, 65, 3)])
+def test_linear_layers(shape, stored, activation):
+    *inputs, width = shape
+    checks_scan.check_dense(inputs, width, activation, stored, "cuda", torch.bfloat16, tolerance=2e-2)
+    checks_scan.check_dense(inputs, width, activation, stored, "cuda", torch.float32, tolerance=2e-2)
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "mingru"])
+def test_memories_in_half_precision(name):
+    with torch.autocast("cuda", torch.bfloat16):
+        checks_scan.check_memory(name, "cuda", tolerance=3e-2)
+
+
 @pytest.mark.parametrize("name", ["lstm", "gru", "mingru"])
 def test_memories_without_a_word_to_the_host(name):
     checks_scan.check_memory(name, "cuda")
@@ -85,4 +129,4 @@ def test_the_convolution_of_very_many_grids():
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("precision", LIMITS)
 def test_nan_is_not_lost(precision, activation):
-    checks_mlp.check_nan(checks_mlp.DISCRETE, "cuda", precision=precision, activation=activation, hidden=64)
+    checks_fused.check_nan(checks_fused.DISCRETE, "cuda", precision=precision, activation=activation, hidden=64)

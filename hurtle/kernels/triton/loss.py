@@ -14,12 +14,14 @@ import triton.language as tl
 from torch import Tensor
 
 from hurtle.errors import HurtleError
+from hurtle.kernels.triton.heads import moments_of, normalized, policy_terms, value_terms
 
 MOST_SUMS = 256
 """Maximum programs that sum moments: each program of the loss reads all of their sums."""
 BLOCK = 256
 """Steps that a program processes at a time."""
-METRICS = 5
+METRICS, KL = tl.constexpr(5), tl.constexpr(3)
+"""The number of metrics, and which of them is the KL."""
 
 
 class PPOGradients(NamedTuple):
@@ -36,20 +38,16 @@ class PPOGradients(NamedTuple):
 
 
 @triton.jit
-def _is_valid(valid, at, size):
-    there = at < size
-    if valid is not None:
-        there &= tl.load(valid + at, mask=there, other=0) != 0
-    return there
-
-
-@triton.jit
-def _moments_kernel(advantages, valid, size, moments, turns: tl.constexpr, padded: tl.constexpr, block: tl.constexpr):
+def _moments_kernel(advantages, order, valid, size, moments, turns: tl.constexpr, padded: tl.constexpr, block: tl.constexpr):
     """Number, sum and sum of squares of the valid advantages, per program: [3, padded]. In float64, so one pass is enough."""
     number, total, squares = tl.zeros([block], tl.float64), tl.zeros([block], tl.float64), tl.zeros([block], tl.float64)
     for turn in range(turns):
         at = (turn * tl.num_programs(0) + tl.program_id(0)) * block + tl.arange(0, block)
-        there = _is_valid(valid, at, size)
+        there = at < size
+        if order is not None:
+            at = tl.load(order + at, mask=there, other=0)
+        if valid is not None:
+            there &= tl.load(valid + at, mask=there, other=0) != 0
         advantage = tl.load(advantages + at, mask=there, other=0.0).to(tl.float64)
         number += there.to(tl.float64)
         total += advantage
@@ -61,23 +59,6 @@ def _moments_kernel(advantages, valid, size, moments, turns: tl.constexpr, padde
 
 
 @triton.jit
-def _normalized(advantage, moments, num_moments, number, padded: tl.constexpr):
-    """Normalize to mean 0 and std 1 over the `number` (float64) of valid steps; a single step is left unchanged."""
-    n = tl.arange(0, padded)
-    mean = tl.sum(tl.load(moments + padded + n, mask=n < num_moments, other=0.0), 0) / tl.maximum(number, 1.0)
-    squares = tl.sum(tl.load(moments + 2 * padded + n, mask=n < num_moments, other=0.0), 0) - number * mean * mean
-    std = tl.sqrt(tl.where(squares < 0.0, 0.0, squares) / tl.maximum(number - 1.0, 1.0))
-    normalized = (advantage.to(tl.float64) - mean).to(tl.float32) / (std.to(tl.float32) + 1e-8)
-    return tl.where(number > 1.0, normalized, advantage)
-
-
-@triton.jit
-def _share_of_smaller(a, b):
-    """The share of min(a, b)'s gradient that goes to a; torch gives each one half if they are equal."""
-    return tl.where(a < b, 1.0, tl.where(a == b, 0.5, 0.0))
-
-
-@triton.jit
 def _loss_kernel(
     log_probs, entropies, values, old_log_probs, old_values, advantages, returns, weights, valid, size,
     clip_range, value_coef, entropy_coef, moments, num_moments, d_log_probs, d_entropies, d_values, metrics,
@@ -85,51 +66,120 @@ def _loss_kernel(
 ):  # fmt: skip
     """The gradients of a block of steps, and its part of the metrics: [5, programs]."""
     at = tl.program_id(0) * block + tl.arange(0, block)
-    there = _is_valid(valid, at, size)
+    there = at < size
+    if valid is not None:
+        there &= tl.load(valid + at, mask=there, other=0) != 0
     clip = tl.load(clip_range)
+    mean, scale, part, _ = moments_of(moments, num_moments, padded, size, normalizes)
     advantage = tl.load(advantages + at, mask=there, other=0.0)
-    part = 1.0 / size  # weight of one step in the means
-    if moments is not None:
-        n = tl.arange(0, padded)
-        number = tl.sum(tl.load(moments + n, mask=n < num_moments, other=0.0), 0)
-        part = (1.0 / tl.maximum(number, 1.0)).to(tl.float32)
-        if normalizes:
-            advantage = _normalized(advantage, moments, num_moments, number, padded)
+    if normalizes:
+        advantage = normalized(advantage, mean, scale)
     if weights is not None:
         advantage *= tl.load(weights + at, mask=there, other=0.0)
-
-    log_ratio = tl.load(log_probs + at, mask=there, other=0.0) - tl.load(old_log_probs + at, mask=there, other=0.0)
-    ratio = tl.exp(log_ratio)
-    inside = (ratio >= 1.0 - clip) & (ratio <= 1.0 + clip)
-    plain, clipped = advantage * ratio, advantage * tl.minimum(tl.maximum(ratio, 1.0 - clip), 1.0 + clip)
-    share = _share_of_smaller(plain, clipped)
-    slope = share + (1.0 - share) * inside.to(tl.float32)
-    objective = tl.minimum(plain, clipped, propagate_nan=tl.PropagateNan.ALL)
-
+    log_prob = tl.load(log_probs + at, mask=there, other=0.0)
+    old_log_prob = tl.load(old_log_probs + at, mask=there, other=0.0)
+    objective, slope, kl, was_clipped = policy_terms(log_prob, old_log_prob, advantage, clip)
     value, target = tl.load(values + at, mask=there, other=0.0), tl.load(returns + at, mask=there, other=0.0)
-    error = value - target
-    square, d_value = error * error, error
-    if clips_values:
-        old_value = tl.load(old_values + at, mask=there, other=0.0)
-        change = value - old_value
-        near_error = old_value + tl.minimum(tl.maximum(change, -clip), clip) - target
-        near_square = near_error * near_error
-        inside = (change >= -clip) & (change <= clip)
-        share = _share_of_smaller(near_square, square)  # the larger one counts
-        d_value = share * error + (1.0 - share) * inside.to(tl.float32) * near_error
-        square = tl.maximum(square, near_square, propagate_nan=tl.PropagateNan.ALL)
-
+    square, d_value = value_terms(value, tl.load(old_values + at, mask=there, other=0.0), target, clip, clips_values)
     entropy = tl.load(entropies + at, mask=there, other=0.0)
-    was_clipped = tl.abs(ratio - 1.0) > clip
-    tl.store(d_log_probs + at, tl.where(there, -part * slope * plain, 0.0), mask=at < size)
+    tl.store(d_log_probs + at, tl.where(there, -part * slope, 0.0), mask=at < size)
     tl.store(d_entropies + at, tl.where(there, -part * entropy_coef, 0.0), mask=at < size)
     tl.store(d_values + at, tl.where(there, part * value_coef * d_value, 0.0), mask=at < size)
     own, programs = metrics + tl.program_id(0), tl.num_programs(0)
     tl.store(own, -part * tl.sum(tl.where(there, objective, 0.0), 0))
     tl.store(own + programs, 0.5 * part * tl.sum(square, 0))
     tl.store(own + 2 * programs, part * tl.sum(entropy, 0))
-    tl.store(own + 3 * programs, part * tl.sum(ratio - 1.0 - log_ratio, 0))
-    tl.store(own + 4 * programs, part * tl.sum(was_clipped.to(tl.float32), 0))
+    tl.store(own + 3 * programs, part * tl.sum(kl, 0))
+    tl.store(own + 4 * programs, part * tl.sum(was_clipped, 0))
+
+
+class Steps(NamedTuple):
+    """A rollout for the fused kernels, flat over steps and rows [S]."""
+
+    obs: Tensor
+    actions: Tensor
+    log_probs: Tensor
+    values: Tensor
+    advantages: Tensor
+    returns: Tensor
+    masks: Tensor | None = None
+    """Legal choices, bool [S, A]."""
+    valid: Tensor | None = None
+    """False for steps to ignore, whatever they contain. bool [S]"""
+
+
+class LossSettings(NamedTuple):
+    """Constants of PPO's loss, see `PPOConfig`."""
+
+    value_coef: float
+    entropy_coef: float
+    clip_values: bool
+    normalize_advantages: bool
+
+
+class Moments(NamedTuple):
+    """Partial sums from which kernels compute mean and standard deviation of a minibatch's advantages; see `moments_of`."""
+
+    sums: Tensor | None
+    """Numbers, sums and sums of squares, [3, padded] float64; None if nothing is normalized and all steps count."""
+    used: int
+    """How many of them are used."""
+    padded: int
+
+
+def advantage_moments(advantages: Tensor, order: Tensor | None, valid: Tensor | None, normalizes: bool) -> Moments:
+    """The moments of a minibatch, without synchronizing.
+
+    Args:
+        advantages: [S].
+        order: The minibatch's indices among the S steps, int64 [B]; None: all in order.
+        valid: False for steps that do not count. bool [S]
+        normalizes: Whether advantages are normalized.
+    """
+    if not normalizes and valid is None:
+        return Moments(None, 0, 1)
+    size = len(advantages) if order is None else len(order)
+    blocks = triton.cdiv(size, BLOCK)
+    count = min(blocks, MOST_SUMS)
+    padded = triton.next_power_of_2(count)
+    sums = torch.empty(3, padded, dtype=torch.float64, device=advantages.device)
+    _moments_kernel[(count,)](advantages, order, valid, size, sums, triton.cdiv(blocks, count), padded, BLOCK)
+    return Moments(sums, count, padded)
+
+
+@triton.jit
+def _metrics_kernel(stats, programs, moments, num_moments, norm, sums, epoch_kl, padded: tl.constexpr, block: tl.constexpr):
+    """Add a minibatch's means, the norm of its gradient and a 1 to the sums, unless none of its steps is valid."""
+    _, _, _, nothing = moments_of(moments, num_moments, padded, 1, False)
+    count = tl.where(nothing == 0.0, 1.0, 0.0)
+    metric = tl.arange(0, 8)
+    totals = tl.zeros([8, block], tl.float32)
+    for first in range(0, programs, block):
+        at = first + tl.arange(0, block)
+        there = (metric < METRICS)[:, None] & (at < programs)[None, :]
+        totals += tl.load(stats + metric[:, None] * programs + at[None, :], mask=there, other=0.0)
+    means = tl.sum(totals, 1) * count
+    tl.store(sums + metric, tl.load(sums + metric, mask=metric < METRICS, other=0.0) + means, mask=metric < METRICS)
+    tl.store(epoch_kl, tl.load(epoch_kl) + tl.sum(tl.where(metric == KL, means, 0.0), 0))
+    own_norm = tl.where(count > 0.0, tl.load(norm), 0.0)
+    tl.store(sums + METRICS, tl.load(sums + METRICS) + own_norm)
+    tl.store(sums + METRICS + 1, tl.load(sums + METRICS + 1) + count)
+    tl.store(epoch_kl + 1, tl.load(epoch_kl + 1) + count)
+
+
+def add_metrics(stats: Tensor, moments: Moments, norm: Tensor, sums: Tensor, epoch_kl: Tensor) -> None:
+    """Add a minibatch to the metrics of an update, unless none of its steps is valid.
+
+    Args:
+        stats: Its metrics, to be summed over programs. [5, programs]
+        moments: Of its advantages.
+        norm: Of its gradient. []
+        sums: Sums of the five metrics and of the norm, and their number. [7]
+        epoch_kl: Sum of the KL, and its number. [2]
+    """
+    _metrics_kernel[(1,)](
+        stats, stats.shape[1], moments.sums, moments.used, norm, sums, epoch_kl, moments.padded, 256, num_warps=4
+    )
 
 
 def ppo_gradients(
@@ -181,18 +231,13 @@ def ppo_gradients(
     for column in (log_probs, entropies, values, old_log_probs, old_values, advantages, returns, weights, valid):
         if column is not None and (column.shape != (size,) or not column.is_contiguous()):
             raise HurtleError(f"All tensors must be contiguous and of shape ({size},); one has {tuple(column.shape)}.")
+    moments = advantage_moments(advantages, None, valid, normalize_advantages)
     blocks = triton.cdiv(size, BLOCK)
-    sums = min(blocks, MOST_SUMS)
-    padded = triton.next_power_of_2(sums)
-    moments = None
-    if normalize_advantages or valid is not None:
-        moments = torch.empty(3, padded, dtype=torch.float64, device=values.device)
-        _moments_kernel[(sums,)](advantages, valid, size, moments, triton.cdiv(blocks, sums), padded, BLOCK)
     d_log_probs, d_entropies, d_values = torch.empty(3, size, device=values.device).unbind()
-    metrics = torch.empty(METRICS, blocks, device=values.device)
+    metrics = torch.empty(METRICS.value, blocks, device=values.device)
     _loss_kernel[(blocks,)](
         log_probs, entropies, values, old_log_probs, old_values, advantages, returns, weights, valid, size,
-        clip_range, value_coef, entropy_coef, moments, sums, d_log_probs, d_entropies, d_values, metrics,
-        clip_values, normalize_advantages, padded, BLOCK,
+        clip_range, value_coef, entropy_coef, moments.sums, moments.used, d_log_probs, d_entropies, d_values, metrics,
+        clip_values, normalize_advantages, moments.padded, BLOCK,
     )  # fmt: skip
     return PPOGradients(d_log_probs, d_entropies, d_values, metrics.sum(1))

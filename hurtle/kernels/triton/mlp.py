@@ -14,41 +14,57 @@ import triton.language as tl
 from torch import Tensor
 
 from hurtle.kernels.mlp_shape import MLPShape
+from hurtle.kernels.triton.dense import tanh
+from hurtle.kernels.triton.heads import (
+    GAMMA,
+    HALF_LOG_2PI,
+    choice_logits,
+    choice_terms,
+    d_choice,
+    moments_of,
+    normalized,
+    policy_terms,
+    sample_choice,
+    uniform,
+    value_terms,
+)
+from hurtle.kernels.triton.loss import METRICS, LossSettings, Moments, Steps, advantage_moments
 
 PROGRAMS_PER_UNIT = 4
 """Persistent programs of the gradient kernel per multiprocessor of the GPU."""
-STATS = tl.constexpr(5)
-"""Sums that each program of the gradient kernel returns: policy loss, value loss, entropy, KL, number of clipped ratios."""
+RECORD = 8
+"""Records of steps are a multiple of so many numbers: the 32 bytes that memory moves at a time."""
 PRECISIONS = {"float32": 0, "tf32": 1, "bf16": 2}
 
 
 @triton.jit
-def _tanh(x, FAST: tl.constexpr):
-    if FAST:
-        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-    e = tl.exp(-2.0 * tl.abs(x))
-    t = (1.0 - e) / (1.0 + e)
-    return tl.where(x < 0, -t, t)
-
-
-@triton.jit
 def _activation(x, RELU: tl.constexpr, FAST: tl.constexpr):
-    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) if RELU else _tanh(x, FAST)
+    if RELU:
+        y = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    elif FAST:  # two at a time
+        half = x.to(tl.bfloat16)
+        y = tl.inline_asm_elementwise("tanh.approx.bf16x2 $0, $1;", "=r,r", [half], dtype=tl.bfloat16, is_pure=True, pack=2)
+    else:
+        y = tanh(x)
+    return y
 
 
 @triton.jit
 def _slope(y, RELU: tl.constexpr):
     """The slope of the activation, from its result."""
+    y = y.to(tl.float32)
     return tl.where(y > 0.0, 1.0, 0.0) if RELU else 1.0 - y * y
 
 
 @triton.jit
 def _dot(a, b, PRECISION: tl.constexpr):
     if PRECISION == 2:
-        return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
-    if PRECISION == 1:
-        return tl.dot(a, b, input_precision="tf32")
-    return tl.dot(a, b, input_precision="ieee")
+        product = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
+    elif PRECISION == 1:
+        product = tl.dot(a, b, input_precision="tf32")
+    else:
+        product = tl.dot(a, b, input_precision="ieee")
+    return product
 
 
 @triton.jit
@@ -58,14 +74,6 @@ def _operand(x, PRECISION: tl.constexpr):
         rounded = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
         return tl.where(x == x, rounded, x)  # a GPU's NaN, 0x7fffffff, would become 0
     return x
-
-
-@triton.jit
-def _uniform(z):
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
-    z = z ^ (z >> 31)
-    return (z >> 40).to(tl.float32) * 5.9604644775390625e-08
 
 
 @triton.jit
@@ -85,7 +93,7 @@ def _hidden(
 
 @triton.jit(do_not_specialize=["t"])
 def _act_kernel(
-    obs, weights, streams, clock, seen, actions, log_probs, env_actions, start, low, high, mean, std, clip, t, N,
+    obs, masks, weights, streams, clock, seen, actions, log_probs, env_actions, start, low, high, mean, std, clip, t, N,
     W1: tl.constexpr, B1: tl.constexpr, W2: tl.constexpr, B2: tl.constexpr, W3: tl.constexpr, B3: tl.constexpr,
     LOG_STD: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, A: tl.constexpr, AP: tl.constexpr,
     B: tl.constexpr, RELU: tl.constexpr, GAUSSIAN: tl.constexpr, NORMALIZED: tl.constexpr, FAST: tl.constexpr,
@@ -109,35 +117,27 @@ def _act_kernel(
     out = _dot(h, w3, PRECISION) + tl.load(weights + B3 + ra, mask=ra < A, other=0.0)[None, :]
     stream = tl.load(streams + row, mask=ok, other=0).to(tl.uint64)
     drawn = (tl.load(clock) + t).to(tl.uint64)
-    gamma = 0x9E3779B97F4A7C15
     real = ra[None, :] < A
     if GAUSSIAN:
         k = ra.to(tl.uint64)
-        first = stream[:, None] + (drawn * (2 * A) + 2 * k + 1)[None, :] * gamma
-        radius = tl.sqrt(-2.0 * tl.log(1.0 - _uniform(first)))
-        normal = radius * tl.cos(6.283185307179586 * _uniform(first + gamma))
+        first = stream[:, None] + (drawn * (2 * A) + 2 * k + 1)[None, :] * GAMMA
+        radius = tl.sqrt(-2.0 * tl.log(1.0 - uniform(first)))
+        normal = radius * tl.cos(6.283185307179586 * uniform(first + GAMMA))
         log_std = tl.load(weights + LOG_STD + ra, mask=ra < A, other=0.0)
         action = out + tl.exp(log_std)[None, :] * normal
         off = (action - out) * tl.exp(-log_std)[None, :]
-        log_prob = tl.sum(tl.where(real, -0.5 * off * off - log_std[None, :] - 0.9189385332046727, 0.0), 1)
+        log_prob = tl.sum(tl.where(real, -0.5 * off * off - log_std[None, :] - HALF_LOG_2PI, 0.0), 1)
         place = row[:, None] * A + ra[None, :]
         bounded = tl.maximum(action, tl.load(low + ra, mask=ra < A, other=0.0)[None, :])
         bounded = tl.minimum(bounded, tl.load(high + ra, mask=ra < A, other=0.0)[None, :])
         tl.store(actions + place, action, mask=ok[:, None] & real)
         tl.store(env_actions + place, bounded, mask=ok[:, None] & real)
     else:
-        uniform = _uniform(stream + (drawn + 1) * gamma)
-        logits = tl.where(real, out, -float("inf"))
-        highest = tl.max(logits, 1)
-        parts = tl.exp(logits - highest[:, None])
-        mass = tl.sum(parts, 1)
-        reached = tl.cumsum(parts, 1)
-        level = uniform * mass
-        # The last possible choice whose start is below the level: up to rounding, the first whose end is above it.
-        begun = (reached - parts <= level[:, None]) & (parts > 0.0) & real
-        chosen = tl.max(tl.where(begun, ra[None, :], 0), 1)
-        own = tl.sum(tl.where(ra[None, :] == chosen[:, None], logits - highest[:, None], 0.0), 1)
-        log_prob = own - tl.log(mass)
+        legal = None
+        if masks is not None:
+            legal = tl.load(masks + row[:, None] * A + ra[None, :], mask=ok[:, None] & real, other=0) != 0
+        logits = choice_logits(out, ra[None, :], A, legal, 1)
+        chosen, log_prob = sample_choice(logits, ra[None, :], uniform(stream + (drawn + 1) * GAMMA), 1)
         tl.store(actions + row, chosen.to(tl.int64), mask=ok)
         tl.store(env_actions + row, (chosen + tl.load(start)).to(env_actions.dtype.element_ty), mask=ok)
     tl.store(log_probs + row, log_prob, mask=ok)
@@ -161,127 +161,142 @@ def _value_kernel(
         x = tl.load(obs + row[:, None] * D + rd[None, :], mask=ok[:, None] & (rd[None, :] < D), other=0.0)
         h1 = _activation(_dot(_operand(x, PRECISION), w1, PRECISION) + b1[None, :], RELU, FAST)
         h2 = _activation(_dot(_operand(h1, PRECISION), w2, PRECISION) + b2[None, :], RELU, FAST)
-        tl.store(values + row, tl.sum(h2 * w3[None, :], 1) + b3, mask=ok)
+        tl.store(values + row, tl.sum(h2.to(tl.float32) * w3[None, :], 1) + b3, mask=ok)
+
+
+@triton.jit
+def _record_kernel(
+    obs, actions, log_probs, values, advantages, returns, records, N,
+    D: tl.constexpr, A: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, B: tl.constexpr, WITH_VALUES: tl.constexpr,
+):  # fmt: skip
+    """All that the loss needs of a step side by side, since minibatches gather random steps: [N, R]."""
+    row = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    ok, r = (row < N)[:, None], tl.arange(0, RP)[None, :]
+    record = tl.load(obs + row[:, None] * D + r, mask=ok & (r < D), other=0.0)
+    action = tl.load(actions + row[:, None] * A + r - (D + 3), mask=ok & (r >= D + 3) & (r < D + 3 + A), other=0)
+    record = tl.where(r < D + 3, record, action.to(tl.float32))
+    record = tl.where(r == D, tl.load(log_probs + row, mask=row < N, other=0.0)[:, None], record)
+    record = tl.where(r == D + 1, tl.load(advantages + row, mask=row < N, other=0.0)[:, None], record)
+    record = tl.where(r == D + 2, tl.load(returns + row, mask=row < N, other=0.0)[:, None], record)
+    if WITH_VALUES:
+        record = tl.where(r == D + 3 + A, tl.load(values + row, mask=row < N, other=0.0)[:, None], record)
+    tl.store(records + row[:, None] * R + r, record, mask=ok & (r < R))
 
 
 @triton.jit
 def _gradient_kernel(
-    obs, order, actions, old_log_probs, old_values, advantages, returns, weights, moments, clip_range,
-    partials, stats, N, SIZE,
+    records, order, masks, valid, step_weights, weights, moments, num_moments, clip_range, partials, stats, N, SIZE,
     AW1: tl.constexpr, AB1: tl.constexpr, AW2: tl.constexpr, AB2: tl.constexpr, AW3: tl.constexpr, AB3: tl.constexpr,
     CW1: tl.constexpr, CB1: tl.constexpr, CW2: tl.constexpr, CB2: tl.constexpr, CW3: tl.constexpr, CB3: tl.constexpr,
     LOG_STD: tl.constexpr, VALUE_COEF: tl.constexpr, ENTROPY_COEF: tl.constexpr, CLIP_VALUES: tl.constexpr,
-    D: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, A: tl.constexpr, AP: tl.constexpr, B: tl.constexpr,
+    NORMALIZES: tl.constexpr, PADDED: tl.constexpr,
+    D: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, A: tl.constexpr, AP: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
     RELU: tl.constexpr, GAUSSIAN: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Gradients of a program's steps for the actor or the critic.
+
+    Activations are [features, steps]: every one is an operand as it comes from the product before. Gradients of biases are
+    products with a row of ones below the inputs.
+    """
     p, P, is_critic = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
     rd, rh, rk, ra, rb = tl.arange(0, DP), tl.arange(0, H), tl.arange(0, H), tl.arange(0, AP), tl.arange(0, B)
     W1, B1 = AW1 + is_critic * (CW1 - AW1), AB1 + is_critic * (CB1 - AB1)
     W2, B2 = AW2 + is_critic * (CW2 - AW2), AB2 + is_critic * (CB2 - AB2)
     W3, B3 = AW3 + is_critic * (CW3 - AW3), AB3 + is_critic * (CB3 - AB3)
     real = ra < A + is_critic * (1 - A)
-    w1 = _operand(tl.load(weights + W1 + rh[None, :] * D + rd[:, None], mask=rd[:, None] < D, other=0.0), PRECISION)
-    w2 = _operand(tl.load(weights + W2 + rh[None, :] * H + rk[:, None]), PRECISION)
-    w3 = _operand(tl.load(weights + W3 + ra[None, :] * H + rh[:, None], mask=real[None, :], other=0.0), PRECISION)
+    w1 = _operand(tl.load(weights + W1 + rh[:, None] * D + rd[None, :], mask=rd[None, :] < D, other=0.0), PRECISION)
+    w2 = _operand(tl.load(weights + W2 + rh[:, None] * H + rk[None, :]), PRECISION)
+    w3 = _operand(tl.load(weights + W3 + ra[:, None] * H + rh[None, :], mask=real[:, None], other=0.0), PRECISION)
+    w2t = _operand(tl.load(weights + W2 + rk[None, :] * H + rh[:, None]), PRECISION)
+    w3t = _operand(tl.load(weights + W3 + ra[None, :] * H + rh[:, None], mask=real[None, :], other=0.0), PRECISION)
     b1, b2 = tl.load(weights + B1 + rh), tl.load(weights + B2 + rh)
     b3 = tl.load(weights + B3 + ra, mask=real, other=0.0)
-    w2t, w3t = tl.trans(w2), tl.trans(w3)
-    dw1, dw2, dw3 = tl.zeros((DP, H), tl.float32), tl.zeros((H, H), tl.float32), tl.zeros((H, AP), tl.float32)
-    db1, db2, db3 = tl.zeros((H,), tl.float32), tl.zeros((H,), tl.float32), tl.zeros((AP,), tl.float32)
-    d_log_std = tl.zeros((AP,), tl.float32)
-    loss, entropies = tl.zeros((B,), tl.float32), tl.zeros((B,), tl.float32)
+    dw1, dw2, dw3 = tl.zeros((H, DP), tl.float32), tl.zeros((H, H), tl.float32), tl.zeros((H, AP), tl.float32)
+    db2, db3 = tl.zeros((H, DP), tl.float32), tl.zeros((AP, B), tl.float32)
+    d_log_std = tl.zeros((AP, B), tl.float32)
+    losses, entropies = tl.zeros((B,), tl.float32), tl.zeros((B,), tl.float32)
     kls, clipped = tl.zeros((B,), tl.float32), tl.zeros((B,), tl.float32)
-    shift, scale = tl.load(moments), tl.load(moments + 1)
     clip = tl.load(clip_range)
-    inverse = 1.0 / N
+    mean, scale, part, nothing = moments_of(moments, num_moments, PADDED, N, NORMALIZES)
     log_std = tl.load(weights + LOG_STD + ra, mask=ra < A, other=0.0) if GAUSSIAN else tl.zeros((AP,), tl.float32)
+    a = ra[:, None]
     for block in range(p, tl.cdiv(N, B), P):
         place = block * B + rb
         ok = place < N
         row = tl.load(order + place, mask=ok, other=0)
-        x = tl.load(obs + row[:, None] * D + rd[None, :], mask=ok[:, None] & (rd[None, :] < D), other=0.0)
-        x = _operand(x, PRECISION)
-        h1 = _operand(_activation(_dot(x, w1, PRECISION) + b1[None, :], RELU, FAST), PRECISION)
-        h2 = _operand(_activation(_dot(h1, w2, PRECISION) + b2[None, :], RELU, FAST), PRECISION)
-        out = _dot(h2, w3, PRECISION) + b3[None, :]
+        if valid is not None:
+            ok &= tl.load(valid + row, mask=ok, other=0) != 0
+        own = records + row * R
+        x = tl.load(own[None, :] + rd[:, None], mask=ok[None, :] & (rd[:, None] < D), other=0.0)
+        x = _operand(tl.where(rd[:, None] == D, 1.0, x), PRECISION)
+        h1 = _operand(_activation(_dot(w1, x, PRECISION) + b1[:, None], RELU, FAST), PRECISION)
+        h2 = _operand(_activation(_dot(w2, h1, PRECISION) + b2[:, None], RELU, FAST), PRECISION)
+        out = _dot(w3, h2, PRECISION) + b3[:, None]
         if is_critic == 1:
-            value = tl.sum(tl.where(ra[None, :] == 0, out, 0.0), 1)
-            target = tl.load(returns + row, mask=ok, other=0.0)
-            error = value - target
-            square, slope = error * error, error
-            if CLIP_VALUES:
-                old = tl.load(old_values + row, mask=ok, other=0.0)
-                moved = value - old
-                near = old + tl.minimum(tl.maximum(moved, -clip), clip) - target
-                is_inside = tl.abs(moved) <= clip
-                bound = near * near
-                inner = tl.where(is_inside, near, 0.0)
-                slope = tl.where(bound > square, inner, tl.where(bound == square, 0.5 * (error + inner), error))
-                square = tl.maximum(square, bound, propagate_nan=tl.PropagateNan.ALL)
-            loss += tl.where(ok, 0.5 * square, 0.0)
-            d3 = tl.where(ok[:, None] & (ra[None, :] == 0), (VALUE_COEF * inverse * slope)[:, None], 0.0)
+            value = tl.sum(tl.where(a == 0, out, 0.0), 0)
+            target = tl.load(own + D + 2, mask=ok, other=0.0)
+            old_value = tl.load(own + D + 3 + (A if GAUSSIAN else 1), mask=ok, other=0.0) if CLIP_VALUES else target
+            square, slope = value_terms(value, old_value, target, clip, CLIP_VALUES)
+            losses += tl.where(ok, 0.5 * square, 0.0)
+            d3 = tl.where(ok[None, :] & (a == 0), (VALUE_COEF * part * slope)[None, :], 0.0)
         else:
-            advantage = (tl.load(advantages + row, mask=ok, other=0.0) - shift) * scale
-            old_log_prob = tl.load(old_log_probs + row, mask=ok, other=0.0)
+            advantage = tl.load(own + D + 1, mask=ok, other=0.0)
+            if NORMALIZES:
+                advantage = normalized(advantage, mean, scale)
+            if step_weights is not None:
+                advantage *= tl.load(step_weights + place, mask=ok, other=0.0)
+            old_log_prob = tl.load(own + D, mask=ok, other=0.0)
             if GAUSSIAN:
-                action = tl.load(actions + row[:, None] * A + ra[None, :], mask=ok[:, None] & real[None, :], other=0.0)
-                off = (action - out) * tl.exp(-log_std)[None, :]
-                log_prob = tl.sum(tl.where(real[None, :], -0.5 * off * off - log_std[None, :] - 0.9189385332046727, 0.0), 1)
-                entropy = tl.zeros((B,), tl.float32) + tl.sum(tl.where(real, log_std + 1.4189385332046727, 0.0), 0)
+                action = tl.load(own[None, :] + D + 3 + a, mask=ok[None, :] & real[:, None], other=0.0)
+                off = (action - out) * tl.exp(-log_std)[:, None]
+                log_prob = tl.sum(tl.where(real[:, None], -0.5 * off * off - log_std[:, None] - HALF_LOG_2PI, 0.0), 0)
+                entropy = tl.zeros((B,), tl.float32) + tl.sum(tl.where(real, log_std + 0.5 + HALF_LOG_2PI, 0.0), 0)
             else:
-                action = tl.load(actions + row, mask=ok, other=0)
-                logits = tl.where(real[None, :], out, -1e30)
-                highest = tl.max(logits, 1)
-                parts = tl.exp(logits - highest[:, None])
-                mass = tl.sum(parts, 1)
-                probs = parts / mass[:, None]
-                logs = logits - highest[:, None] - tl.log(mass)[:, None]
-                is_chosen = ra[None, :] == action[:, None]
-                log_prob = tl.sum(tl.where(is_chosen, logs, 0.0), 1)
-                kept_logs = tl.where(probs > 0.0, logs, 0.0)
-                entropy = -tl.sum(probs * kept_logs, 1)
-            log_ratio = log_prob - old_log_prob
-            ratio = tl.exp(log_ratio)
-            held = tl.minimum(tl.maximum(ratio, 1.0 - clip), 1.0 + clip)
-            free, bounded = advantage * ratio, advantage * held
-            slope = tl.where(bounded < free, 0.0, -free) * inverse
-            loss += tl.where(ok, -tl.minimum(free, bounded, propagate_nan=tl.PropagateNan.ALL), 0.0)
+                action = tl.load(own + D + 3, mask=ok, other=0.0).to(tl.int32)
+                legal = None
+                if masks is not None:
+                    legal = tl.load(masks + row[None, :] * A + a, mask=ok[None, :] & real[:, None], other=0) != 0
+                logits = choice_logits(out, a, A, legal, 0)
+                log_prob, entropy, probs, logs, is_action = choice_terms(logits, a, action, 0)
+            objective, slope, kl, was_clipped = policy_terms(log_prob, old_log_prob, advantage, clip)
+            losses -= tl.where(ok, objective, 0.0)
             entropies += tl.where(ok, entropy, 0.0)
-            kls += tl.where(ok, ratio - 1.0 - log_ratio, 0.0)
-            clipped += tl.where(ok & (tl.abs(ratio - 1.0) > clip), 1.0, 0.0)
+            kls += tl.where(ok, kl, 0.0)
+            clipped += tl.where(ok, was_clipped, 0.0)
+            slope = -part * slope
+            kept = ok[None, :] & real[:, None]
             if GAUSSIAN:
-                d3 = slope[:, None] * off * tl.exp(-log_std)[None, :]
-                by_std = slope[:, None] * (off * off - 1.0) - ENTROPY_COEF * inverse
-                d_log_std += tl.sum(tl.where(ok[:, None] & real[None, :], by_std, 0.0), 0)
+                d3 = slope[None, :] * off * tl.exp(-log_std)[:, None]
+                d_log_std += tl.where(kept, slope[None, :] * (off * off - 1.0) - ENTROPY_COEF * part, 0.0)
             else:
-                d3 = slope[:, None] * (tl.where(is_chosen, 1.0, 0.0) - probs)
-                d3 += ENTROPY_COEF * inverse * probs * (kept_logs + entropy[:, None])
-            d3 = tl.where(ok[:, None] & real[None, :], d3, 0.0)
+                d3 = d_choice(slope, tl.zeros((B,), tl.float32) - ENTROPY_COEF * part, entropy, probs, logs, is_action, 0)
+                if masks is not None:
+                    kept &= legal
+            d3 = tl.where(kept, d3, 0.0)
+        db3 += d3
         d3 = _operand(d3, PRECISION)
-        dw3 += _dot(tl.trans(h2), d3, PRECISION)
-        db3 += tl.sum(d3, 0)
-        d2 = _operand(_dot(d3, w3t, PRECISION) * _slope(h2, RELU), PRECISION)
-        dw2 += _dot(tl.trans(h1), d2, PRECISION)
-        db2 += tl.sum(d2, 0)
-        d1 = _operand(_dot(d2, w2t, PRECISION) * _slope(h1, RELU), PRECISION)
-        dw1 += _dot(tl.trans(x), d1, PRECISION)
-        db1 += tl.sum(d1, 0)
-    own = partials + p * SIZE
-    tl.store(own + W1 + rh[None, :] * D + rd[:, None], dw1, mask=rd[:, None] < D)
-    tl.store(own + W2 + rh[None, :] * H + rk[:, None], dw2)
-    tl.store(own + W3 + ra[None, :] * H + rh[:, None], dw3, mask=real[None, :])
-    tl.store(own + B1 + rh, db1)
-    tl.store(own + B2 + rh, db2)
-    tl.store(own + B3 + ra, db3, mask=real)
+        dw3 += _dot(h2, tl.trans(d3), PRECISION)
+        d2 = _operand(_dot(w3t, d3, PRECISION) * _slope(h2, RELU), PRECISION)
+        db2 += _dot(d2, tl.trans(x), PRECISION)
+        dw2 += _dot(d2, tl.trans(h1), PRECISION)
+        d1 = _operand(_dot(w2t, d2, PRECISION) * _slope(h1, RELU), PRECISION)
+        dw1 += _dot(d1, tl.trans(x), PRECISION)
+    into = partials + p * SIZE
+    tl.store(into + W1 + rh[:, None] * D + rd[None, :], dw1, mask=rd[None, :] < D)
+    tl.store(into + W2 + rh[:, None] * H + rk[None, :], dw2)
+    tl.store(into + W3 + ra[None, :] * H + rh[:, None], dw3, mask=real[None, :])
+    tl.store(into + B1 + rh, tl.sum(tl.where(rd[None, :] == D, dw1, 0.0), 1))
+    tl.store(into + B2 + rh, tl.sum(tl.where(rd[None, :] == D, db2, 0.0), 1))
+    tl.store(into + B3 + ra, tl.sum(db3, 1) + nothing, mask=real)
     if is_critic == 1:
-        tl.store(stats + p * STATS + 1, tl.sum(loss, 0))
+        tl.store(stats + P + p, part * tl.sum(losses, 0))
     else:
         if GAUSSIAN:
-            tl.store(own + LOG_STD + ra, d_log_std, mask=real)
-        tl.store(stats + p * STATS, tl.sum(loss, 0))
-        tl.store(stats + p * STATS + 2, tl.sum(entropies, 0))
-        tl.store(stats + p * STATS + 3, tl.sum(kls, 0))
-        tl.store(stats + p * STATS + 4, tl.sum(clipped, 0))
+            tl.store(into + LOG_STD + ra, tl.sum(d_log_std, 1), mask=real)
+        tl.store(stats + p, part * tl.sum(losses, 0))
+        tl.store(stats + 2 * P + p, part * tl.sum(entropies, 0))
+        tl.store(stats + 3 * P + p, part * tl.sum(kls, 0))
+        tl.store(stats + 4 * P + p, part * tl.sum(clipped, 0))
 
 
 class FusedMLP:
@@ -291,15 +306,21 @@ class FusedMLP:
         shape: The shape of the policy.
         weights: All its parameters, flat, as in `FlatParameters`.
         precision: Precision of the matrix products: "float32", "tf32" or "bf16"; sums are float32. With bf16, tanh is the GPU's
-            own, accurate to 2^-11.
+            own, of numbers rounded to bf16.
+
+    Attributes:
+        partials: Gradients of the last minibatch, to be summed over the first axis. [P, size]
+        acts_with_values: Whether `act` computes values as well.
     """
+
+    acts_with_values = False
 
     def __init__(self, shape: MLPShape, weights: Tensor, precision: str = "float32"):
         self.shape, self.weights = shape, weights
         self._precision = PRECISIONS[precision]
         self._common: dict[str, Any] = {
             "D": shape.inputs,
-            "DP": max(16, triton.next_power_of_2(shape.inputs)),
+            "DP": max(16, triton.next_power_of_2(shape.inputs + 1)),
             "H": shape.hidden,
             "RELU": shape.relu,
             "FAST": precision == "bf16" and weights.is_cuda,
@@ -310,11 +331,18 @@ class FusedMLP:
         self._block = 64 if wide else 32
         self.programs = (2 if wide else PROGRAMS_PER_UNIT) * units
         self._value_programs = 8 * units
-        self._actor = dict(zip(("W1", "B1", "W2", "B2", "W3", "B3"), shape.offsets[:6], strict=True))
-        self._critic = dict(zip(("W1", "B1", "W2", "B2", "W3", "B3"), shape.offsets[6:12], strict=True))
+        names = ("W1", "B1", "W2", "B2", "W3", "B3")
+        self._actor = dict(zip(names, shape.offsets[:6], strict=True))
+        self._critic = dict(zip(names, shape.offsets[6:12], strict=True))
+        self._both = {f"A{name}": at for name, at in self._actor.items()} | {
+            f"C{name}": at for name, at in self._critic.items()
+        }
         self.partials = torch.zeros(self.programs, shape.size, device=weights.device)
-        self._stats = torch.zeros(self.programs, STATS.value, device=weights.device)
-        self._none = torch.zeros(1, device=weights.device)
+        self._stats = torch.zeros(METRICS.value, self.programs, device=weights.device)
+        self._records = self._none = torch.zeros(1, device=weights.device)
+
+    def refresh(self) -> None:
+        """Take over the weights; these kernels read them wherever they need them."""
 
     def act(
         self,
@@ -325,9 +353,11 @@ class FusedMLP:
         seen: Tensor,
         actions: Tensor,
         log_probs: Tensor,
+        values: Tensor,
         env_actions: Tensor,
         bounds: tuple[Tensor, ...],
         normalizer: tuple[Tensor, Tensor, float] | None = None,
+        masks: Tensor | None = None,
     ) -> None:
         """Choose actions for all rows.
 
@@ -339,9 +369,11 @@ class FusedMLP:
             seen: Output: the observations that the policy saw. [N, …]
             actions: Output: raw actions. [N] or [N, A]
             log_probs: Output. [N]
+            values: Output, if these kernels act with values. [N]
             env_actions: Output: the envs' actions. [N] or [N, A]
             bounds: The first action (int64 [1]), or lower and upper bounds (float32 [A] each).
             normalizer: Mean, standard deviation (float64 [D] each) and bound of normalized observations.
+            masks: Legal choices, bool [N, A].
         """
         shape, rows = self.shape, len(log_probs)
         start = low = high = self._none
@@ -352,8 +384,8 @@ class FusedMLP:
         mean, std, clip = normalizer or (self._none, self._none, 0.0)
         block = 64 if shape.hidden <= 64 else 32
         _act_kernel[(triton.cdiv(rows, block),)](
-            obs, self.weights, streams, clock, seen, actions, log_probs, env_actions, start, low, high, mean, std, clip, t,
-            rows, **self._actor, LOG_STD=shape.offsets[12], A=shape.outputs, AP=16, B=block, GAUSSIAN=shape.gaussian,
+            obs, masks, self.weights, streams, clock, seen, actions, log_probs, env_actions, start, low, high, mean, std, clip,
+            t, rows, **self._actor, LOG_STD=shape.offsets[12], A=shape.outputs, AP=16, B=block, GAUSSIAN=shape.gaussian,
             NORMALIZED=normalizer is not None, num_warps=4, **self._common,
         )  # fmt: skip
 
@@ -363,48 +395,38 @@ class FusedMLP:
         programs = min(triton.cdiv(rows, block), self._value_programs)
         _value_kernel[(programs,)](seen, self.weights, out, rows, **self._critic, B=block, num_warps=4, **self._common)
 
-    def gradients(
-        self,
-        obs: Tensor,
-        order: Tensor,
-        actions: Tensor,
-        log_probs: Tensor,
-        values: Tensor,
-        advantages: Tensor,
-        returns: Tensor,
-        moments: Tensor,
-        clip_range: Tensor,
-        value_coef: float,
-        entropy_coef: float,
-        clip_values: bool,
-    ) -> Tensor:
-        """Compute the gradients of PPO's loss of one minibatch into `partials`, to be summed over its first axis.
+    def begin(self, steps: Steps, settings: LossSettings) -> None:
+        """Take over a rollout, flat; minibatches are drawn from it until the next call."""
+        shape, count = self.shape, len(steps.log_probs)
+        actions = shape.outputs if shape.gaussian else 1
+        width = triton.cdiv(shape.inputs + 3 + actions + settings.clip_values, RECORD) * RECORD
+        if self._records.shape != (count, width):
+            self._records = torch.zeros(count, width, device=self.weights.device)
+        self._steps, self._settings, block = steps, settings, 128
+        _record_kernel[(triton.cdiv(count, block),)](
+            steps.obs, steps.actions, steps.log_probs, steps.values, steps.advantages, steps.returns, self._records, count,
+            D=shape.inputs, A=actions, R=width, RP=triton.next_power_of_2(width), B=block, WITH_VALUES=settings.clip_values,
+        )  # fmt: skip
+
+    def gradients(self, order: Tensor, clip_range: Tensor, step_weights: Tensor | None = None) -> tuple[Tensor, Moments]:
+        """Compute the gradients of PPO's loss of one minibatch into `partials`.
 
         Args:
-            obs: Observations as the policy saw them, flat over steps and rows. [S, …]
-            order: The minibatch's indices among the S steps. int64 [M]
-            actions: Raw actions. [S] or [S, A]
-            log_probs: Log-probs when the policy acted. [S]
-            values: Values when the policy acted. [S]
-            advantages: [S]
-            returns: [S]
-            moments: Offset subtracted from advantages, and the factor they are then multiplied by. [2]
+            order: The minibatch's indices among the steps. int64 [M]
             clip_range: [1]
-            value_coef: Weight of the value loss.
-            entropy_coef: Weight of the entropy bonus.
-            clip_values: Also clip changes of the values by clip_range.
+            step_weights: Importance weights of the minibatch's steps. [M]
 
         Returns:
-            Policy loss, value loss, entropy, KL, fraction of clipped ratios. [5]
+            Policy loss, value loss, entropy, KL and fraction of clipped ratios, to be summed over programs, [5, P]; and the
+            moments of the advantages.
         """
-        shape, count = self.shape, len(order)
-        names = ("W1", "B1", "W2", "B2", "W3", "B3")
-        places = {f"A{name}": at for name, at in zip(names, shape.offsets[:6], strict=True)}
-        places |= {f"C{name}": at for name, at in zip(names, shape.offsets[6:12], strict=True)}
+        shape, steps, settings = self.shape, self._steps, self._settings
+        moments = advantage_moments(steps.advantages, order, steps.valid, settings.normalize_advantages)
         _gradient_kernel[(self.programs, 2)](
-            obs, order, actions, log_probs, values, advantages, returns, self.weights, moments, clip_range,
-            self.partials, self._stats, count, shape.size, **places, LOG_STD=shape.offsets[12],
-            VALUE_COEF=value_coef, ENTROPY_COEF=entropy_coef, CLIP_VALUES=clip_values, A=shape.outputs, AP=16, B=self._block,
-            GAUSSIAN=shape.gaussian, num_warps=4, num_stages=1, **self._common,
+            self._records, order, steps.masks, steps.valid, step_weights, self.weights, moments.sums, moments.used,
+            clip_range, self.partials, self._stats, len(order), shape.size, **self._both, LOG_STD=shape.offsets[12],
+            VALUE_COEF=settings.value_coef, ENTROPY_COEF=settings.entropy_coef, CLIP_VALUES=settings.clip_values,
+            NORMALIZES=settings.normalize_advantages, PADDED=moments.padded, A=shape.outputs, AP=16,
+            R=self._records.shape[1], B=self._block, GAUSSIAN=shape.gaussian, num_warps=4, num_stages=1, **self._common,
         )  # fmt: skip
-        return self._stats.sum(0) / count
+        return self._stats, moments

@@ -1,6 +1,6 @@
 """The recurrence of MinGRU over sequences, forward and backward in one kernel each, beside its torch reference.
 
-gates and candidates [T, B, 2F], starts [T, B], state [B, F] → hidden [T, B, F]. Every row and feature is
+gates and candidates [T, B, 2F], starts [T, B], state [B, F] → hidden [T, B, F], last state. Every row and feature is
 computed independently, in float32. Knows nothing of what made the gates.
 """
 # mypy: disable-error-code="assignment"
@@ -23,7 +23,7 @@ STEPS = 8
 """Steps loaded at once: the kernel is bound by memory latency."""
 
 
-def min_gru(terms: Tensor, starts: Tensor | None, state: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def min_gru(terms: Tensor, starts: Tensor | None, state: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """All h of h' = sigmoid(-gate) h + sigmoid(gate) candidate, where h is zero before a step that starts an episode.
 
     Gradients go to `terms` and `state`. It can be captured in a CUDA graph.
@@ -32,29 +32,31 @@ def min_gru(terms: Tensor, starts: Tensor | None, state: Tensor, dtype: torch.dt
         terms: Gates, then candidates along the last axis; float32 or a half precision. [T, B, 2F]
         starts: Where an episode begins, bool; None if none does. [T, B]
         state: h before the first step, float32. [B, F]
-        dtype: Dtype of the result.
+        dtype: Dtype of h after every step.
 
     Returns:
-        h after every step. [T, B, F]
+        h after every step, [T, B, F], and after the last one in float32, [B, F].
 
     Raises:
         HurtleError: Shapes or dtypes do not match.
 
     Example:
-        hidden = min_gru(layer(features), starts, state)
+        hidden, state = min_gru(layer(features), starts, state)
     """
     _check(terms, starts, state)
     return _MinGRU.apply(terms.contiguous(), None if starts is None else starts.contiguous(), state.contiguous(), dtype)
 
 
-def min_gru_reference(terms: Tensor, starts: Tensor | None, state: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def min_gru_reference(
+    terms: Tensor, starts: Tensor | None, state: Tensor, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
     """The reference for `min_gru`."""
     hidden, outputs = state, []
     for t, (gate, candidate) in enumerate(zip(*terms.to(state.dtype).chunk(2, -1), strict=True)):
         before = hidden if starts is None else hidden.masked_fill(starts[t].unsqueeze(-1), 0.0)
         hidden = torch.sigmoid(-gate) * before + torch.sigmoid(gate) * candidate
         outputs.append(hidden)
-    return torch.stack(outputs).to(dtype)
+    return torch.stack(outputs).to(dtype), hidden
 
 
 @triton.jit
@@ -68,7 +70,7 @@ def _sigmoids(x):
 
 @triton.jit
 def _scan_forward(
-    terms, starts, state, hidden, T, B,
+    terms, starts, state, hidden, last, T, B,
     F: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr, HAS_STARTS: tl.constexpr,
 ):  # fmt: skip
     lane = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
@@ -88,21 +90,22 @@ def _scan_forward(
             if HAS_STARTS:
                 h = tl.where(begins[step] != 0, 0.0, h)
             take, keep = _sigmoids(gates[step])
-            h = keep * h + take * candidates[step]
+            h = tl.where(first + step < T, keep * h + take * candidates[step], h)
             place = (first + step) * B + row
             tl.store(hidden + place * F + feature, h, mask=ok & (first + step < T))
+    tl.store(last + lane, h, mask=ok)
 
 
 @triton.jit
 def _scan_backward(
-    terms, starts, state, hidden, d_hidden, d_terms, d_state, T, B,
+    terms, starts, state, hidden, d_hidden, d_last, d_terms, d_state, T, B,
     F: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr, HAS_STARTS: tl.constexpr,
 ):  # fmt: skip
     lane = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     row, feature = lane // F, lane % F
     ok = row < B
     initial = tl.load(state + lane, mask=ok, other=0.0)
-    d_h = tl.zeros((LANES,), tl.float32)
+    d_h = tl.load(d_last + lane, mask=ok, other=0.0)
     for first in range(0, T, STEPS):
         gates, candidates, befores, d_outputs, begins = (), (), (), (), ()
         for step in tl.static_range(STEPS):
@@ -134,18 +137,19 @@ def _scan_backward(
 
 class _MinGRU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, terms: Tensor, starts: Tensor | None, state: Tensor, dtype: torch.dtype) -> Tensor:
-        hidden = terms.new_empty((*terms.shape[:2], state.shape[1]), dtype=dtype)
-        _launch(_scan_forward, terms, starts, state, hidden)
+    def forward(ctx: Any, terms: Tensor, starts: Tensor | None, state: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        hidden, last = terms.new_empty((*terms.shape[:2], state.shape[1]), dtype=dtype), torch.empty_like(state)
+        _launch(_scan_forward, terms, starts, state, hidden, last)
         ctx.save_for_backward(terms, starts, state, hidden)
-        return hidden
+        return hidden, last
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_hidden: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_hidden: Tensor, d_last: Tensor) -> tuple[Tensor | None, ...]:
         terms, starts, state, hidden = ctx.saved_tensors
         d_terms, d_state = torch.empty_like(terms), torch.empty_like(state)
-        _launch(_scan_backward, terms, starts, state, hidden, d_hidden.contiguous(), d_terms, d_state)
+        others = (d_hidden.contiguous(), d_last.contiguous(), d_terms, d_state)
+        _launch(_scan_backward, terms, starts, state, hidden, *others)
         return d_terms, None, d_state, None
 
 

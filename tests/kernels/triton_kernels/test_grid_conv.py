@@ -108,16 +108,16 @@ def test_what_the_kernels_do_not_know_is_refused(shape, filters, dtype, why):
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int8, np.bool_, np.float32])
 def test_the_body_for_grids_gives_the_same_with_the_kernel(kind, monkeypatch):
-    monkeypatch.setattr(ImageBody, "_convolved", lambda self, obs: self._fused(obs, *self._scaling))
+    monkeypatch.setattr(ImageBody, "_convolved", lambda self, obs: self._fused(obs, *self.scaling))
     check_body("cpu", kind, (5, 6, 3), 3)
 
 
 def test_other_bodies_have_no_kernel():
     bytes_, uneven = spaces.Box(0, 255, (4, 84, 84), np.uint8), np.arange(300, dtype=np.uint8).reshape(10, 10, 3)
-    assert nature_body(bytes_)._scaling is None
-    assert grid_body(spaces.Box(0, 1, (3, 10, 10), np.bool_))._scaling is None  # channels first
-    assert grid_body(spaces.Box(0, 1, (10, 10), np.bool_))._scaling is None
-    assert grid_body(spaces.Box(0, 1, (2, 5, 2), np.bool_))._scaling is None  # padded
-    assert grid_body(spaces.Box(np.zeros_like(uneven), uneven, dtype=np.uint8))._scaling is None
-    assert grid_body(spaces.Box(-128, 127, (10, 10, 3), np.int8))._scaling == (1 / 255, 128 / 255)
-    assert grid_body(spaces.Box(0, 1, (10, 10, 3), np.bool_))._scaling == (1.0, 0.0)
+    assert nature_body(bytes_).scaling is None
+    assert grid_body(spaces.Box(0, 1, (3, 10, 10), np.bool_)).scaling is None  # channels first
+    assert grid_body(spaces.Box(0, 1, (10, 10), np.bool_)).scaling is None
+    assert grid_body(spaces.Box(0, 1, (2, 5, 2), np.bool_)).scaling is None  # padded
+    assert grid_body(spaces.Box(np.zeros_like(uneven), uneven, dtype=np.uint8)).scaling is None
+    assert grid_body(spaces.Box(-128, 127, (10, 10, 3), np.int8)).scaling == (1 / 255, 128 / 255)
+    assert grid_body(spaces.Box(0, 1, (10, 10, 3), np.bool_)).scaling == (1.0, 0.0)

@@ -1,15 +1,17 @@
-"""MinGRU's kernels in Triton's interpreter; tests/gpu runs the same checks on a GPU."""
+"""The kernels of MinGRU, LSTM and linear layers in Triton's interpreter; tests/gpu runs the same checks on a GPU."""
 
 import pytest
 import torch
 
 triton = pytest.importorskip("triton")
 
-from checks_scan import check_memory, check_min_gru, inputs_of  # noqa: E402
+from checks_scan import check_dense, check_lstm, check_memory, check_min_gru, inputs_of  # noqa: E402
 
 from hurtle.errors import HurtleError  # noqa: E402
+from hurtle.kernels.triton.dense import dense  # noqa: E402
+from hurtle.kernels.triton.lstm import lstm  # noqa: E402
 from hurtle.kernels.triton.scan import LANES, STEPS, min_gru, min_gru_reference  # noqa: E402
-from hurtle.policies import recurrent  # noqa: E402
+from hurtle.policies import layers, recurrent  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,7 @@ def test_half_precision_is_that_of_what_is_stored_alone():
     terms, starts, state = inputs_of(30, 3, 6, "some", "cpu")
     terms = terms.bfloat16()
     torch.testing.assert_close(
-        min_gru(terms, starts, state), min_gru_reference(terms.float(), starts, state), rtol=1e-5, atol=1e-6
+        min_gru(terms, starts, state)[0], min_gru_reference(terms.float(), starts, state)[0], rtol=1e-5, atol=1e-6
     )
 
 
@@ -49,21 +51,22 @@ def test_gates_that_are_wide_open_or_shut():
 def test_gradients_that_are_not_contiguous():
     terms, starts, state = inputs_of(5, 3, 4, "some", "cpu")
     terms.requires_grad_()
-    found, expected = (torch.autograd.grad(f(terms, starts, state).sum(), terms)[0] for f in (min_gru, min_gru_reference))
+    found, expected = (torch.autograd.grad(f(terms, starts, state)[0].sum(), terms)[0] for f in (min_gru, min_gru_reference))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_one_step_without_gradients():
     terms, starts, state = inputs_of(1, 4, 6, "some", "cpu")
     with torch.no_grad():
-        hidden = min_gru(terms, starts, state)
+        hidden, last = min_gru(terms, starts, state)
     assert not hidden.requires_grad
-    torch.testing.assert_close(hidden, min_gru_reference(terms, starts, state), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(hidden, min_gru_reference(terms, starts, state)[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(last, hidden[-1])
 
 
 def test_no_rows():
     terms, state = torch.zeros(3, 0, 8, requires_grad=True), torch.zeros(0, 4)
-    hidden = min_gru(terms, None, state)
+    hidden, _ = min_gru(terms, None, state)
     hidden.sum().backward()
     assert hidden.shape == (3, 0, 4)
     assert terms.grad.shape == terms.shape
@@ -74,6 +77,47 @@ def test_the_memory_gives_the_same_with_the_kernel(monkeypatch):
     monkeypatch.setattr(recurrent, "_takes_min_gru", lambda terms, state: calls.append(1) or terms.dtype == torch.float32)
     check_memory("mingru")
     assert calls
+
+
+@pytest.mark.parametrize("kind", ["none", "some", "all"])
+def test_the_lstm(kind):
+    check_lstm(5, 3, 7, kind)
+
+
+def test_the_lstm_in_half_precision():
+    check_lstm(5, 3, 7, stored=torch.bfloat16, tolerance=2e-2)
+    check_lstm(1, 40, 16, "none")
+
+
+@pytest.mark.parametrize("activation", ["none", "tanh", "relu"])
+def test_linear_layers(activation):
+    check_dense((150, 70), 67, activation)
+    check_dense((4, 33, 20), 3, activation)
+
+
+def test_linear_layers_in_half_precision():
+    check_dense((9, 20), 5, "tanh", stored=torch.bfloat16, dtype=torch.bfloat16, tolerance=1e-2)
+
+
+def test_memories_and_layers_give_the_same_with_the_kernels(monkeypatch):
+    calls = []
+
+    def takes(x):
+        calls.append(1)
+        return x.dtype in (torch.float32, torch.bfloat16)
+
+    monkeypatch.setattr(recurrent, "takes_dense", takes)
+    monkeypatch.setattr(recurrent, "takes_kernels", takes)
+    check_memory("lstm", tolerance=2e-2)
+    monkeypatch.setattr(layers, "takes_dense", takes)
+    monkeypatch.setattr(recurrent, "_takes_min_gru", lambda terms, state: terms.dtype == torch.bfloat16)
+    check_memory("mingru", tolerance=2e-2)
+    made = layers.hidden_layers(6, (5, 4), "relu", True)
+    x = torch.randn(9, 6)
+    torch.testing.assert_close(layers.layers_output(made, x).float(), made(x), rtol=2e-2, atol=2e-2)
+    made[1] = torch.nn.GELU()  # of another kind: torch's own code
+    torch.testing.assert_close(layers.layers_output(made, x), made(x))
+    assert len(calls) > 5
 
 
 @pytest.mark.parametrize("name", ["lstm", "gru"])
@@ -95,3 +139,17 @@ def test_the_unrolled_cells_are_those_of_the_layers(name, monkeypatch):
 def test_what_does_not_go_together_is_refused(terms, starts, state, why):
     with pytest.raises(HurtleError, match=why):
         min_gru(terms, starts, state)
+
+
+def test_layers_that_do_not_go_together_are_refused():
+    x, weight, bias = torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(4)
+    with pytest.raises(HurtleError, match="one of none, tanh, relu"):
+        dense(x, weight, bias, "gelu")
+    with pytest.raises(HurtleError, match="do not fit"):
+        dense(x, weight.t(), bias)
+    with pytest.raises(HurtleError, match="does not take x of"):
+        dense(x.long(), weight, bias)
+    with pytest.raises(HurtleError, match=r"gates \[T, B, 4F\]"):
+        lstm(torch.zeros(1, 2, 8), None, (torch.zeros(2, 3), torch.zeros(2, 3)), torch.zeros(12, 3))
+    with pytest.raises(HurtleError, match="starts must be bool"):
+        lstm(torch.zeros(1, 2, 12), torch.zeros(1, 2), (torch.zeros(2, 3), torch.zeros(2, 3)), torch.zeros(12, 3))

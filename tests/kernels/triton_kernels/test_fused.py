@@ -1,4 +1,4 @@
-"""The fused MLP in Triton's interpreter; tests/gpu runs the same checks on a GPU."""
+"""The fused MLP and CNN in Triton's interpreter; tests/gpu runs the same checks on a GPU."""
 
 import numpy as np
 import pytest
@@ -7,22 +7,25 @@ from gymnasium import spaces
 
 triton = pytest.importorskip("triton")
 
-from checks_mlp import BOX, DISCRETE, check_acting, check_gradients, check_nan  # noqa: E402
+from checks_fused import BOX, DISCRETE, check_acting, check_empty, check_gradients, check_nan  # noqa: E402
 
 from hurtle.policies.build import PolicyConfig, build_policy  # noqa: E402
 from hurtle.policies.mlp import MLP  # noqa: E402
-from hurtle.policies.native_plan import mlp_shape  # noqa: E402
+from hurtle.policies.native_plan import grid_cnn_shape, mlp_shape  # noqa: E402
 from hurtle.policies.plain_mlp import UnsupportedError  # noqa: E402
 from hurtle.policies.policy import Policy  # noqa: E402
 
 SPACES = {"choices": DISCRETE, "numbers": BOX}
+GRID, WIDER_ROWS = (4, 6, 3), (9, 9, 7)
 
 
 @pytest.mark.parametrize(
     ("actions", "options"),
     [
         ("choices", {}),
-        ("choices", {"activation": "relu"}),
+        ("choices", {"activation": "relu", "masked": True}),
+        ("choices", {"grid": GRID}),
+        ("choices", {"grid": WIDER_ROWS, "masked": True, "steps": 1}),
         ("numbers", {"normalizes": True}),
         pytest.param("choices", {"normalizes": True}, marks=pytest.mark.slow),
         pytest.param("numbers", {}, marks=pytest.mark.slow),
@@ -47,7 +50,23 @@ def test_gradients(actions, clip_values):
 
 
 def test_gradients_with_relu():
-    check_gradients(DISCRETE, 1e-5, activation="relu")
+    check_gradients(DISCRETE, 1e-5, activation="relu", parts=("masks",))
+
+
+@pytest.mark.parametrize("options", [{}, {"grid": GRID}])
+def test_gradients_of_masked_weighted_and_partly_invalid_steps(options):
+    check_gradients(DISCRETE, 1e-5, parts=("masks", "valid", "weights"), **options)
+    check_gradients(DISCRETE, 1e-5, parts=("valid",), normalizes=False, clip_values=False, **options)
+
+
+@pytest.mark.parametrize("grid", [(10, 10, 4), WIDER_ROWS, pytest.param((3, 3, 1), marks=pytest.mark.slow)])
+def test_gradients_of_a_cnn(grid):
+    check_gradients(DISCRETE, 1e-5, grid=grid)
+
+
+@pytest.mark.parametrize("options", [{}, {"grid": GRID}])
+def test_minibatches_without_valid_steps_are_skipped(options):
+    check_empty(**options)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +84,24 @@ def test_gradients_with_relu():
 def test_other_policies_are_refused_with_a_reason(config, observations, why):
     with pytest.raises(UnsupportedError, match=why):
         mlp_shape(build_policy(config, observations, DISCRETE))
+
+
+@pytest.mark.parametrize(
+    ("config", "observations", "why"),
+    [
+        (PolicyConfig(), spaces.Box(-1, 1, (4,)), "not a GridCNN"),
+        (PolicyConfig(recurrent="gru"), spaces.Box(0, 1, (10, 10, 4), np.uint8), "has a memory"),
+        (PolicyConfig(separate_networks=True), spaces.Box(0, 1, (10, 10, 4), np.uint8), "body for the critic"),
+        (PolicyConfig(policy="grid_cnn"), spaces.Box(0, 255, (10, 10, 4), np.uint8), "rescaled"),
+        (PolicyConfig(), spaces.Box(0, 1, (10, 12, 4), np.uint8), "wider than 10"),
+        (PolicyConfig(), spaces.Box(0, 1, (14, 10, 13), np.uint8), "more than 127 numbers"),
+    ],
+)
+def test_other_cnns_are_refused_with_a_reason(config, observations, why):
+    with pytest.raises(UnsupportedError, match=why):
+        grid_cnn_shape(build_policy(config, observations, DISCRETE))
+    with pytest.raises(UnsupportedError, match="at most 15 choices"):
+        grid_cnn_shape(build_policy(PolicyConfig(), spaces.Box(0, 1, (10, 10, 4), np.uint8), spaces.Discrete(16)))
 
 
 def test_gradients_of_rounded_operands():
@@ -100,3 +137,7 @@ def test_networks_that_only_look_like_an_mlp_are_refused():
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 def test_a_gpus_nan_is_not_rounded_away(precision):
     check_nan(DISCRETE, precision=precision)
+
+
+def test_a_nan_in_a_cnn_is_not_lost():
+    check_nan(DISCRETE, grid=GRID)
