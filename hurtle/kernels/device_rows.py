@@ -1,6 +1,6 @@
 """The device gear's work on one row: uniforms, sampling, the outcome of a step, shuffling, running returns.
 
-Each function is the work of one thread on a GPU (see cuda_rows.py) and of one loop iteration on the CPU, so they agree.
+Each function is the work of one thread on a GPU (see cuda/rows.py) and of one loop iteration on the CPU, so they agree.
 They call no other compiled function, since that would be compiled for only one of the two.
 """
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hurtle.errors import HurtleError
-from hurtle.kernels.loader import load_kernels
+from hurtle.kernels.loader import load_cuda_kernels, load_kernels
 
 f4 = np.float32
 
@@ -79,7 +79,7 @@ def gae_reference(
     valid: Any = None,
     out: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The reference for `gae`; float64 inside. cpu/advantages.py, kernels/cpu/rollout.py and cuda_columns.py repeat it."""
+    """The reference for `gae`; float64 inside. cpu/advantages.py, cpu/rollout.py and cuda/columns.py repeat it."""
     steps, columns = np.shape(rewards)
     out = np.empty((steps, columns), np.float32) if out is None else out
     for n in range(columns):
@@ -121,14 +121,13 @@ def gae_cuda(
     """
     import torch
 
-    from hurtle.kernels.cuda_columns import check_tensors, gae_kernel, launch
-
+    kernels = load_cuda_kernels().columns
     out = torch.empty_like(rewards) if out is None else out
     columns = rewards, values, terminated, truncated, final_values, last_values
-    kernel = gae_kernel(valid is not None, returns is not None)
+    kernel = kernels.gae_kernel(valid is not None, returns is not None)
     returns = out if returns is None else returns
-    check_tensors(*columns, valid, out=out, returns=returns)
-    launch(kernel, *columns, f4(gamma), f4(gamma * gae_lambda), terminated if valid is None else valid, out, returns)
+    kernels.check_tensors(*columns, valid, out=out, returns=returns)
+    kernels.launch(kernel, *columns, f4(gamma), f4(gamma * gae_lambda), terminated if valid is None else valid, out, returns)
     return out
 
 

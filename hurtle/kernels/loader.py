@@ -1,4 +1,4 @@
-"""Loads `hurtle.kernels.cpu` from a copy in a folder named after a hash of its content.
+"""Loads `hurtle.kernels.cpu` and `hurtle.kernels.cuda` from copies in folders named after a hash of their content.
 
 Numba's disk cache checks the file of a function, not the files of the functions it calls. A folder for every version, vector
 width and mode keeps it from returning stale code.
@@ -21,12 +21,14 @@ from hurtle.native import atomics, cpu_loops, intrinsics
 from hurtle.native.build import COMPILING
 from hurtle.native.code_cache import cache_folder, import_file, make_room, used
 
-SOURCE = Path(__file__).parent / "cpu"
+KERNELS = Path(__file__).parent
+SOURCE, CUDA_SOURCE = KERNELS / "cpu", KERNELS / "cuda"
 IMPORTED = (
-    Path(__file__).parent / "error_codes.py",
+    KERNELS / "error_codes.py",
     *(Path(str(module.__file__)) for module in (atomics, cpu_loops, intrinsics)),
 )
 """Files outside the package whose constants and code are compiled into it."""
+CUDA_IMPORTED = (KERNELS / "error_codes.py", KERNELS / "device_rows.py")
 
 
 _NEW: set[str] = set()  # folders that this process has made
@@ -34,14 +36,29 @@ _NEW: set[str] = set()  # folders that this process has made
 
 @cache
 def load_kernels() -> ModuleType:
-    """The kernels package; `load_kernels().gemm` and so on are its modules."""
+    """The CPU's kernels; `load_kernels().gemm` and so on are its modules."""
+    mode = f"{host.WIDTH}{'_checked' * host.CHECKED}"
+    return _load(f"hurtle_generated_kernels_{mode}", SOURCE, IMPORTED, "the kernels of policies and updates")
+
+
+@cache
+def load_cuda_kernels() -> ModuleType:
+    """The GPU's; `load_cuda_kernels().rows` and `.columns` are its modules.
+
+    Raises:
+        DeviceError: There is no GPU, or numba-cuda is missing.
+    """
+    return _load("hurtle_generated_cuda", CUDA_SOURCE, CUDA_IMPORTED, "the GPU's kernels of rollouts")
+
+
+def _load(prefix: str, source: Path, imported: tuple[Path, ...], what: str) -> ModuleType:
     with COMPILING:
-        files = sorted(SOURCE.glob("*.py"))
-        name = f"hurtle_generated_kernels_{host.WIDTH}{'_checked' * host.CHECKED}_{_digest([*files, *IMPORTED])}"
+        files = sorted(source.glob("*.py"))
+        name = f"{prefix}_{_digest([*files, *imported])}"
         if name in sys.modules:  # another thread was faster
             return sys.modules[name]
         with used(name):
-            folder, is_new = _folder_of(name, files)
+            folder, is_new = _folder_of(name, files, what)
             package = _imported(name, folder, files)
         if is_new:
             make_room()
@@ -60,14 +77,14 @@ def say_if_new(*kind: bool) -> None:
         marker.touch()
 
 
-def _folder_of(name: str, files: list[Path]) -> tuple[Path, bool]:
+def _folder_of(name: str, files: list[Path], what: str) -> tuple[Path, bool]:
     """The copy of the package, and whether it was made just now."""
     folder = cache_folder() / name
     if folder.exists() and _digest(sorted(folder.glob("*.py"))) != _digest(files):  # damaged or edited
         shutil.rmtree(folder)
     is_new = not folder.exists()
     if is_new:
-        print("hurtle: compiling the kernels of policies and updates (first run only) …", file=sys.stderr, flush=True)
+        print(f"hurtle: compiling {what} (first run only) …", file=sys.stderr, flush=True)
         _copy(files, folder)
         _NEW.add(name)
     return folder, is_new

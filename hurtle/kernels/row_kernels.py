@@ -26,13 +26,14 @@ class RowKernels:
         if self._device.type != "cuda":
             getattr(device_rows, name)(count, *(_array(argument, Tensor.numpy) for argument in arguments))
             return
-        from hurtle.kernels import cuda_rows
+        from hurtle.kernels.loader import load_cuda_kernels
 
-        cuda = cuda_rows.cuda
+        rows = load_cuda_kernels().rows
+        cuda = rows.cuda
         with cuda.gpus[self._device.index or 0]:
             stream = cuda.external_stream(torch.cuda.current_stream(self._device).cuda_stream)
             views = (_array(argument, cuda.as_cuda_array) for argument in arguments)
-            cuda_rows.launch(getattr(cuda_rows, name), count, stream, *views)
+            rows.launch(getattr(rows, name), count, stream, *views)
 
 
 def _array(argument: Any, view: Callable[[Tensor], Any]) -> Any:

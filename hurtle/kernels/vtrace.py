@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hurtle.kernels.gae import as_column, checked_columns
-from hurtle.kernels.loader import load_kernels
+from hurtle.kernels.loader import load_cuda_kernels, load_kernels
 
 f4 = np.float32
 
@@ -87,7 +87,7 @@ def vtrace_reference(
     c_clip: float = 1.0,
     valid: Any = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The reference for `vtrace`; float64 inside. cpu/advantages.py and cuda_columns.py repeat it."""
+    """The reference for `vtrace`; float64 inside. cpu/advantages.py and cuda/columns.py repeat it."""
     steps, columns = np.shape(rewards)
     targets, advantages = np.empty((2, steps, columns), np.float32)
     ratios = np.exp(np.asarray(log_ratios, np.float64))
@@ -134,14 +134,13 @@ def vtrace_cuda(
     """
     import torch
 
-    from hurtle.kernels.cuda_columns import check_tensors, launch, vtrace_kernel
-
+    kernels = load_cuda_kernels().columns
     columns = rewards, values, terminated, truncated, final_values, last_values
-    check_tensors(*columns, valid, log_ratios=log_ratios)
+    kernels.check_tensors(*columns, valid, log_ratios=log_ratios)
     targets, advantages = torch.empty_like(rewards), torch.empty_like(rewards)
     factors = f4(gamma), f4(gamma * gae_lambda), f4(rho_clip), f4(c_clip)
     masked, valid = valid is not None, terminated if valid is None else valid
-    launch(vtrace_kernel, log_ratios, *columns, *factors, valid, masked, targets, advantages)
+    kernels.launch(kernels.vtrace_kernel, log_ratios, *columns, *factors, valid, masked, targets, advantages)
     return targets, advantages
 
 

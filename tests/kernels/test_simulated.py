@@ -21,13 +21,13 @@ print(json.dumps([simulated.rows(), simulated.gae(), simulated.vtrace()]))
 
 
 def rows():
-    from hurtle.kernels import cuda_rows
+    from hurtle.kernels.cuda import rows as cuda_rows
 
     return worst_differences(lambda name, count, *given: cuda_rows.launch(getattr(cuda_rows, name), count, 0, *given))
 
 
 def gae():
-    from hurtle.kernels.cuda_columns import gae_kernel
+    from hurtle.kernels.cuda.columns import gae_kernel
 
     worst = []
     for steps, columns, masked in [(1, 1, False), (7, 5, False), (35, 5, True), (16, 3, False), (4, 9, True)]:
@@ -43,7 +43,7 @@ def gae():
 
 
 def vtrace():
-    from hurtle.kernels.cuda_columns import vtrace_kernel
+    from hurtle.kernels.cuda.columns import vtrace_kernel
 
     worst = []
     for steps, columns, masked in [(1, 1, False), (7, 5, False), (7, 5, True), (4, 9, True)]:

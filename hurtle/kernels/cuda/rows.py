@@ -8,6 +8,7 @@ from hurtle.kernels import device_rows as rows
 from hurtle.native.cuda_support import import_cuda
 
 cuda = import_cuda()
+entry = cuda.jit(cache=True)
 BLOCK_THREADS = 128
 
 uniform_row = cuda.jit(device=True)(rows.uniform_row.py_func)
@@ -19,7 +20,7 @@ shuffle_row = cuda.jit(device=True)(rows.shuffle_row.py_func)
 return_row = cuda.jit(device=True)(rows.return_row.py_func)
 
 
-@cuda.jit
+@entry
 def uniform_rows(count, t, draw, out):
     """`uniform_row` of all rows."""
     n = cuda.grid(1)
@@ -27,7 +28,7 @@ def uniform_rows(count, t, draw, out):
         uniform_row(n, t, draw, out)
 
 
-@cuda.jit
+@entry
 def choose_rows(count, t, draw, logits, mask, has_mask, nvec, start, actions, log_probs, env_actions):
     """`choose_row` of all rows."""
     n = cuda.grid(1)
@@ -35,7 +36,7 @@ def choose_rows(count, t, draw, logits, mask, has_mask, nvec, start, actions, lo
         choose_row(n, t, draw, logits, mask, has_mask, nvec, start, actions, log_probs, env_actions)
 
 
-@cuda.jit
+@entry
 def gauss_rows(count, t, draw, mean, log_std, low, high, actions, log_probs, env_actions):
     """`gauss_row` of all rows."""
     n = cuda.grid(1)
@@ -43,7 +44,7 @@ def gauss_rows(count, t, draw, mean, log_std, low, high, actions, log_probs, env
         gauss_row(n, t, draw, mean, log_std, low, high, actions, log_probs, env_actions)
 
 
-@cuda.jit
+@entry
 def outcome_rows(count, t, agents, step, out, episodes):
     """`outcome_row` of all rows."""
     n = cuda.grid(1)
@@ -51,7 +52,7 @@ def outcome_rows(count, t, agents, step, out, episodes):
         outcome_row(n, t, agents, step, out, episodes)
 
 
-@cuda.jit
+@entry
 def keep_rows(count, t, final_steps, state, out):
     """`keep_row` of all rows."""
     n = cuda.grid(1)
@@ -59,7 +60,7 @@ def keep_rows(count, t, final_steps, state, out):
         keep_row(n, t, final_steps, state, out)
 
 
-@cuda.jit
+@entry
 def shuffle_rows(count, size, key, out):
     """`shuffle_row` of all rows."""
     n = cuda.grid(1)
@@ -67,7 +68,7 @@ def shuffle_rows(count, size, key, out):
         shuffle_row(n, size, key, out)
 
 
-@cuda.jit
+@entry
 def return_rows(count, rewards, ended, valid, gamma, returns, out):
     """`return_row` of all rows."""
     n = cuda.grid(1)

@@ -15,6 +15,7 @@ from hurtle.errors import HurtleError
 from hurtle.native.cuda_support import import_cuda
 
 cuda = import_cuda()
+entry = cuda.jit(cache=True)
 f4 = np.float32
 u8 = np.uint64  # unsigned indices need no check for negative values
 BLOCK_THREADS = 64
@@ -40,25 +41,29 @@ def gae_step(reward, value, end, final_value, gamma, decay, next_value, advantag
     return value, reward + gamma * next_value - value + decay * advantage
 
 
+@cuda.jit(device=True)
+def end_at(terminated, truncated, valid, masked, t, n):
+    """The flags of a step."""
+    end = (TERMINATED if terminated[t, n] else 0) | (TRUNCATED if truncated[t, n] else 0)
+    if masked:
+        end |= 0 if valid[t, n] else INVALID
+    return end
+
+
+@cuda.jit(device=True)
+def write(out, returns, has_returns, t, n, end, advantage, value):
+    """Store the results of a step."""
+    shown = f4(0.0) if end & INVALID else advantage
+    out[t, n] = shown
+    if has_returns:
+        returns[t, n] = shown + value
+
+
 @cache
 def gae_kernel(masked: bool, has_returns: bool) -> Any:
     """`gae` of one column, and advantages + values if `has_returns`; `valid` is read if `masked`."""
 
-    @cuda.jit(device=True)
-    def end_at(terminated, truncated, valid, t, n):
-        end = (TERMINATED if terminated[t, n] else 0) | (TRUNCATED if truncated[t, n] else 0)
-        if masked:
-            end |= 0 if valid[t, n] else INVALID
-        return end
-
-    @cuda.jit(device=True)
-    def write(out, returns, t, n, end, advantage, value):
-        shown = f4(0.0) if end & INVALID else advantage
-        out[t, n] = shown
-        if has_returns:
-            returns[t, n] = shown + value
-
-    @cuda.jit
+    @entry
     def gae_kernel(
         rewards, values, terminated, truncated, final_values, last_values, gamma, decay, valid, out, returns
     ):  # fmt: skip
@@ -75,27 +80,27 @@ def gae_kernel(masked: bool, has_returns: bool) -> Any:
                 for k in range(AHEAD):
                     t = steps + u8(k)
                     reward[k], value[k] = rewards[t, n], values[t, n]
-                    end[k] = end_at(terminated, truncated, valid, t, n)
+                    end[k] = end_at(terminated, truncated, valid, masked, t, n)
                 for k in range(AHEAD):  # issue all of these loads at once
                     final_value[k] = final_values[steps + u8(k), n] if end[k] == TRUNCATED else f4(0.0)
                 for k in range(AHEAD - 1, -1, -1):
                     next_value, advantage = gae_step(
                         reward[k], value[k], end[k], final_value[k], gamma, decay, next_value, advantage
                     )
-                    write(out, returns, steps + u8(k), n, end[k], advantage, value[k])
+                    write(out, returns, has_returns, steps + u8(k), n, end[k], advantage, value[k])
             while steps > u8(0):  # the remainder
                 steps -= u8(1)
-                last = end_at(terminated, truncated, valid, steps, n)
+                last = end_at(terminated, truncated, valid, masked, steps, n)
                 final = final_values[steps, n] if last == TRUNCATED else f4(0.0)
                 next_value, advantage = gae_step(
                     rewards[steps, n], values[steps, n], last, final, gamma, decay, next_value, advantage
                 )
-                write(out, returns, steps, n, last, advantage, values[steps, n])
+                write(out, returns, has_returns, steps, n, last, advantage, values[steps, n])
 
     return gae_kernel
 
 
-@cuda.jit
+@entry
 def vtrace_kernel(
     log_ratios, rewards, values, terminated, truncated, final_values, last_values,
     gamma, decay, rho_clip, c_clip, valid, masked, targets, advantages,
