@@ -56,7 +56,6 @@ class LearnerSetup:
         precision: "float32", "tf32" or "bf16", for matrix products on a GPU.
         num_threads: The most threads of compiled updates; None means all free cores.
         graphs: The CUDA graphs shared with the collector, or None.
-        masked: Whether actions are masked, or agents come and go.
     """
 
     seed: int = 0
@@ -65,7 +64,6 @@ class LearnerSetup:
     precision: str = "float32"
     num_threads: int | None = None
     graphs: Any = None
-    masked: bool = False
 
 
 @dataclass(frozen=True)

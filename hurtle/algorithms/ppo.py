@@ -357,9 +357,9 @@ def explained_variance(rollout: Rollout) -> float:
 
 def explained_variance_on_device(rollout: Rollout) -> Tensor:
     """Like `explained_variance`, without synchronizing with the host. [1]."""
-    returns, errors = rollout.returns.double(), rollout.advantages.double()
     if rollout.all_valid:
-        return (1 - errors.var() / returns.var()).float().view(1)
+        return (1 - rollout.advantages.var() / rollout.returns.var()).view(1)
+    returns, errors = rollout.returns.double(), rollout.advantages.double()
     count = rollout.valid.sum()
 
     def spread(numbers: Tensor) -> Tensor:

@@ -43,6 +43,8 @@ from hurtle.policies.native_plan import grid_cnn_shape, mlp_shape
 from hurtle.policies.policy import Policy
 
 KEY_BITS = 62
+SHARED_BYTES = 227 * 1024
+"""Shared memory of a block that the larger fused kernels were made for."""
 NEXT_KEY = 0x9E3779B97F4A7C15 - (1 << 64)  # as an int64; from one epoch's key to the next
 
 
@@ -97,8 +99,10 @@ class DevicePPO(Learner):
         self._has_loss_kernel = self.device.type == "cuda" and has_triton()
         if self.graphs.enabled:
             try:
-                self.fuse(self._fused_kernels(setup))
-                self.note = ", with fused kernels for this policy"
+                kernels = self._fused_kernels(setup)
+                self.fuse(kernels)
+                in_use = "" if kernels.precision == setup.precision else f" (in {kernels.precision})"
+                self.note = f", with fused kernels for this policy{in_use}"
             except UnsupportedError as error:
                 self.note = f" (no fused kernels: {error})"
 
@@ -116,17 +120,17 @@ class DevicePPO(Learner):
             raise UnsupportedError("triton is not installed")
         if setup.compiled:
             raise UnsupportedError("compile=True asks for torch's code")
-        capability = torch.cuda.get_device_capability(self.device)
+        capability, memory = torch.cuda.get_device_capability(self.device), shared_memory(self.device)
         if type(self.policy.network) is GridCNN:
             from hurtle.kernels.triton.grid_cnn import FusedGridCNN
 
-            if setup.precision != "bf16" or capability < (9, 0):
-                raise UnsupportedError("those for a CNN need precision='bf16' and a GPU of compute capability 9.0")
+            if setup.precision != "bf16" or memory < SHARED_BYTES:
+                raise UnsupportedError("those for a CNN need precision='bf16' and a GPU like an H100")
             return FusedGridCNN(grid_cnn_shape(self.policy), self.parameters.values)
         from hurtle.kernels.triton.mlp import FusedMLP
 
         shape = mlp_shape(self.policy)
-        if capability < (8, 0) or (shape.hidden > 64 and capability < (9, 0)):
+        if capability < (8, 0) or (shape.hidden > 64 and memory < SHARED_BYTES):
             raise UnsupportedError("this GPU is too old or too small for them")
         return FusedMLP(shape, self.parameters.values, setup.precision)
 
@@ -375,6 +379,11 @@ class DevicePPO(Learner):
     def _bound(self) -> Rollout:
         assert self._rollout is not None
         return self._rollout
+
+
+def shared_memory(device: torch.device) -> int:
+    """The most bytes of shared memory that a block may ask for."""
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)  # type: ignore[attr-defined]
 
 
 def _valid_part(

@@ -118,7 +118,7 @@ class DeviceCollector(Collector):
         self._state = policy.initial_state(rows, self.device)
         self._uniforms = self._zeros((rows, max(1, policy.num_uniforms)))
         self._no_mask = self._zeros((1, 1), torch.bool)
-        self._all_rows = torch.arange(rows, device=self.device)
+        self._all_rows, self._zero = torch.arange(rows, device=self.device), self._zeros(())
         self._normalization: tuple[Tensor, Tensor, float] | None = None
         self._actions = _EnvActions(policy, self._envs.actions)
 
@@ -274,7 +274,8 @@ class DeviceCollector(Collector):
         self._normalization = self._normalizer()  # constant during a rollout
         if self._fused is not None:
             self._fused.refresh()
-        with autocast(self.device, self._autocast):  # around all steps, so that weights are converted once
+        torch.clear_autocast_cache()  # a caller's own autocast must not leave old weights in the graph
+        with autocast(self.device, self._autocast):  # around all steps: weights of linear layers are converted once
             for t in range(rollout.num_steps):
                 if self.vec.native_spec.has_present:
                     rollout.valid[t].copy_(self._envs.present)
@@ -371,8 +372,8 @@ class DeviceCollector(Collector):
         if self._fused is not None and not self._fused.acts_with_values:
             self._fused.values(rollout.inputs, rollout.values)
         rollout.last_values.copy_(self._value(see(self.policy, self._envs.obs, self.device), self._state, self._beginning))
-        cut = rollout.truncated & ~rollout.terminated
-        rollout.final_values.copy_(torch.where(cut, rollout.values, 0.0))  # the value used where there was no slot
+        cut = rollout.truncated > rollout.terminated  # truncated and not terminated, in one kernel
+        torch.where(cut, rollout.values, self._zero, out=rollout.final_values)  # the value used where there was no slot
         for slot, step in enumerate(self._outcome.final_steps):
             seen = see(self.policy, self._final_obs[slot], self.device)
             values = self._value(seen, tuple(part[slot] for part in self._final_state), None)

@@ -1,6 +1,6 @@
-"""Building blocks of networks: observations as vectors, and linear layers with PPO's initialization.
+"""Building blocks of networks: observations as vectors, and linear layers with PPO's initialization or by fused kernels.
 
-space → input layer with `num_features`; (inputs, outputs, gain) → layer. Knows nothing of policies.
+space → input layer with `num_features`; (inputs, outputs, gain) → layer; layers, x → output. Knows nothing of policies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HIDDEN_GAIN = math.sqrt(2.0)
 POLICY_GAIN = 0.01
 VALUE_GAIN = 1.0
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
-OLDEST_GPU = (8, 0)
+MIN_CAPABILITY = (8, 0)
 """The first compute capability with bfloat16 products."""
 _NAMES = {module: name for name, module in ACTIVATIONS.items()}
 
@@ -77,7 +77,7 @@ def takes_kernels(x: Tensor) -> bool:
     from hurtle.kernels.triton import has_triton
 
     is_half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
-    return is_half and has_triton() and torch.cuda.get_device_capability(x.device) >= OLDEST_GPU
+    return is_half and has_triton() and torch.cuda.get_device_capability(x.device) >= MIN_CAPABILITY
 
 
 def takes_dense(x: Tensor) -> bool:
@@ -86,7 +86,9 @@ def takes_dense(x: Tensor) -> bool:
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    return type(layer) is nn.Linear and layer.bias is not None and layer.weight.dtype == torch.float32
+    """Whether it is a float32 Linear that nobody hooked into, as `weight_norm` and pruning do."""
+    is_linear = type(layer) is nn.Linear and layer.bias is not None and layer.weight.dtype == torch.float32
+    return is_linear and not layer._forward_pre_hooks and not layer._forward_hooks
 
 
 def _is_pair(layer: nn.Module, activation: nn.Module) -> bool:

@@ -90,15 +90,23 @@ def grid_cnn_shape(policy: Policy) -> GridCNNShape:
     if type(net) is not GridCNN:
         raise UnsupportedError(f"its network is a {type(net).__name__}, not a GridCNN")
     plan = _plan(policy)
-    if plan.memory >= 0 or not plan.shared or policy.normalizer is not None:
-        raise UnsupportedError("it has a memory, a body for the critic alone, or normalizes observations")
+    if plan.memory >= 0:
+        raise UnsupportedError("it has a memory")
+    if not plan.shared:
+        raise UnsupportedError("it has a body for the critic alone")
+    if policy.normalizer is not None:
+        raise UnsupportedError("observations are normalized")
     if net.actor_body.scaling != (1.0, 0.0):
         raise UnsupportedError("observations are rescaled, or the convolution is not a 3x3 one over channels stored last")
     height, columns, channels = policy.observation_space.shape or ()
     body: Any = net.actor_body
     filters, hidden = body.convolutions[0].out_channels, body.num_features
-    if columns > MAX_COLUMNS or columns * channels > MAX_ROW or (filters, hidden) != (FILTERS, HIDDEN):
-        raise UnsupportedError(f"its grid is wider than {MAX_COLUMNS} places, or has more than {MAX_ROW} numbers in a row")
+    if (filters, hidden) != (FILTERS, HIDDEN):
+        raise UnsupportedError("its layers were changed after it was built")
+    if columns > MAX_COLUMNS:
+        raise UnsupportedError(f"its grid is wider than {MAX_COLUMNS} places")
+    if columns * channels > MAX_ROW:
+        raise UnsupportedError(f"its grid has more than {MAX_ROW} numbers in a row")
     if policy.head.kind != "categorical" or policy.head.num_outputs > MAX_CHOICES:
         raise UnsupportedError(f"actions are not one of at most {MAX_CHOICES} choices")
     offsets = tuple(plan.layers[:, [network.FLAT_WEIGHT, network.FLAT_BIAS]].ravel().tolist())

@@ -110,10 +110,10 @@ def _device_obstacle(request: Request) -> str | None:
 
 
 def _device(request: Request) -> Gear:
-    graphs, spec = Graphs(request.device), request.vec.native_spec
+    graphs = Graphs(request.device)
     where = "on the GPU, in CUDA graphs" if graphs.enabled else "as on a GPU, but on the CPU"
     try:
-        learner = request.learner("device", graphs=graphs, masked=spec.has_mask or spec.has_present)
+        learner = request.learner("device", graphs=graphs)
         reason = f"envs, policy and update run {where}{learner.note}"
     except UnsupportedError:
         learner = request.learner("general")

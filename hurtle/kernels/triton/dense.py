@@ -1,4 +1,4 @@
-"""A linear layer with its activation in bfloat16; beside the products, its backward pass is one kernel.
+"""A linear layer with its activation in bfloat16; beside the products, its backward pass takes two kernels.
 
 x [B, K], weight [N, K] → activation(x @ weight.T + bias) [B, N]. torch sums gradients of biases at a fifth of the memory's
 speed, and casts, slopes and sums are kernels of their own. The torch reference is beside it. Knows no network.
@@ -22,7 +22,7 @@ ROWS, COLUMNS = 32, 64
 """Gradients that a program processes at a time."""
 MOST_SUMS = 528
 """Maximum programs that sum gradients of biases: four for each multiprocessor of a large GPU."""
-SUMMED = 64
+SUMMED, SUMMED_COLUMNS = 64, 16
 """Partial sums that a program adds at a time."""
 
 
@@ -52,21 +52,13 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor, activation: str = "none", dty
     if weight.ndim != 2 or x.shape[-1:] != weight.shape[1:] or bias.shape != weight.shape[:1]:
         raise HurtleError(f"The shapes {[*x.shape]}, {[*weight.shape]} and {[*bias.shape]} do not fit: [..., K], [N, K], [N].")
     flat = _Dense.apply(x.reshape(-1, x.shape[-1]), weight, bias, activation, dtype)
-    return flat.unflatten(0, x.shape[:-1])
+    return flat.reshape(*x.shape[:-1], len(weight))
 
 
 def dense_reference(x: Tensor, weight: Tensor, bias: Tensor, activation: str = "none", dtype: Any = torch.bfloat16) -> Tensor:
     """The reference for `dense`, in the precision of the weights."""
     z = linear(x.to(weight.dtype), weight, bias)
     return {"none": z, "tanh": z.tanh(), "relu": z.relu()}[activation].to(dtype)
-
-
-@triton.jit
-def tanh(x):
-    """Accurate for bfloat16, and NaN for NaN."""
-    e = tl.exp(-2.0 * tl.abs(x))
-    t = (1.0 - e) / (1.0 + e)
-    return tl.where(x < 0, -t, t)
 
 
 @triton.jit
@@ -94,6 +86,7 @@ def _backward_kernel(
 
 @triton.jit
 def _sum_kernel(sums, total, P, N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Partial sums [P, N] → total [N]."""
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     found = tl.zeros((ROWS, COLUMNS), tl.float32)
     for first in range(0, P, ROWS):
@@ -128,6 +121,8 @@ class _Dense(torch.autograd.Function):
             _backward_kernel[(programs, across)](
                 y, d_y, None if d_z is d_y else d_z, sums, rows, N=width, ACTIVATION=ctx.activation, ROWS=ROWS, COLUMNS=columns
             )
-            _sum_kernel[(triton.cdiv(width, 16),)](sums, d_bias, programs, N=width, ROWS=SUMMED, COLUMNS=16)
+            _sum_kernel[(triton.cdiv(width, SUMMED_COLUMNS),)](
+                sums, d_bias, programs, N=width, ROWS=SUMMED, COLUMNS=SUMMED_COLUMNS
+            )
         d_x = d_z @ weight if ctx.needs_input_grad[0] else None
         return d_x, (d_z.t() @ x).float(), d_bias, None, None

@@ -47,7 +47,7 @@ BACKWARD: dict[int, dict[str, Any]] = {
     3: {"B": 64, "num_warps": 8, "num_stages": 1},
 }
 FEW_ROWS = 16_384
-"""So many do not fill the GPU with blocks of 128."""
+"""With at most this many rows, blocks of 128 do not fill the GPU."""
 
 
 @triton.jit
@@ -176,7 +176,7 @@ def _loss_kernel(
     XP: tl.constexpr, N: tl.constexpr, HIDDEN: tl.constexpr, INPUTS: tl.constexpr, B: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Forward and loss of a block of steps: gradients of the hidden layer before its ReLU, of the heads, and metrics."""
-    place = tl.program_id(0) * B + tl.arange(0, B)
+    place = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
     inside = place < COUNT
     row = tl.load(order + place, mask=inside, other=0)
     ok = inside
@@ -247,7 +247,7 @@ def _backward_kernel(
         matrices += (_band(bands, piece, N),)
     d_w, d_band = tl.zeros((N, HIDDEN), tl.float32), tl.zeros((PIECE, N), tl.float32)
     for block in range(s, tl.cdiv(COUNT, B), tl.num_programs(0)):
-        place = block * B + tl.arange(0, B)
+        place = block * B + tl.arange(0, B).to(tl.int64)
         ok = place < COUNT
         row = tl.load(order + place, mask=ok, other=0)
         d = tl.load(d_hidden + place[:, None] * HIDDEN + h[None, :], mask=ok[:, None], other=0.0)
@@ -320,7 +320,7 @@ class FusedGridCNN:
         weights: All its parameters, flat, as in `FlatParameters`.
     """
 
-    acts_with_values = True
+    acts_with_values, precision = True, "bf16"
 
     def __init__(self, shape: GridCNNShape, weights: Tensor):
         self.shape, self.weights = shape, weights
@@ -366,20 +366,32 @@ class FusedGridCNN:
         masks: Tensor | None = None,
     ) -> None:
         """Choose actions for all rows; see `FusedMLP.act`. Also computes their values."""
-        self._run(obs, masks, streams, clock, seen.view_as(obs), actions, log_probs, values, env_actions, bounds[0], t)
+        self._run(obs, values, masks, streams, clock, seen.view_as(obs), actions, log_probs, env_actions, bounds[0], t)
 
     def values(self, seen: Tensor, out: Tensor) -> None:
         """Values of observations, [N, …] → [N]."""
-        self._run(seen, None, None, None, None, None, None, out, None, None, 0)
+        self._run(seen, out)
 
-    def _run(self, obs: Tensor, masks: Tensor | None, *others: Any) -> None:
-        *tensors, t = others
-        rows, block = tensors[5].numel(), self._forward_block
+    def _run(
+        self,
+        obs: Tensor,
+        values: Tensor,
+        masks: Tensor | None = None,
+        streams: Tensor | None = None,
+        clock: Tensor | None = None,
+        seen: Tensor | None = None,
+        actions: Tensor | None = None,
+        log_probs: Tensor | None = None,
+        env_actions: Tensor | None = None,
+        start: Tensor | None = None,
+        t: int = 0,
+    ) -> None:
+        rows, block = values.numel(), self._forward_block
         if rows <= FEW_ROWS:
             block = FORWARD[max(FORWARD)]
         _act_kernel[(triton.cdiv(rows, block["B"]),)](
-            _bytes(obs), masks, self.weights, self._bands, self._linear, *(_bytes(x) for x in tensors), t, rows,
-            **self._forward, **block,
+            _bytes(obs), masks, self.weights, self._bands, self._linear, streams, clock, None if seen is None else _bytes(seen),
+            actions, log_probs, values, env_actions, start, t, rows, **self._forward, **block,
         )  # fmt: skip
 
     def begin(self, steps: Steps, settings: LossSettings) -> None:
@@ -416,6 +428,6 @@ class FusedGridCNN:
         return stats, moments
 
 
-def _bytes(tensor: Any) -> Any:
+def _bytes(tensor: Tensor) -> Tensor:
     """Bools as bytes, since kernels do not multiply bools; anything else unchanged."""
-    return tensor.view(torch.uint8) if isinstance(tensor, Tensor) and tensor.dtype == torch.bool else tensor
+    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor

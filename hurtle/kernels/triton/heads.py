@@ -1,4 +1,4 @@
-"""Device functions that the fused kernels share: sampling and PPO's gradients for one choice or for normal numbers.
+"""Device functions that the fused kernels share: uniforms, one choice among several, and the terms of PPO's loss.
 
 outputs of a network, [AP, B] or [B, AP] with the choices along AXIS → actions, log-probs; or gradients of the outputs. Padded
 outputs are those from A on. Knows no layers.

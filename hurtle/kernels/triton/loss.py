@@ -1,7 +1,7 @@
-"""PPO's loss and its gradients with respect to log-probs, entropies and values, in two launches.
+"""PPO's loss and its gradients with respect to log-probs, entropies and values, in two launches; and what fused losses share.
 
 log-probs, entropies, values [B], old and new → advantages' moments → gradients [B], metrics. `algorithms.ppo.ppo_loss` with
-autograd is the reference. Knows no policy, no network and no optimizer.
+autograd is the reference. `Steps`, `LossSettings`, `Moments` and `add_metrics` are for mlp.py and grid_cnn.py too.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hurtle.errors import HurtleError
-from hurtle.kernels.triton.dense import tanh
+from hurtle.kernels.triton.functions import sigmoid, tanh
 
 LANES = 256
 """Numbers of a state that a program computes."""
@@ -65,11 +65,6 @@ def lstm_reference(
 
 
 @triton.jit
-def _sigmoid(x):
-    return 1.0 / (1.0 + tl.exp(-x))
-
-
-@triton.jit
 def _step_forward(
     gates, begins, cell, hidden, next_begins, next_hidden, new_cell, last_hidden, B, F: tl.constexpr, LANES: tl.constexpr
 ):
@@ -80,11 +75,11 @@ def _step_forward(
     c = tl.load(cell + lane, mask=ok, other=0.0)
     if begins is not None:
         c = tl.where(tl.load(begins + row, mask=ok, other=0) != 0, 0.0, c)
-    take = _sigmoid(tl.load(own, mask=ok, other=0.0).to(tl.float32))
-    keep = _sigmoid(tl.load(own + F, mask=ok, other=0.0).to(tl.float32))
+    take = sigmoid(tl.load(own, mask=ok, other=0.0).to(tl.float32))
+    keep = sigmoid(tl.load(own + F, mask=ok, other=0.0).to(tl.float32))
     candidate = tanh(tl.load(own + 2 * F, mask=ok, other=0.0).to(tl.float32))
     c = keep * c + take * candidate
-    h = _sigmoid(tl.load(own + 3 * F, mask=ok, other=0.0).to(tl.float32)) * tanh(c)
+    h = sigmoid(tl.load(own + 3 * F, mask=ok, other=0.0).to(tl.float32)) * tanh(c)
     tl.store(new_cell + lane, c, mask=ok)
     tl.store(hidden + lane, h.to(hidden.dtype.element_ty), mask=ok)
     if last_hidden is not None:
@@ -107,10 +102,10 @@ def _step_backward(
     if begins is not None:
         begun = tl.load(begins + row, mask=ok, other=0) != 0
     c = tl.where(begun, 0.0, tl.load(cell + lane, mask=ok, other=0.0))
-    take = _sigmoid(tl.load(own, mask=ok, other=0.0).to(tl.float32))
-    keep = _sigmoid(tl.load(own + F, mask=ok, other=0.0).to(tl.float32))
+    take = sigmoid(tl.load(own, mask=ok, other=0.0).to(tl.float32))
+    keep = sigmoid(tl.load(own + F, mask=ok, other=0.0).to(tl.float32))
     candidate = tanh(tl.load(own + 2 * F, mask=ok, other=0.0).to(tl.float32))
-    give = _sigmoid(tl.load(own + 3 * F, mask=ok, other=0.0).to(tl.float32))
+    give = sigmoid(tl.load(own + 3 * F, mask=ok, other=0.0).to(tl.float32))
     squashed = tanh(tl.load(new_cell + lane, mask=ok, other=0.0))
     further = tl.load(d_next + lane, mask=ok, other=0.0).to(tl.float32)
     if next_begins is not None:
@@ -139,10 +134,12 @@ class _LSTM(torch.autograd.Function):
         for t in range(length):
             is_last, begin = t + 1 == length, None if begins is None else begins[t]
             torch.addmm(gates[t], before[t], half.t(), out=whole[t])
-            _step_forward[(triton.cdiv(rows * size, LANES),)](
-                whole[t], begin, cells[t - 1] if t else cell, outputs[t], None if is_last or begins is None else begins[t + 1],
-                None if is_last else before[t + 1], cells[t], last if is_last else None, rows, F=size, LANES=LANES,
-            )  # fmt: skip
+            next_begins = None if is_last or begins is None else begins[t + 1]
+            with torch.cuda.device_of(gates):
+                _step_forward[(triton.cdiv(rows * size, LANES),)](
+                    whole[t], begin, cells[t - 1] if t else cell, outputs[t], next_begins, None if is_last else before[t + 1],
+                    cells[t], last if is_last else None, rows, F=size, LANES=LANES,
+                )  # fmt: skip
         ctx.save_for_backward(whole, begins, cell, cells, before, half)
         return outputs, last, cells[-1].clone()
 
@@ -159,10 +156,12 @@ class _LSTM(torch.autograd.Function):
         )
         for t in range(length - 1, -1, -1):
             is_last, begin = t + 1 == length, None if begins is None else begins[t]
-            _step_backward[(triton.cdiv(rows * size, LANES),)](
-                whole[t], begin, cells[t - 1] if t else cell, cells[t], d_outputs[t], d_next,
-                None if is_last or begins is None else begins[t + 1], d_cell, d_gates[t], rows, F=size, LANES=LANES,
-            )  # fmt: skip
+            next_begins = None if is_last or begins is None else begins[t + 1]
+            with torch.cuda.device_of(whole):
+                _step_backward[(triton.cdiv(rows * size, LANES),)](
+                    whole[t], begin, cells[t - 1] if t else cell, cells[t], d_outputs[t], d_next, next_begins, d_cell,
+                    d_gates[t], rows, F=size, LANES=LANES,
+                )  # fmt: skip
             d_next = d_gates[t] @ half
         d_hidden = d_next.float()
         if begins is not None:

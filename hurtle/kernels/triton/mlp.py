@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hurtle.kernels.mlp_shape import MLPShape
-from hurtle.kernels.triton.dense import tanh
+from hurtle.kernels.triton.functions import tanh
 from hurtle.kernels.triton.heads import (
     GAMMA,
     HALF_LOG_2PI,
@@ -33,7 +33,7 @@ from hurtle.kernels.triton.loss import METRICS, LossSettings, Moments, Steps, ad
 PROGRAMS_PER_UNIT = 4
 """Persistent programs of the gradient kernel per multiprocessor of the GPU."""
 RECORD = 8
-"""Records of steps are a multiple of so many numbers: the 32 bytes that memory moves at a time."""
+"""Records are padded to a multiple of this many numbers: memory moves 32 bytes at a time."""
 PRECISIONS = {"float32": 0, "tf32": 1, "bf16": 2}
 
 
@@ -41,9 +41,8 @@ PRECISIONS = {"float32": 0, "tf32": 1, "bf16": 2}
 def _activation(x, RELU: tl.constexpr, FAST: tl.constexpr):
     if RELU:
         y = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    elif FAST:  # two at a time
-        half = x.to(tl.bfloat16)
-        y = tl.inline_asm_elementwise("tanh.approx.bf16x2 $0, $1;", "=r,r", [half], dtype=tl.bfloat16, is_pure=True, pack=2)
+    elif FAST:
+        y = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
     else:
         y = tanh(x)
     return y
@@ -52,7 +51,6 @@ def _activation(x, RELU: tl.constexpr, FAST: tl.constexpr):
 @triton.jit
 def _slope(y, RELU: tl.constexpr):
     """The slope of the activation, from its result."""
-    y = y.to(tl.float32)
     return tl.where(y > 0.0, 1.0, 0.0) if RELU else 1.0 - y * y
 
 
@@ -161,7 +159,7 @@ def _value_kernel(
         x = tl.load(obs + row[:, None] * D + rd[None, :], mask=ok[:, None] & (rd[None, :] < D), other=0.0)
         h1 = _activation(_dot(_operand(x, PRECISION), w1, PRECISION) + b1[None, :], RELU, FAST)
         h2 = _activation(_dot(_operand(h1, PRECISION), w2, PRECISION) + b2[None, :], RELU, FAST)
-        tl.store(values + row, tl.sum(h2.to(tl.float32) * w3[None, :], 1) + b3, mask=ok)
+        tl.store(values + row, tl.sum(h2 * w3[None, :], 1) + b3, mask=ok)
 
 
 @triton.jit
@@ -305,10 +303,11 @@ class FusedMLP:
     Args:
         shape: The shape of the policy.
         weights: All its parameters, flat, as in `FlatParameters`.
-        precision: Precision of the matrix products: "float32", "tf32" or "bf16"; sums are float32. With bf16, tanh is the GPU's
-            own, of numbers rounded to bf16.
+        precision: Precision of the matrix products: "float32", "tf32" or "bf16" (some shapes run in tf32); sums are float32.
+            With bf16, tanh is the GPU's own, accurate to 2^-11.
 
     Attributes:
+        precision: The precision in use.
         partials: Gradients of the last minibatch, to be summed over the first axis. [P, size]
         acts_with_values: Whether `act` computes values as well.
     """
@@ -317,15 +316,20 @@ class FusedMLP:
 
     def __init__(self, shape: MLPShape, weights: Tensor, precision: str = "float32"):
         self.shape, self.weights = shape, weights
-        self._precision = PRECISIONS[precision]
+        if precision == "bf16" and shape.hidden > (32 if shape.gaussian else 64):
+            # A gradient kernel of this kind was seen to end in an illegal memory access on an H200, although all of its
+            # addresses are valid. Triton 3.6 has open bugs of that kind with several products in one loop (#10573, #10486).
+            precision = "tf32"
+        self.precision, self._precision = precision, PRECISIONS[precision]
         self._common: dict[str, Any] = {
             "D": shape.inputs,
-            "DP": max(16, triton.next_power_of_2(shape.inputs + 1)),
+            "DP": max(16, triton.next_power_of_2(shape.inputs)),
             "H": shape.hidden,
             "RELU": shape.relu,
             "FAST": precision == "bf16" and weights.is_cuda,
             "PRECISION": self._precision,
         }
+        self._with_ones = {**self._common, "DP": max(16, triton.next_power_of_2(shape.inputs + 1))}
         units = torch.cuda.get_device_properties(weights.device).multi_processor_count if weights.is_cuda else 1
         wide = self._precision == 2 and shape.hidden <= 64
         self._block = 64 if wide else 32
@@ -427,6 +431,6 @@ class FusedMLP:
             clip_range, self.partials, self._stats, len(order), shape.size, **self._both, LOG_STD=shape.offsets[12],
             VALUE_COEF=settings.value_coef, ENTROPY_COEF=settings.entropy_coef, CLIP_VALUES=settings.clip_values,
             NORMALIZES=settings.normalize_advantages, PADDED=moments.padded, A=shape.outputs, AP=16,
-            R=self._records.shape[1], B=self._block, GAUSSIAN=shape.gaussian, num_warps=4, num_stages=1, **self._common,
+            R=self._records.shape[1], B=self._block, GAUSSIAN=shape.gaussian, num_warps=4, num_stages=1, **self._with_ones,
         )  # fmt: skip
         return self._stats, moments

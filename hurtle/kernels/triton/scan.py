@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hurtle.errors import HurtleError
+from hurtle.kernels.triton.functions import sigmoids
 
 LANES, WARPS = 128, 2
 """Features per program, and its warps: two lanes per thread."""
@@ -60,15 +61,6 @@ def min_gru_reference(
 
 
 @triton.jit
-def _sigmoids(x):
-    """Sigmoids of x and of -x, both precise, from one exponential."""
-    small = tl.exp(-tl.abs(x))
-    large = 1.0 / (1.0 + small)
-    small = small * large
-    return tl.where(x < 0, small, large), tl.where(x < 0, large, small)
-
-
-@triton.jit
 def _scan_forward(
     terms, starts, state, hidden, last, T, B,
     F: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr, HAS_STARTS: tl.constexpr,
@@ -89,7 +81,7 @@ def _scan_forward(
         for step in tl.static_range(STEPS):
             if HAS_STARTS:
                 h = tl.where(begins[step] != 0, 0.0, h)
-            take, keep = _sigmoids(gates[step])
+            take, keep = sigmoids(gates[step])
             h = tl.where(first + step < T, keep * h + take * candidates[step], h)
             place = (first + step) * B + row
             tl.store(hidden + place * F + feature, h, mask=ok & (first + step < T))
@@ -123,7 +115,7 @@ def _scan_backward(
             before = tl.where(t > 0, befores[step], initial)
             if HAS_STARTS:
                 before = tl.where(begins[step] != 0, 0.0, before)
-            take, keep = _sigmoids(gates[step])
+            take, keep = sigmoids(gates[step])
             d_h += d_outputs[step]
             place = t * B + row
             d_gate = d_h * take * keep * (candidates[step] - before)

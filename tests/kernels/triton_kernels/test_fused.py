@@ -8,7 +8,12 @@ from gymnasium import spaces
 triton = pytest.importorskip("triton")
 
 from checks_fused import BOX, DISCRETE, check_acting, check_empty, check_gradients, check_nan  # noqa: E402
+from made_rollouts import MadeRollout, fill  # noqa: E402
 
+from hurtle.algorithms.algorithm import LearnerSetup  # noqa: E402
+from hurtle.algorithms.ppo_config import PPOConfig  # noqa: E402
+from hurtle.algorithms.ppo_device import DevicePPO  # noqa: E402
+from hurtle.kernels.triton.mlp import FusedMLP  # noqa: E402
 from hurtle.policies.build import PolicyConfig, build_policy  # noqa: E402
 from hurtle.policies.mlp import MLP  # noqa: E402
 from hurtle.policies.native_plan import grid_cnn_shape, mlp_shape  # noqa: E402
@@ -16,7 +21,7 @@ from hurtle.policies.plain_mlp import UnsupportedError  # noqa: E402
 from hurtle.policies.policy import Policy  # noqa: E402
 
 SPACES = {"choices": DISCRETE, "numbers": BOX}
-GRID, WIDER_ROWS = (4, 6, 3), (9, 9, 7)
+GRID, WIDER_ROWS = (4, 6, 3), (7, 9, 7)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +30,7 @@ GRID, WIDER_ROWS = (4, 6, 3), (9, 9, 7)
         ("choices", {}),
         ("choices", {"activation": "relu", "masked": True}),
         ("choices", {"grid": GRID}),
-        ("choices", {"grid": WIDER_ROWS, "masked": True, "steps": 1}),
+        pytest.param("choices", {"grid": WIDER_ROWS, "masked": True, "steps": 1}, marks=pytest.mark.slow),
         ("numbers", {"normalizes": True}),
         pytest.param("choices", {"normalizes": True}, marks=pytest.mark.slow),
         pytest.param("numbers", {}, marks=pytest.mark.slow),
@@ -59,12 +64,37 @@ def test_gradients_of_masked_weighted_and_partly_invalid_steps(options):
     check_gradients(DISCRETE, 1e-5, parts=("valid",), normalizes=False, clip_values=False, **options)
 
 
-@pytest.mark.parametrize("grid", [(10, 10, 4), WIDER_ROWS, pytest.param((3, 3, 1), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "grid", [(3, 3, 1), *(pytest.param(grid, marks=pytest.mark.slow) for grid in ((10, 10, 4), WIDER_ROWS))]
+)
 def test_gradients_of_a_cnn(grid):
     check_gradients(DISCRETE, 1e-5, grid=grid)
 
 
-@pytest.mark.parametrize("options", [{}, {"grid": GRID}])
+@pytest.mark.parametrize(
+    ("settings", "masked", "invalid"),
+    [({}, True, 0.3), ({"vtrace": True}, False, 0.0), ({"priority_alpha": 0.7, "minibatch_size": 48}, False, 0.0)],
+)
+def test_an_update_is_that_of_the_policy(settings, masked, invalid):
+    """With fused kernels and without: all that lies between a rollout and a minibatch."""
+    results = []
+    for is_fused in (False, True):
+        space = spaces.Box(-10, 10, (7,), np.float32)
+        policy = build_policy(PolicyConfig(hidden_sizes=(16, 16)), space, DISCRETE, seed=2)
+        config = PPOConfig(**{"num_epochs": 2, "minibatch_size": 24, "learning_rate": 1e-2, **settings})
+        ppo = DevicePPO(policy, config, LearnerSetup(3))
+        if is_fused:
+            ppo.fuse(FusedMLP(mlp_shape(policy), ppo.parameters.values))
+        rollout = MadeRollout(policy, 8, 12, masked)
+        fill(rollout, policy, invalid=invalid)
+        metrics = ppo.update(rollout) | ppo.pending(wait=True)
+        results.append((ppo.parameters.values.clone(), metrics))
+    (expected, wanted), (found, metrics) = results
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert metrics == pytest.approx(wanted, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param({"grid": GRID}, marks=pytest.mark.slow)])
 def test_minibatches_without_valid_steps_are_skipped(options):
     check_empty(**options)
 
@@ -139,5 +169,6 @@ def test_a_gpus_nan_is_not_rounded_away(precision):
     check_nan(DISCRETE, precision=precision)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
 def test_a_nan_in_a_cnn_is_not_lost():
     check_nan(DISCRETE, grid=GRID)

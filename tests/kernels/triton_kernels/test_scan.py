@@ -8,6 +8,8 @@ triton = pytest.importorskip("triton")
 from checks_scan import check_dense, check_lstm, check_memory, check_min_gru, inputs_of  # noqa: E402
 
 from hurtle.errors import HurtleError  # noqa: E402
+from hurtle.kernels.triton import dense as dense_module  # noqa: E402
+from hurtle.kernels.triton import lstm as lstm_module  # noqa: E402
 from hurtle.kernels.triton.dense import dense  # noqa: E402
 from hurtle.kernels.triton.lstm import lstm  # noqa: E402
 from hurtle.kernels.triton.scan import LANES, STEPS, min_gru, min_gru_reference  # noqa: E402
@@ -100,11 +102,22 @@ def test_linear_layers_in_half_precision():
 
 
 def test_memories_and_layers_give_the_same_with_the_kernels(monkeypatch):
-    calls = []
+    calls = {"dense": 0, "lstm": 0}
+
+    def counted(module, name):
+        own = getattr(module, name)
+
+        def function(*arguments):
+            calls[name] += 1
+            return own(*arguments)
+
+        monkeypatch.setattr(module, name, function)
 
     def takes(x):
-        calls.append(1)
         return x.dtype in (torch.float32, torch.bfloat16)
+
+    counted(dense_module, "dense")
+    counted(lstm_module, "lstm")
 
     monkeypatch.setattr(recurrent, "takes_dense", takes)
     monkeypatch.setattr(recurrent, "takes_kernels", takes)
@@ -117,7 +130,7 @@ def test_memories_and_layers_give_the_same_with_the_kernels(monkeypatch):
     torch.testing.assert_close(layers.layers_output(made, x).float(), made(x), rtol=2e-2, atol=2e-2)
     made[1] = torch.nn.GELU()  # of another kind: torch's own code
     torch.testing.assert_close(layers.layers_output(made, x), made(x))
-    assert len(calls) > 5
+    assert calls == {"dense": 8, "lstm": 2}
 
 
 @pytest.mark.parametrize("name", ["lstm", "gru"])
@@ -139,6 +152,21 @@ def test_the_unrolled_cells_are_those_of_the_layers(name, monkeypatch):
 def test_what_does_not_go_together_is_refused(terms, starts, state, why):
     with pytest.raises(HurtleError, match=why):
         min_gru(terms, starts, state)
+
+
+def test_accesses_outside_of_a_kernels_tensors_are_noticed():
+    @triton.jit
+    def reads(x, y, count: triton.language.constexpr):
+        place = triton.language.arange(0, 8)
+        triton.language.store(y + place, triton.language.load(x + place, mask=place < count, other=0.0))
+
+    x = torch.ones(8)
+    reads[(1,)](x[:5], torch.zeros(8), 5)
+    for short, count in ((x[:5], 6), (x[3:], 8)):
+        with pytest.raises(triton.runtime.errors.InterpreterError, match="outside of the kernel's tensors"):
+            reads[(1,)](short, torch.zeros(8), count)
+    with pytest.raises(triton.runtime.errors.InterpreterError, match="outside of the kernel's tensors"):
+        reads[(1,)](x, torch.zeros(7), 8)
 
 
 def test_layers_that_do_not_go_together_are_refused():
