@@ -113,6 +113,7 @@ def test_transitions(recorded, length):
     assert_same(replay("asterix", recorded), recorded, clear_empty_lanes)
 
 
+@pytest.mark.slow
 def test_transitions_without_ramping():
     reference = Reference("asterix", encode, seed=1, difficulty_ramping=False)
     recorded = reference.record(uniform_policy, 3_000)
@@ -187,6 +188,7 @@ def test_arrivals_leave_the_rest_alone(length):
     )
 
 
+@pytest.mark.slow  # breakout has it too
 def test_sticky_actions(recorded):
     assert_sticky(Reference("asterix", encode, seed=4), recorded, clear_empty_lanes)
 

@@ -149,6 +149,7 @@ def test_start():
     assert_same_frequencies(pairs, Counter({(a, b): 1_000_000 for a in SPEEDS for b in SPEEDS}))
 
 
+@pytest.mark.slow  # breakout has it too
 def test_sticky_actions(recorded):
     assert_sticky(Reference("freeway", encode, seed=4), recorded)
 

@@ -43,7 +43,7 @@ def test_it_is_nearly_as_fast_as_the_best_fixed_number(most, speed_up, noise):
     assert mean_rate(lambda: ThreadTuner(most)) > 0.9 * best
 
 
-@pytest.mark.parametrize("call", [2e-5, 2e-3, 0.1, 1.0])
+@pytest.mark.parametrize("call", [pytest.param(2e-5, marks=pytest.mark.slow), 2e-3, 0.1, 1.0])
 def test_it_follows_a_machine_that_gets_busy_and_quiet_again(call):
     tuner = ThreadTuner(4)
     quiet, busy = (lambda n, t: n), (lambda n, t: 1.0 / n)
