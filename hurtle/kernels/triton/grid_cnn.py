@@ -34,7 +34,7 @@ PIECE = tl.constexpr(128)
 OUTPUTS = tl.constexpr(16)
 """Logits and the value, padded."""
 SPLITS = 16
-"""Parts of a minibatch whose gradients are summed separately."""
+"""Enough for large minibatches to fill a GPU."""
 FORWARD: dict[int, dict[str, Any]] = {
     1: {"B": 128, "num_warps": 8, "num_stages": 3},
     2: {"B": 128, "num_warps": 8, "num_stages": 2},
@@ -318,12 +318,13 @@ class FusedGridCNN:
     Args:
         shape: The shape of the policy.
         weights: All its parameters, flat, as in `FlatParameters`.
+        splits: Parts of a minibatch whose gradients are summed separately.
     """
 
     acts_with_values, precision = True, "bf16"
 
-    def __init__(self, shape: GridCNNShape, weights: Tensor):
-        self.shape, self.weights = shape, weights
+    def __init__(self, shape: GridCNNShape, weights: Tensor, splits: int = SPLITS):
+        self.shape, self.weights, self._splits = shape, weights, splits
         wide = triton.knobs.runtime.interpret  # Triton's interpreter cannot multiply bfloat16
         dtype, device = torch.float32 if wide else torch.bfloat16, weights.device
         depth, across = shape.height - 2, triton.next_power_of_2(shape.columns - 2)
@@ -341,8 +342,8 @@ class FusedGridCNN:
         self._forward_block, self._backward = FORWARD[pieces], {**BACKWARD[pieces], "WIDE": wide}
         self._bands = torch.zeros(inputs, outputs, dtype=dtype, device=device)
         self._linear = torch.zeros(depth, outputs, shape.hidden, dtype=dtype, device=device)
-        self.partials = torch.zeros(SPLITS, shape.size, device=device)
-        self._band_partials = torch.zeros(SPLITS * depth, inputs, outputs, device=device)
+        self.partials = torch.zeros(splits, shape.size, device=device)
+        self._band_partials = torch.zeros(splits * depth, inputs, outputs, device=device)
 
     def refresh(self) -> None:
         """Take over the weights; `act` and `values` use those of the last time."""
@@ -415,7 +416,7 @@ class FusedGridCNN:
             CLIP_VALUES=settings.clip_values, NORMALIZES=settings.normalize_advantages, PADDED=moments.padded,
             **self._forward, **block,
         )  # fmt: skip
-        _backward_kernel[(SPLITS, len(self._linear), len(self._bands) // PIECE.value)](
+        _backward_kernel[(self._splits, len(self._linear), len(self._bands) // PIECE.value)](
             obs, order, steps.valid, self.weights, self._bands, self._linear, d_hidden, self.partials, self._band_partials,
             count, self.shape.size, CONV_BIAS=self._at["CONV_BIAS"], LINEAR=self._at["LINEAR"], **sizes, **self._backward,
         )  # fmt: skip

@@ -32,7 +32,7 @@ def make(action_space, device, inputs=5, hidden=16, activation="tanh", precision
     weights = torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
     if grid is None:
         return policy, FusedMLP(mlp_shape(policy), weights, precision)
-    return policy, FusedGridCNN(grid_cnn_shape(policy), weights)
+    return policy, FusedGridCNN(grid_cnn_shape(policy), weights, 2 if device == "cpu" else 16)
 
 
 def observations(policy, count, generator, device):

@@ -64,9 +64,8 @@ def test_gradients_of_masked_weighted_and_partly_invalid_steps(options):
     check_gradients(DISCRETE, 1e-5, parts=("valid",), normalizes=False, clip_values=False, **options)
 
 
-@pytest.mark.parametrize(
-    "grid", [(3, 3, 1), *(pytest.param(grid, marks=pytest.mark.slow) for grid in ((10, 10, 4), WIDER_ROWS))]
-)
+@pytest.mark.slow  # one of another size is in the test above
+@pytest.mark.parametrize("grid", [(10, 10, 4), WIDER_ROWS, (3, 3, 1)])
 def test_gradients_of_a_cnn(grid):
     check_gradients(DISCRETE, 1e-5, grid=grid)
 
@@ -169,6 +168,7 @@ def test_a_gpus_nan_is_not_rounded_away(precision):
     check_nan(DISCRETE, precision=precision)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 def test_a_nan_in_a_cnn_is_not_lost():
     check_nan(DISCRETE, grid=GRID)
