@@ -1,7 +1,7 @@
 """A linear layer with its activation in bfloat16; beside the products, its backward pass takes two kernels.
 
-x [B, K], weight [N, K] → activation(x @ weight.T + bias) [B, N]. torch sums gradients of biases at a fifth of the memory's
-speed, and casts, slopes and sums are kernels of their own. The torch reference is beside it. Knows no network.
+x [B, K], weight [N, K] → activation(x @ weight.T + bias) [B, N]. In torch, slopes and sums are kernels of their own; the sums
+for biases alone took 18 % of the time of a MinGRU's training on an H200. The torch reference is beside it. Knows no network.
 """
 
 from __future__ import annotations

@@ -318,7 +318,7 @@ class FusedMLP:
         self.shape, self.weights = shape, weights
         if precision == "bf16" and shape.hidden > (32 if shape.gaussian else 64):
             # A gradient kernel of this kind was seen to end in an illegal memory access on an H200, although all of its
-            # addresses are valid. Triton 3.6 has open bugs of that kind with several products in one loop (#10573, #10486).
+            # addresses are valid. Others report that of kernels with several products (Triton's issues 10486 and 11366).
             precision = "tf32"
         self.precision, self._precision = precision, PRECISIONS[precision]
         self._common: dict[str, Any] = {
