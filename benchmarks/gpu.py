@@ -64,6 +64,7 @@ GRID = {"num_steps": 32, "clip_values": False, "learning_rate": 3e-3, "entropy_c
 CNN = {**GRID, "num_envs": 16_384, "num_epochs": 1, "minibatch_size": 32_768}
 MEMORY = {**GRID, "num_envs": 32_768, "num_epochs": 2, "minibatch_size": 131_072, "policy": "mlp", "recurrent": "mingru"}
 RECITE = {**MEMORY, "gamma": 0.95, "entropy_coef": 0.2, "hidden_sizes": (96, 208)}
+SINGLE = {"num_epochs": 1, "minibatch_size": 65_536, "learning_rate": 5e-3}
 BREAKOUT = {**MEMORY, "hidden_sizes": (168,)}
 SMALL = {"num_envs": 16, "num_steps": 8, "minibatch_size": 64}
 SETTINGS = {
@@ -77,7 +78,7 @@ SETTINGS = {
         "breakout, minGRU, 2 epochs, bf16", "breakout", BREAKOUT, 40e6, 0, 28, 400_000_000, until_goal=True
     ),
     "breakout-mingru-1": Setting(
-        "breakout, minGRU, 1 epoch, bf16", "breakout", {**BREAKOUT, "num_epochs": 1}, 40e6, 0, 28, 600_000_000, until_goal=True
+        "breakout, minGRU, 1 epoch, bf16", "breakout", {**BREAKOUT, **SINGLE}, 40e6, 0, 28, 400_000_000, until_goal=True
     ),
     "memory-mingru": Setting("memory, minGRU, bf16", "memory", RECITE, 40e6, 0, 0.95, 160_000_000),
     "breakout-lstm": Setting(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from hurtle.collect.rows import VecRows
 from hurtle.contracts import Collector, Episodes, Weights
 from hurtle.errors import ActionError, EnvIndexError, HurtleError, NonFiniteError
 from hurtle.kernels import device_rows, error_codes
-from hurtle.kernels.cuda_graphs import WARM_UPS, Graphs, Readback, autocast
+from hurtle.kernels.cuda_graphs import WARM_UPS, Graphs, Readback, autocast, side_by_side
 from hurtle.kernels.device_rows import Draw, Outcome, Step
 from hurtle.kernels.row_kernels import RowKernels
 from hurtle.native.rng import ACTION_STREAM, seed_range, stream_states
@@ -284,8 +285,7 @@ class DeviceCollector(Collector):
                 self._kernels("outcome_rows", rollout.num_rows, t, self.rows.num_agents, self._envs.outcome, out, episodes)
                 for part, kept in zip(self._state, self._final_state, strict=True):
                     self._kernels("keep_rows", rollout.num_rows, t, out.final_steps, part, kept)
-        self._bootstrap(rollout)
-        self._summarize(rollout)
+        side_by_side(self.device, partial(self._bootstrap, rollout), self._summarize)
         good = (out.error == error_codes.NO_ERROR_INT32).all() & (self._envs.fault[0] == 0)  # else nothing is learned
         if self._postprocess is not None:
             self._postprocess.on_device(rollout, self._kernels, good)
@@ -381,7 +381,7 @@ class DeviceCollector(Collector):
             values = torch.where(step >= 0, values, rollout.final_values.gather(0, at)[0])
             rollout.final_values.scatter_(0, at, values.unsqueeze(0))
 
-    def _summarize(self, rollout: Rollout) -> None:
+    def _summarize(self) -> None:
         """The numbers that are read back."""
         episodes, out = self._episodes, self._outcome
         slots = len(out.final_steps)

@@ -403,15 +403,17 @@ class _Shard:
         actions = "env_numbers" if isinstance(batch.spec.action_space, spaces.Box) else "env_choices"
         self._own = {f"env_{name}": array for name, array in own.items()}
         self._own |= {actions: self._actions, "beginning": beginning, "exchanged": np.array(exchanged, np.int64)}
+        told = {JOB["handle"]: self._handle.ctypes.data, JOB["actions"]: self._actions.ctypes.data}
+        for name, array in self._own.items():
+            told |= {JOB[name]: array.ctypes.data, JOB[name] + 1: array.size}
+        self._places, self._values = np.array(list(told)), np.array(list(told.values()), np.int64)
 
     def job(self, job: np.ndarray) -> np.ndarray:
         """The arguments of compiled code for this shard."""
         if not self._own:
             return job
         own = job.copy()
-        for name, array in self._own.items():
-            own[JOB[name]], own[JOB[name] + 1] = array.ctypes.data, array.size
-        own[JOB["handle"]], own[JOB["actions"]] = self._handle.ctypes.data, self._actions.ctypes.data
+        own[self._places] = self._values
         return own
 
 

@@ -132,9 +132,23 @@ class Graphs:
 
 
 @cache
-def stream_of(device: torch.device) -> torch.cuda.Stream:
-    """The one stream per device on which graphs run: libraries keep a workspace for every stream they have seen."""
+def stream_of(device: torch.device, side: bool = False) -> torch.cuda.Stream:
+    """The stream on which graphs run, or the one beside it: libraries keep a workspace for every stream they use."""
     return torch.cuda.Stream(device)
+
+
+def side_by_side(device: torch.device, work: Callable[[], None], beside: Callable[[], None]) -> None:
+    """Do two things that do not need each other's results; on a GPU at the same time, `beside` on a stream of its own."""
+    if device.type != "cuda":
+        work()
+        beside()
+        return
+    here, side = torch.cuda.current_stream(device), stream_of(device, side=True)
+    side.wait_stream(here)
+    with torch.cuda.stream(side):
+        beside()
+    work()
+    here.wait_stream(side)
 
 
 class _Replayed:

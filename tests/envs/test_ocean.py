@@ -92,16 +92,18 @@ def seeker(obs, time):
     ("name", "parameters"),
     [
         ("memory", {}),
-        ("memory", {"mem_length": 1, "mem_delay": 0}),
+        pytest.param("memory", {"mem_length": 1, "mem_delay": 0}, marks=pytest.mark.slow),
         ("stochastic", {}),
-        ("stochastic", {"p": 0.3, "horizon": 2}),
+        pytest.param("stochastic", {"p": 0.3, "horizon": 2}, marks=pytest.mark.slow),
         ("password", {}),
         pytest.param("password", {"length": 32}, marks=pytest.mark.slow),
         ("bandit", {}),
-        ("bandit", {"num_actions": 10, "reward_scale": 100.0, "reward_noise": 0.0}),
+        pytest.param("bandit", {"num_actions": 10, "reward_scale": 100.0, "reward_noise": 0.0}, marks=pytest.mark.slow),
         ("squared", {}),
         pytest.param("squared", {"distance": 1, "num_targets": 8, "slip_prob": 0.5}, marks=pytest.mark.slow),
-        ("squared", {"distance": 5, "num_targets": 1, "hide_targets": True, "sparse_reward": True}),
+        pytest.param(
+            "squared", {"distance": 5, "num_targets": 1, "hide_targets": True, "sparse_reward": True}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_random_play_keeps_to_the_spaces_and_counts_episodes(name, parameters):
@@ -165,12 +167,12 @@ def test_impossible_parameters_are_refused(env, parameters):
     ("name", "parameters"),
     [
         ("memory", {}),
-        ("memory", {"mem_length": 1, "mem_delay": 0}),
+        pytest.param("memory", {"mem_length": 1, "mem_delay": 0}, marks=pytest.mark.slow),
         ("stochastic", {}),
-        ("stochastic", {"p": 0.3, "horizon": 2}),
+        pytest.param("stochastic", {"p": 0.3, "horizon": 2}, marks=pytest.mark.slow),
         ("password", {}),
         ("bandit", {}),
-        ("bandit", {"num_actions": 10, "reward_scale": 100.0, "reward_noise": 0.0}),
+        pytest.param("bandit", {"num_actions": 10, "reward_scale": 100.0, "reward_noise": 0.0}, marks=pytest.mark.slow),
         ("squared", {}),
     ],
 )
@@ -183,7 +185,9 @@ def test_random_return(name, parameters):
 # Memory --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mem_length", "mem_delay"), [(1, 0), pytest.param(2, 2, marks=pytest.mark.slow), (7, 5)])
+@pytest.mark.parametrize(
+    ("mem_length", "mem_delay"), [(7, 5), *(pytest.param(*few, marks=pytest.mark.slow) for few in ((1, 0), (2, 2)))]
+)
 def test_memory_is_solved_by_reciting(mem_length, mem_delay):
     returns = first_returns("memory", reciter(mem_length, mem_delay), 512, mem_length=mem_length, mem_delay=mem_delay)
     np.testing.assert_allclose(returns, Memory.best_return, rtol=1e-5)
@@ -217,7 +221,7 @@ def test_memory_shows_each_token_once_and_nothing_of_it_later():
 # Stochastic ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("p", "horizon"), [(0.75, 32), (0.3, 2)])
+@pytest.mark.parametrize(("p", "horizon"), [(0.75, 32), pytest.param(0.3, 2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("q", [0.0, 0.2, 0.3, 0.5, 0.75, 0.9, 1.0])
 def test_stochastic_pays_for_the_distribution_whatever_the_horizon(p, horizon, q):
     returns = first_returns("stochastic", coin_policy(q), 8192, p=p, horizon=horizon)
@@ -241,7 +245,7 @@ def test_stochastic_pays_a_clocked_policy_only_a_little_more():
 # Password ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("length", [5, 10])
+@pytest.mark.parametrize("length", [5, pytest.param(10, marks=pytest.mark.slow)])
 def test_password_is_one_string_and_the_same_everywhere(length):
     guesses = np.array(list(itertools.product((0, 1), repeat=length)))
     returns = first_returns("password", lambda obs, time: guesses[:, time], len(guesses), seed=5, length=length)
@@ -276,7 +280,7 @@ def test_password_shows_the_guesses_so_far():
 # Bandit --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("scale", "noise"), [(1.0, 1.0), (100.0, 0.1)])
+@pytest.mark.parametrize(("scale", "noise"), [(1.0, 1.0), pytest.param(100.0, 0.1, marks=pytest.mark.slow)])
 def test_bandit_arms(scale, noise):
     env = Bandit(reward_scale=scale, reward_noise=noise)
     for arm in range(env.num_actions):
@@ -378,7 +382,7 @@ def test_squared_best_return_is_the_optimum(targets, sparse_reward, slip_prob):
     "parameters",
     [
         {},
-        {"slip_prob": 0.2},
+        pytest.param({"slip_prob": 0.2}, marks=pytest.mark.slow),
         pytest.param({"slip_prob": 0.2, "sparse_reward": True}, marks=pytest.mark.slow),
         {"distance": 2, "num_targets": 16, "sparse_reward": True},
     ],

@@ -501,7 +501,7 @@ def test_without_room_a_snake_does_not_come_back():
 
 
 def test_without_respawn_the_episode_ends_with_the_last_snake():
-    vec = hurtle.make_vec("snake", num_envs=8, respawn=False)
+    vec = hurtle.make_vec("snake", num_envs=8, respawn=False, debug=True)
     _, infos = vec.reset(seed=0)
     present = infos["agent_mask"].copy()
     ends = 0

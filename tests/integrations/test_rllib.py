@@ -20,11 +20,11 @@ def rllib():
 
 
 def test_the_creator_makes_the_env_with_its_parameters():
-    creator = env_creator("cartpole", gravity=1.6, max_steps=7)
+    creator = env_creator("cartpole", gravity=1.6, max_steps=5)
     assert creator({}).native_spec.env.gravity == pytest.approx(1.6)
     made = creator({"gravity": 3.7})  # RLlib's env_config wins
     assert made.native_spec.env.gravity == pytest.approx(3.7)
-    assert made.native_spec.env.max_steps == 7
+    assert made.native_spec.env.max_steps == 5
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", CartPole, lambda: gymnasium.make("CartPole-v1")])

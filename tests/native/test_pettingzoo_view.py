@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
+from sample_envs import SNAKES
 
 import hurtle
 from hurtle.errors import ActionError, HurtleError, UnknownNameError
@@ -14,8 +15,6 @@ from hurtle.native import Box, Env, int32
 pytest.importorskip("pettingzoo", reason='needs "hurtle[pettingzoo]"')
 from pettingzoo import ParallelEnv
 from pettingzoo.test import parallel_api_test, parallel_seed_test
-
-SMALL = {"height": 6, "width": 6, "max_steps": 60, "num_agents": 3, "respawn_delay": 2}
 
 
 class Race(Env):
@@ -49,7 +48,7 @@ class Race(Env):
             obs[a, 0] = state.clock
 
 
-@pytest.mark.parametrize("settings", [SMALL, pytest.param({**SMALL, "respawn": False}, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("settings", [SNAKES, pytest.param({**SNAKES, "respawn": False}, marks=pytest.mark.slow)])
 def test_pettingzoos_own_tests(settings):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -91,7 +90,7 @@ def test_agents_that_are_away():
 
 
 def test_the_same_as_the_arrays():
-    alone, arrays = hurtle.make("snake", api="pettingzoo", **SMALL), hurtle.make("snake", **SMALL)
+    alone, arrays = hurtle.make("snake", api="pettingzoo", **SNAKES), hurtle.make("snake", **SNAKES)
     obs, infos = alone.reset(seed=3)
     stacked, _ = arrays.reset(seed=3)
     assert np.array_equal(np.stack(list(obs.values())), stacked)

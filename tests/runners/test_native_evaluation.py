@@ -26,7 +26,7 @@ CASES = {
     "several choices": (Levers, {}, {}),
     "memory": ("memory", {}, {"recurrent": "lstm"}),
     "agents with memories": ("snake", SNAKES, {"policy": "mlp", "recurrent": "gru"}),
-    "grid": ("asterix", {"max_steps": 40}, {}),
+    "grid": ("asterix", {"max_steps": 17}, {}),
 }
 
 

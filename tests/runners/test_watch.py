@@ -170,15 +170,15 @@ def test_gymnasium_envs(tmp_path):
 
 
 def test_several_agents(tmp_path):
-    path, _ = write_run(tmp_path, "snake", parameters={"max_steps": 60})
+    path, _ = write_run(tmp_path, "snake", parameters=SNAKES)
     (total, steps), (_, again) = watch_run(path, episodes=2, console=Console(file=io.StringIO()))
-    assert (steps, again) == (60, 60)
-    policy, env, expected = load(path), hurtle.make("snake", max_steps=60), 0.0
+    assert (steps, again) == (SNAKES["max_steps"], SNAKES["max_steps"])
+    policy, env, expected = load(path), hurtle.make("snake", **SNAKES), 0.0
     obs, info = env.reset(seed=eval_seed(0))
-    for _ in range(60):
+    for _ in range(SNAKES["max_steps"]):
         acting = info["agent_mask"]
         obs, rewards, _, _, info = env.step(policy.act(obs))
-        expected += rewards[acting].sum() / 4
+        expected += rewards[acting].sum() / SNAKES["num_agents"]
     assert total == pytest.approx(expected)
 
 

@@ -316,9 +316,9 @@ class FusedMLP:
 
     def __init__(self, shape: MLPShape, weights: Tensor, precision: str = "float32"):
         self.shape, self.weights = shape, weights
-        if precision == "bf16" and shape.hidden > (32 if shape.gaussian else 64):
-            # A gradient kernel of this kind was seen to end in an illegal memory access on an H200, although all of its
-            # addresses are valid. Others report that of kernels with several products (Triton's issues 10486 and 11366).
+        if precision == "bf16" and shape.gaussian and shape.hidden > 32:
+            # Triton 3.6 compiles one of the gradient kernel's products to a WGMMA instruction that reads beyond shared memory
+            # (found by compute-sanitizer on an H200; without WGMMA, or in any other of our kernels, it finds nothing).
             precision = "tf32"
         self.precision, self._precision = precision, PRECISIONS[precision]
         self._common: dict[str, Any] = {
