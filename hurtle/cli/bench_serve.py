@@ -5,7 +5,6 @@ options → settings (connections, rate) → one measurement each → table, JSO
 
 from __future__ import annotations
 
-import asyncio
 import json
 from functools import partial
 from pathlib import Path
@@ -51,6 +50,8 @@ def bench_serve(
     to the last one arrives. Open loop (--rate): requests are due at random times, and latency counts from then, even while all
     connections wait for answers. Ctrl-C stops early and shows what was measured.
     """
+    import asyncio
+
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 

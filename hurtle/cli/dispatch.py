@@ -5,21 +5,14 @@ Verbs import what they need when they run: `hurtle --help` and `hurtle envs` loa
 
 from __future__ import annotations
 
+import importlib
 import os
 import select
 import sys
 from collections.abc import Callable
-
-import tyro
+from typing import Any
 
 from hurtle import __version__
-from hurtle.cli.bench import bench
-from hurtle.cli.envs import envs
-from hurtle.cli.eval import evaluate
-from hurtle.cli.export import export
-from hurtle.cli.options import number_parser
-from hurtle.cli.sanity import sanity
-from hurtle.cli.watch import watch
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 
 
@@ -31,18 +24,18 @@ def serve() -> None:
     """Serve models over gRPC and REST: hurtle serve policy.onnx."""
 
 
-VERBS: dict[str, Callable[..., int | None]] = {
-    "train": train,
-    "eval": evaluate,
-    "watch": watch,
-    "export": export,
-    "serve": serve,
-    "sanity": sanity,
-    "envs": envs,
-    "bench": bench,
+VERBS = {
+    "train": "dispatch:train",
+    "eval": "eval:evaluate",
+    "watch": "watch:watch",
+    "export": "export:export",
+    "serve": "dispatch:serve",
+    "sanity": "sanity:sanity",
+    "envs": "envs:envs",
+    "bench": "bench:bench",
 }
-"""`train` and `serve` are here only for the help: their flags and defaults depend on other arguments and files, so they parse
-their arguments themselves."""
+"""Verb → its file in this folder and its function. `train` and `serve` are only for the help: their flags and defaults depend
+on other arguments and files, so they parse their arguments themselves."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -76,14 +69,26 @@ def _run(arguments: list[str]) -> int | None:
         from hurtle.cli.serve import run_serve
 
         return run_serve(arguments[1:])
+    import tyro
+
+    from hurtle.cli.options import number_parser
+
+    config = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
+    if verb in VERBS:  # the other verbs' flags would take longer to describe than this one to run
+        rest = arguments[1:]
+        return tyro.cli(_function(verb), prog=f"hurtle {verb}", args=rest, config=config, registry=number_parser(rest))
     return tyro.extras.subcommand_cli_from_dict(
-        VERBS,
+        {name: _function(name) for name in VERBS},
         prog="hurtle",
         description=f"Hurtle {__version__}: reinforcement learning in Python at the speed of the hardware.",
         args=arguments or ["--help"],
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
-        registry=number_parser(arguments),
+        config=config,
     )
+
+
+def _function(verb: str) -> Callable[..., Any]:
+    file, name = VERBS[verb].split(":")
+    return getattr(importlib.import_module(f"hurtle.cli.{file}"), name)
 
 
 def _output_is_closed() -> bool:

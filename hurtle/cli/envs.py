@@ -25,7 +25,6 @@ def envs(
 
         from hurtle.envs.registry import resolve
         from hurtle.native import Env
-        from hurtle.native import check as check_env
     console = Console()
     if not name:
         _list_envs(console)
@@ -35,6 +34,8 @@ def envs(
         raise HurtleError(f"{name!r} is a Gymnasium env; `hurtle envs` shows native ones.")
     _show_env(console, found, seed)
     if check:
+        from hurtle.native import check as check_env
+
         console.print(str(check_env(found)), highlight=False, markup=False, soft_wrap=True)
 
 

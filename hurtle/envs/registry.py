@@ -20,7 +20,6 @@ import gymnasium
 from hurtle.envs.packages import external_maker
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 from hurtle.native.env import Env
-from hurtle.native.single_env import NativeEnv
 from hurtle.references import is_reference, load_reference, reference_to
 
 _ZOO: dict[str, str | type[Env]] = {
@@ -184,7 +183,7 @@ def make(
     found = resolve(env, parameters)
     found = unchecked(found) if unsafe else found
     if isinstance(found, Env):
-        return (NativeEnv if api == "gymnasium" else _parallel_class())(found, render_mode, debug)
+        return (_single_class() if api == "gymnasium" else _parallel_class())(found, render_mode, debug)
     if api != "gymnasium":
         raise HurtleError(f"api={api!r} is for native envs; {env!r} has its own: leave out api.")
     if debug:
@@ -198,6 +197,12 @@ def make(
     if not isinstance(made, gymnasium.Env) and not (hasattr(made, "possible_agents") or hasattr(made, "agents")):
         raise HurtleError(f"{env!r} made a {type(made).__name__}; expected a gymnasium.Env or a PettingZoo env.")
     return made
+
+
+def _single_class() -> Any:
+    from hurtle.native.single_env import NativeEnv
+
+    return NativeEnv
 
 
 def _parallel_class() -> Any:
