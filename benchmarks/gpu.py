@@ -33,7 +33,7 @@ SEEDS, ROUNDS = 5, 5
 MARGIN, REACHED = 1.03, 5
 """Training ends when so many rollouts in turn had episodes whose mean is so far above the goal."""
 PARTS = ("ceilings", "rates", "gae", "kernels", "sweep", "solve", "cold", "learning")
-PROFILED = ("cartpole-1-bf16", "breakout", "breakout-mingru", "breakout-lstm")
+PROFILED = ("cartpole-1-bf16", "breakout", "breakout-mingru-1", "breakout-lstm")
 SWEEP = (1, 16, 256, 4096, 16_384, 65_536, 262_144, 1_048_576)
 
 
@@ -75,12 +75,12 @@ SETTINGS = {
     "breakout": Setting("breakout, small CNN, bf16", "breakout", CNN, 80e6, 0, 28, 600_000_000, until_goal=True),
     "asterix": Setting("asterix, small CNN, bf16", "asterix", CNN, 80e6, 0, 16, 600_000_000, until_goal=True),
     "breakout-mingru": Setting(
-        "breakout, minGRU, 2 epochs, bf16", "breakout", BREAKOUT, 40e6, 0, 28, 400_000_000, until_goal=True
+        "breakout, minGRU, 2 epochs, bf16", "breakout", BREAKOUT, 0, 0, 28, 400_000_000, until_goal=True
     ),
     "breakout-mingru-1": Setting(
         "breakout, minGRU, 1 epoch, bf16", "breakout", {**BREAKOUT, **SINGLE}, 40e6, 0, 28, 400_000_000, until_goal=True
     ),
-    "memory-mingru": Setting("memory, minGRU, bf16", "memory", RECITE, 40e6, 0, 0.95, 160_000_000),
+    "memory-mingru": Setting("memory, minGRU, 1 epoch, bf16", "memory", {**RECITE, **SINGLE}, 40e6, 0, 0.95, 160_000_000),
     "breakout-lstm": Setting(
         "breakout, LSTM, bf16", "breakout", {**BREAKOUT, "recurrent": "lstm"}, 15e6, 0, 28, 400_000_000, until_goal=True
     ),
