@@ -22,11 +22,13 @@ from hurtle.policies.build import PolicyConfig, build_policy
 
 ENVS, STEPS = 8, 16
 NOTE = (
-    f"Transitions per second, the best of rounds in which everybody takes turns; ratios are Hurtle's over theirs. {ENVS} envs. Hurtle "
-    f"gets rollouts of {STEPS} steps, as its collectors fill them; SB3 gets the steps of all envs one by one, and cpprb and rlox the same "
-    "transitions in batches of as many. A sample is a batch as the learner gets it: torch tensors for Hurtle and SB3, NumPy arrays for "
-    "cpprb and rlox. rlox stores float32 and one number per action; SB3 has no priorities. Priorities are updated after every sample. "
-    "Memory is that of the buffers' arrays (rlox: computed)."
+    "Transitions per second, the best of rounds in which everybody takes turns; ratios are Hurtle's over theirs. "
+    f"{ENVS} envs. Hurtle gets rollouts of {STEPS} steps, as its collectors fill them; SB3 gets the steps of all envs one by "
+    "one, and cpprb and rlox all transitions of a rollout at once, with the next observations, which are made first. A sample "
+    "is a batch as the learner gets it: torch tensors for Hurtle and SB3, NumPy arrays for cpprb and rlox. rlox stores "
+    "float32; "
+    "SB3 has no priorities. Priorities are updated after every sample. Buffers are full. Memory is that of the buffers' arrays "
+    "(cpprb and rlox: computed)."
 )
 
 
@@ -73,14 +75,19 @@ class Data:
             stacked = np.stack([frames[t : t + case.stack] for t in range(STEPS + 1)]).swapaxes(1, 2)
         else:
             stacked = frames[: STEPS + 1]
-        self.obs = np.ascontiguousarray(stacked.astype(case.dtype))  # [STEPS + 1, ENVS, …]
+        stacked = np.ascontiguousarray(stacked.astype(case.dtype))
+        self.obs, self.last_obs = stacked[:-1], stacked[-1].copy()
         self.actions = rng.integers(0, 6, (STEPS, ENVS)) if case.stack > 1 else rng.random((STEPS, ENVS, 6)).astype(np.float32)
         self.rewards = rng.random((STEPS, ENVS)).astype(np.float32)
         self.terminated = rng.random((STEPS, ENVS)) < 0.005
         self.truncated = np.zeros((STEPS, ENVS), np.bool_)
 
+    def following(self) -> np.ndarray:
+        """The observation after each step, which other buffers store too: [STEPS × ENVS, …]."""
+        return self.flat(np.concatenate([self.obs[1:], self.last_obs[None]]))
+
     def flat(self, array: np.ndarray) -> np.ndarray:
-        """[STEPS, ENVS, …] → [STEPS × ENVS, …]."""
+        """An array [STEPS, ENVS, …] as [STEPS × ENVS, …]."""
         return np.ascontiguousarray(array.reshape(STEPS * ENVS, *array.shape[2:]))
 
 
@@ -88,8 +95,8 @@ def hurtle_buffer(case: Case, data: Data) -> Buffer:
     """Ours."""
     config = PolicyConfig(policy="mlp", hidden_sizes=(8,))
     rollout = Rollout(build_policy(config, data.observation_space, data.action_space), STEPS, ENVS)
-    rollout.obs.copy_(torch.from_numpy(data.obs[:-1]))
-    rollout.last_obs.copy_(torch.from_numpy(data.obs[-1]))
+    rollout.obs.copy_(torch.from_numpy(data.obs))
+    rollout.last_obs.copy_(torch.from_numpy(data.last_obs))
     for name in ("actions", "rewards", "terminated", "truncated"):
         getattr(rollout, name).copy_(torch.from_numpy(getattr(data, name)))
     replay = Replay(rollout, case.capacity, frame_stack=case.stack, priority_alpha=0.6 if case.prioritized else None)
@@ -119,7 +126,8 @@ def sb3_buffer(case: Case, data: Data) -> Buffer | None:
 
     def push() -> int:
         for t in range(STEPS):
-            buffer.add(data.obs[t], data.obs[t + 1], data.actions[t], data.rewards[t], data.terminated[t], infos)
+            following = data.obs[t + 1] if t + 1 < STEPS else data.last_obs
+            buffer.add(data.obs[t], following, data.actions[t], data.rewards[t], data.terminated[t], infos)
         return STEPS * ENVS
 
     def sample() -> int:
@@ -131,7 +139,7 @@ def sb3_buffer(case: Case, data: Data) -> Buffer | None:
 
 
 def cpprb_buffer(case: Case, data: Data) -> Buffer:
-    """cpprb's ReplayBuffer or PrioritizedReplayBuffer."""
+    """The ReplayBuffer or PrioritizedReplayBuffer of cpprb."""
     import cpprb
 
     actions = {"dtype": np.int64} if case.stack > 1 else {"shape": 6, "dtype": np.float32}
@@ -146,12 +154,12 @@ def cpprb_buffer(case: Case, data: Data) -> Buffer:
         buffer = cpprb.PrioritizedReplayBuffer(case.capacity, fields, alpha=0.6)
     else:
         buffer = cpprb.ReplayBuffer(case.capacity, fields)
-    flat = {"obs": data.obs[:-1], "next_obs": data.obs[1:], "act": data.actions, "rew": data.rewards, "done": data.terminated}
+    flat = {"obs": data.obs, "act": data.actions, "rew": data.rewards, "done": data.terminated}
     flat = {name: data.flat(array) for name, array in flat.items()}
     errors = np.random.default_rng(1).random(case.batch)
 
     def push() -> int:
-        buffer.add(**flat)
+        buffer.add(**flat, next_obs=data.following())
         return STEPS * ENVS
 
     def sample() -> int:
@@ -167,18 +175,20 @@ def cpprb_buffer(case: Case, data: Data) -> Buffer:
 
 
 def rlox_buffer(case: Case, data: Data) -> Buffer:
-    """rlox's ReplayBuffer or PrioritizedReplayBuffer, which take vectors of float32."""
+    """The ReplayBuffer or PrioritizedReplayBuffer of rlox, which take vectors of float32."""
     import rlox
 
     size, count = int(np.prod(case.shape)), 1 if case.stack > 1 else 6
     kind = rlox.PrioritizedReplayBuffer if case.prioritized else rlox.ReplayBuffer
     buffer = kind(case.capacity, size, count)
-    obs, following = (data.flat(part).reshape(STEPS * ENVS, size).astype(np.float32) for part in (data.obs[:-1], data.obs[1:]))
+    obs = data.flat(data.obs).reshape(STEPS * ENVS, size).astype(np.float32)
     actions = data.flat(data.actions).reshape(STEPS * ENVS, count).astype(np.float32)
-    rewards, terminated, truncated = (data.flat(part) for part in (data.rewards, data.terminated, data.truncated))
+    rewards = data.flat(data.rewards)
+    terminated, truncated = (data.flat(part).astype(np.uint8) for part in (data.terminated, data.truncated))
     errors, seeds = np.random.default_rng(1).random(case.batch), iter(range(1 << 60))
 
     def push() -> int:
+        following = data.following().reshape(STEPS * ENVS, size).astype(np.float32, copy=False)
         if case.prioritized:  # one by one: it has no batches
             for k in range(STEPS * ENVS):
                 buffer.push(obs[k], actions[k], float(rewards[k]), bool(terminated[k]), False, following[k])

@@ -6,6 +6,8 @@ next slot. Knows nothing of policies or losses. sequences.py draws whole sequenc
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from operator import attrgetter, is_
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +22,8 @@ from hurtle.kernels import replay as kernels
 from hurtle.kernels.sum_tree import new_tree
 from hurtle.native.rng import stream_state
 
+ROLLOUT_FIELDS = ("obs", "last_obs", "actions", "masks", "rewards", "terminated", "truncated", "starts", "valid")
+_FIELDS_OF = attrgetter(*ROLLOUT_FIELDS)
 REPLAY_STREAM = 11
 """Of the seed: what is drawn must not depend on what else is random."""
 
@@ -106,19 +110,17 @@ class Replay:
         self._mask_size = 0 if like.masks is None else like.masks.shape[-1]
         obs, actions = (_Words.of(part) for part in (like.obs[0, 0], like.actions[0, 0]))
         self._obs_words, self._action_words = obs.split(frame_stack), actions
+        record = _Record.of(actions, self._mask_size)
         lead = (self.num_rows, self.length)
-        layout: dict[str, tuple[tuple[int, ...], Any]] = {
-            "obs": ((*lead, self._obs_words.count), self._obs_words.dtype),
-            "actions": ((*lead, actions.count), actions.dtype),
-            "masks": ((*lead, self._mask_size), np.bool_),
-            "rewards": (lead, np.float32),
-            "flags": (lead, np.uint8),
-        }
-        self.nbytes = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in layout.values())
+        self.nbytes = self.capacity * (self._obs_words.count * self._obs_words.dtype.itemsize + record.size)
         self.storage = Storage(self.nbytes, folder)
-        self._rings = {name: self.storage.zeros(shape, dtype) for name, (shape, dtype) in layout.items()}
+        self._memory = {
+            "obs": self.storage.zeros((*lead, self._obs_words.count), self._obs_words.dtype),
+            "steps": self.storage.zeros((*lead, record.size), np.uint8),
+        }
+        self._rings = {"obs": self._memory["obs"], **record.views(self._memory["steps"])}
         self._rings["flags"][:] = kernels.GAP
-        self._heads = np.zeros(self.num_rows, np.int64)
+        self._heads, self._head_slots = (np.zeros(self.num_rows, np.int64) for _ in range(2))
         self._pending = np.zeros(self.num_rows, np.bool_)
         self._seed, self._drawn = np.uint64(stream_state(seed, REPLAY_STREAM)), 0
         self._checked_stack = frame_stack == 1
@@ -127,7 +129,11 @@ class Replay:
             raise HurtleError(f"priority_alpha must be at least 0, got {priority_alpha}.")
         self._tree = new_tree(self._num_leaves) if self.priority_alpha else None
         self._highest = 1.0
-        self._outs: dict[int, Any] = {}
+        self._outs: dict[int, tuple[Transitions, np.ndarray, np.ndarray, list[np.ndarray]]] = {}
+        self._views: dict[str, np.ndarray] = {}
+        self._fields: tuple[Any, ...] = (None,) * len(ROLLOUT_FIELDS)  # the last rollout's
+        self._kept_finals: Any = None
+        self._every_row, self._ends = np.arange(self.num_rows), np.zeros(self.num_rows, np.int64)
 
     @property
     def _num_leaves(self) -> int:
@@ -161,13 +167,20 @@ class Replay:
         columns, rows = rollout.num_rows, rollout.columns
         if rows is None and columns != self.num_rows:
             raise HurtleError(f"The rollout has {columns} rows, the replay buffer {self.num_rows}.")
-        before, firsts, rings = self._heads.copy(), np.empty(columns, np.int64), self._rings
-        rows = np.arange(columns) if rows is None else np.ascontiguousarray(rows, np.int64)
+        before, firsts = self._heads.copy(), np.empty(columns, np.int64)
+        rows = self._every_row if rows is None else np.ascontiguousarray(rows, np.int64)
+        knows_next = rollout.all_valid and not self._mask_size
         kernels.push(
-            *(host[name] for name in ("obs", "last_obs", "finals", "final_of", "actions", "masks", "rewards", "terminated")),
-            host["truncated"], host["starts"], host["valid"], rows, rollout.all_valid and not self._mask_size,
-            rings["obs"], rings["actions"], rings["masks"], rings["rewards"], rings["flags"], self._heads, self._pending, firsts,
-        )  # fmt: skip
+            *host.values(),
+            *self._finals(rollout),
+            rows,
+            knows_next,
+            *self._rings.values(),
+            self._heads,
+            self._head_slots,
+            self._pending,
+            firsts,
+        )
         self._added(rollout, before, rows, firsts)
 
     def _added(self, rollout: Rollout, before: np.ndarray, rows: np.ndarray, firsts: np.ndarray) -> None:
@@ -185,29 +198,46 @@ class Replay:
             )  # fmt: skip
 
     def _host(self, rollout: Rollout) -> dict[str, np.ndarray]:
-        """The fields of a rollout as arrays of words."""
+        """The fields of a rollout as arrays, as `push` takes them; those of the last rollout again if it is the same memory."""
+        fields = _FIELDS_OF(rollout)
+        if all(map(is_, fields, self._fields)) and rollout.device.type == "cpu":
+            return self._views
+        self._check_fields(rollout)
+        lead, whole = (rollout.num_steps, rollout.num_rows), self._obs_words.join(self.frames)
+        masks = torch.zeros((*lead, 0), dtype=torch.bool) if rollout.masks is None else rollout.masks
+        views = {
+            "obs": whole.view(rollout.obs, lead),
+            "last_obs": whole.view(rollout.last_obs, lead[1:]),
+            "actions": self._action_words.view(rollout.actions, lead),
+            "masks": masks.cpu().numpy(),
+            **{name: getattr(rollout, name).cpu().numpy() for name in ROLLOUT_FIELDS[4:]},
+        }
+        self._fields, self._views = fields, views
+        return views
+
+    def _finals(self, rollout: Rollout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The last observations of truncated episodes, and the step and column of each, or -1."""
+        finals = rollout.finals
+        if finals is not self._kept_finals or rollout.device.type != "cpu":
+            obs = self._obs_words.join(self.frames).view(finals.obs, (len(finals.steps),))
+            self._final_views = obs, finals.steps.cpu().numpy(), finals.rows.cpu().numpy()
+            self._kept_finals = finals
+        return self._final_views
+
+    def _check_fields(self, rollout: Rollout) -> None:
         expected = (self._obs_shape, self._action_shape, self._obs_dtype, self._action_dtype, self._mask_size)
         masks = 0 if rollout.masks is None else rollout.masks.shape[-1]
-        found = (tuple(rollout.obs.shape[2:]), tuple(rollout.actions.shape[2:]), rollout.obs.dtype, rollout.actions.dtype, masks)
+        found = (
+            tuple(rollout.obs.shape[2:]),
+            tuple(rollout.actions.shape[2:]),
+            rollout.obs.dtype,
+            rollout.actions.dtype,
+            masks,
+        )
         if found != expected:
             names = ("observations", "actions", "the observations' dtype", "the actions' dtype", "the size of masks")
             what, own, given = next(trio for trio in zip(names, expected, found, strict=True) if trio[1] != trio[2])
             raise HurtleError(f"The rollout does not fit the replay buffer: {what}: {given}, expected {own}.")
-        lead, steps = (rollout.num_steps, rollout.num_rows), rollout.finals.steps.cpu().numpy()
-        used = steps >= 0
-        final_of = np.full(lead, -1, np.int64)
-        final_of[steps[used], rollout.finals.rows.cpu().numpy()[used]] = used.nonzero()[0]
-        whole = self._obs_words.join(self.frames)
-        flags = {name: getattr(rollout, name).cpu().numpy() for name in ("terminated", "truncated", "starts", "valid")}
-        return flags | {
-            "obs": whole.view(rollout.obs, lead),
-            "last_obs": whole.view(rollout.last_obs, lead[1:]),
-            "finals": whole.view(rollout.finals.obs, (len(steps),)),
-            "final_of": final_of,
-            "actions": self._action_words.view(rollout.actions, lead),
-            "masks": np.zeros((*lead, 0), np.bool_) if rollout.masks is None else rollout.masks.cpu().numpy(),
-            "rewards": rollout.rewards.cpu().numpy(),
-        }
 
     def _check_stack(self, host: dict[str, np.ndarray]) -> None:
         """Whether the first rollout's observations are stacks; once, since it reads all of it."""
@@ -217,8 +247,8 @@ class Replay:
         goes_on = host["valid"][:-1] & host["valid"][1:] & ~host["starts"][1:]
         if (obs[:-1, :, frame:] != obs[1:, :, :-frame]).any(-1)[goes_on].any():
             raise HurtleError(
-                f"frame_stack={self.frames}, but the observations are not stacks of frames whose last {self.frames - 1} are the "
-                "first of the next one: use frame_stack=1."
+                f"frame_stack={self.frames}, but the last {self.frames - 1} frames of an observation are not the first ones of "
+                "the next: use frame_stack=1."
             )
         self._checked_stack = True
 
@@ -232,29 +262,31 @@ class Replay:
         Raises:
             HurtleError: There is nothing to draw.
         """
-        out = self._out(batch_size)
-        rings, slots = self._rings, out.slots.numpy()
+        out, slots, weights, arrays = self._out(batch_size)
         if self._tree is None:
-            drawn = kernels.draw(self._seed, self._drawn, self._heads, self._pending, rings["flags"], self.frames, slots)
+            flags = self._rings["flags"]
+            drawn = kernels.draw(
+                self._seed, self._drawn, self._heads, self._head_slots, self._pending, flags, self.frames, self._ends, slots
+            )
         else:
-            chances = np.empty(batch_size)
-            drawn = kernels.draw_by_priority(self._seed, self._drawn, self._tree, slots, chances)
+            drawn = kernels.draw_by_priority(self._seed, self._drawn, self._tree, beta, slots, weights)
         if drawn < 0:
             raise HurtleError("The replay buffer has no transitions to sample from yet: add a rollout first.")
         self._drawn = int(drawn)
-        if self._tree is not None:
-            out.weights.copy_(importance(chances, beta))
-        no_masks = np.zeros((batch_size, 0), np.bool_)
-        whole = self._obs_words.join(self.frames)
         kernels.gather(
-            slots, rings["obs"], rings["actions"], rings["masks"], rings["rewards"], rings["flags"], self._heads, self._pending,
-            self.frames, self.n_step, np.float32(self.gamma), whole.view(out.obs, (batch_size,)),
-            self._action_words.view(out.actions, (batch_size,)), out.rewards.numpy(), whole.view(out.next_obs, (batch_size,)),
-            out.discounts.numpy(), *(no_masks if part is None else part.numpy() for part in (out.masks, out.next_masks)),
-        )  # fmt: skip
+            slots,
+            *self._rings.values(),
+            self._head_slots,
+            self._pending,
+            self.frames,
+            self.n_step,
+            np.float32(self.gamma),
+            *arrays,
+        )
         return out
 
-    def _out(self, size: int) -> Transitions:
+    def _out(self, size: int) -> tuple[Transitions, np.ndarray, np.ndarray, list[np.ndarray]]:
+        """Memory for a batch: as tensors; and its slots, its weights, and the rest, as the kernels take them."""
         if size < 1:
             raise HurtleError(f"batch_size must be at least 1, got {size}.")
         if size not in self._outs:
@@ -262,11 +294,16 @@ class Replay:
             def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
                 return torch.zeros((size, *shape), dtype=dtype)
 
-            masks = [zeros(self._mask_size, dtype=torch.bool) if self._mask_size else None for _ in range(2)]
+            masks, next_masks = (zeros(self._mask_size, dtype=torch.bool) if self._mask_size else None for _ in range(2))
             obs, next_obs = (zeros(*self._obs_shape, dtype=self._obs_dtype) for _ in range(2))
             actions = zeros(*self._action_shape, dtype=self._action_dtype)
             weights, slots = zeros() + 1, zeros(dtype=torch.int64)
-            self._outs[size] = Transitions(obs, actions, zeros(), next_obs, zeros(), *masks, weights, slots)
+            out = Transitions(obs, actions, zeros(), next_obs, zeros(), masks, next_masks, weights, slots)
+            whole, lead = self._obs_words.join(self.frames), (size,)
+            legal = [np.zeros((size, 0), np.bool_) if mask is None else mask.numpy() for mask in (masks, next_masks)]
+            arrays = [whole.view(obs, lead), self._action_words.view(actions, lead), out.rewards.numpy()]
+            arrays += [whole.view(next_obs, lead), out.discounts.numpy(), *legal]
+            self._outs[size] = out, slots.numpy(), weights.numpy(), arrays
         return self._outs[size]
 
     def update_priorities(self, slots: Tensor, errors: Tensor) -> None:
@@ -277,11 +314,11 @@ class Replay:
         """
         if self._tree is None:
             return
-        priorities = (errors.detach().abs().double().cpu() + 1e-6).pow(self.priority_alpha).numpy()
-        if not np.isfinite(priorities).all():
+        leaves, found = (np.ascontiguousarray(part.detach().cpu().numpy()) for part in (slots, errors.float()))
+        highest = kernels.set_priorities(self._tree, leaves, found, self.priority_alpha)
+        if highest < 0:
             raise HurtleError("A TD error is not finite: it cannot be a priority.")
-        self._highest = max(self._highest, float(priorities.max(initial=0.0)))
-        kernels.set_priorities(self._tree, np.ascontiguousarray(slots.cpu().numpy(), np.int64), priorities)
+        self._highest = max(self._highest, highest)
 
     def ages(self, slots: Tensor) -> np.ndarray:
         """How many slots were written to a transition's row since it was."""
@@ -290,9 +327,8 @@ class Replay:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, to be saved at once: the tensors are the buffer's own memory."""
-        saved = {name: torch.from_numpy(ring) for name, ring in self._rings.items()}
         return {
-            "rings": saved,
+            "rings": {name: torch.from_numpy(ring) for name, ring in self._memory.items()},
             "heads": torch.from_numpy(self._heads.copy()),
             "pending": torch.from_numpy(self._pending.copy()),
             "drawn": self._drawn,
@@ -307,17 +343,18 @@ class Replay:
             HurtleError: It was saved with other settings.
         """
         for name, ring in saved["rings"].items():
-            own = self._rings[name]
+            own = self._memory[name]
             if tuple(ring.shape) != own.shape or ring.numpy().dtype != own.dtype:
                 raise HurtleError(
-                    f"The saved replay buffer has other {name}, {tuple(ring.shape)}, than this one, {own.shape}: use its capacity, "
-                    "num_envs and frame_stack, or leave it out."
+                    f"The saved replay buffer's {name} have the shape {tuple(ring.shape)}, this one's {own.shape}: use its "
+                    "capacity, num_envs and frame_stack, or leave it out."
                 )
         if (saved["tree"] is None) != (self._tree is None):
             raise HurtleError("The saved replay buffer was sampled in another way: use its priority_alpha, or leave it out.")
         for name, ring in saved["rings"].items():
-            self._rings[name][:] = ring.numpy()
+            self._memory[name][:] = ring.numpy()
         self._heads[:], self._pending[:] = saved["heads"].numpy(), saved["pending"].numpy()
+        self._head_slots[:] = self._heads % self.length
         self._drawn, self._highest = saved["drawn"], saved["highest"]
         if self._tree is not None:
             self._tree[:] = saved["tree"].numpy()
@@ -327,13 +364,8 @@ class Replay:
         return f"{type(self).__name__}({len(self):,} of {self.capacity:,} slots, {gib(self.nbytes)}{where})"
 
 
-def importance(chances: np.ndarray, beta: float) -> Tensor:
-    """The importance weights of what was drawn with these probabilities; the largest is 1."""
-    weights = chances**-beta
-    return torch.from_numpy(weights / weights.max())
-
-
-class _Words(NamedTuple):
+@dataclass(frozen=True)
+class _Words:
     """How an item is copied: as so many machine words."""
 
     count: int
@@ -341,8 +373,7 @@ class _Words(NamedTuple):
 
     @classmethod
     def of(cls, item: Tensor) -> _Words:
-        size = item.numel() * item.element_size()
-        return cls._of_size(size)
+        return cls._of_size(item.numel() * item.element_size())
 
     @classmethod
     def _of_size(cls, size: int) -> _Words:
@@ -361,6 +392,29 @@ class _Words(NamedTuple):
         """A tensor [*lead, …] as words, [*lead, count]."""
         bytes_ = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
         return bytes_.view(self.dtype).reshape(*lead, self.count)
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What a slot has besides its observation, side by side: drawing one then waits for memory once. Offsets in bytes."""
+
+    actions: _Words
+    mask_size: int
+    rewards_at: int
+    size: int
+
+    @classmethod
+    def of(cls, actions: _Words, mask_size: int) -> _Record:
+        rewards_at = -(-actions.count * actions.dtype.itemsize // 4) * 4
+        return cls(actions, mask_size, rewards_at, -(-(rewards_at + 4 + mask_size + 1) // 8) * 8)
+
+    def views(self, steps: np.ndarray) -> dict[str, np.ndarray]:
+        """The fields of records `[R, L, size]`, in the order in which kernels take them."""
+        masks_at = self.rewards_at + 4
+        rewards = steps[..., self.rewards_at : masks_at].view(np.float32)[..., 0]
+        actions = steps[..., : self.actions.count * self.actions.dtype.itemsize].view(self.actions.dtype)
+        masks = steps[..., masks_at : masks_at + self.mask_size].view(np.bool_)
+        return {"actions": actions, "masks": masks, "rewards": rewards, "flags": steps[..., masks_at + self.mask_size]}
 
 
 def _length_of(capacity: int, num_rows: int, n_step: int, frame_stack: int) -> int:

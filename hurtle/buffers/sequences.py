@@ -1,6 +1,6 @@
 """`SequenceReplay`: replay for policies with a memory: whole sequences of steps, and the memory's state before the first.
 
-rollout → `add` → rings → `sample_sequences` → `Sequences`. A sequence begins where a rollout began, since its state is known there.
+rollout → `add` → rings → `sample_sequences` → `Sequences`. A sequence begins where a rollout began: its state is known there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hurtle.buffers.replay import Replay, importance
+from hurtle.buffers.replay import Replay
 from hurtle.buffers.rollout import Rollout
 from hurtle.errors import HurtleError
 from hurtle.kernels import replay as kernels
@@ -31,7 +31,7 @@ class Sequences(NamedTuple):
     starts: Tensor
     """Where an episode begins: the memory is cleared before this step."""
     valid: Tensor
-    """False where there was no step: the observation is the last one of a truncated episode, or a frame before its first stack."""
+    """False where there was no step: after the last one of a truncated episode, and at frames before its first stack."""
     masks: Tensor | None
     """Legal actions, or None if the envs report none."""
     state: tuple[Tensor, ...]
@@ -78,8 +78,8 @@ class SequenceReplay(Replay):
         least = sequence_length + self.frames + like.num_steps
         if self.length < least:
             raise HurtleError(
-                f"capacity={capacity} leaves {self.length} slots for each of {rows} rows, and sequences of {sequence_length} steps from "
-                f"rollouts of {like.num_steps} need {least}: use a capacity of at least {least * rows}."
+                f"capacity={capacity} leaves {self.length} slots for each of {rows} rows; sequences of {sequence_length} "
+                f"steps from rollouts of {like.num_steps} need {least}: use a capacity of at least {least * rows}."
             )
         lead = (self.num_rows, self._entries)
         self._places = np.full(lead, -1, np.int64)  # positions of the steps that rollouts began with
@@ -106,7 +106,8 @@ class SequenceReplay(Replay):
         oldest = np.maximum(0, self._heads + self._pending - self.length) + self.frames - 1
         can = (self._places >= oldest[:, None]) & (self._places + self.sequence_length <= self._heads[:, None])
         for priority, changed in ((self._highest, can & ~self._can_begin), (0.0, ~can & self._can_begin)):
-            self._weigh(*changed.nonzero(), priority)
+            which = changed.nonzero()
+            self._weigh(which[0], which[1], priority)
         self._can_begin = can
 
     def _weigh(self, rows: Any, entries: Any, priority: float) -> None:
@@ -128,11 +129,11 @@ class SequenceReplay(Replay):
             drawn = kernels.draw_any(self._seed, self._drawn, len(found), chosen) if len(found) else -1
             chosen = found[chosen] if len(found) else chosen
         else:
-            chances = np.empty(batch_size)
-            drawn = kernels.draw_by_priority(self._seed, self._drawn, self._tree, chosen, chances)
-            weights = importance(chances, beta).float() if drawn >= 0 else weights
+            drawn = kernels.draw_by_priority(self._seed, self._drawn, self._tree, beta, chosen, weights.numpy())
         if drawn < 0:
-            raise HurtleError(f"The replay buffer has no sequence of {self.sequence_length} steps yet: add more rollouts first.")
+            raise HurtleError(
+                f"The replay buffer has no sequence of {self.sequence_length} steps yet: add more rollouts first."
+            )
         self._drawn = int(drawn)
         rows, entries = np.divmod(chosen, self._entries)
         return self._sequences(rows, entries, weights, torch.from_numpy(chosen))
@@ -148,12 +149,13 @@ class SequenceReplay(Replay):
             self.frames, self._obs_words.join(self.frames).view(obs, lead), self._action_words.view(actions, lead),
             masks.numpy(), rewards.numpy(), flags.numpy(),
         )  # fmt: skip
-        bits = [(flags & bit) != 0 for bit in (kernels.TERMINATED, kernels.TRUNCATED, kernels.START, kernels.GAP)]
+        terminated, truncated, starts, gaps = (
+            (flags & bit) != 0 for bit in (kernels.TERMINATED, kernels.TRUNCATED, kernels.START, kernels.GAP)
+        )
         at = torch.from_numpy(rows), torch.from_numpy(entries)
         state = tuple(part[at] for part in self._states)
-        return Sequences(
-            obs, actions, rewards, *bits[:3], ~bits[3], masks if self._mask_size else None, state, weights, slots
-        )  # fmt: skip
+        legal = masks if self._mask_size else None
+        return Sequences(obs, actions, rewards, terminated, truncated, starts, ~gaps, legal, state, weights, slots)
 
     def state_dict(self) -> dict[str, Any]:
         """See `Replay.state_dict`."""

@@ -69,7 +69,7 @@ def _reserve(file: int, size: int) -> None:
 def available_memory() -> int:
     """Bytes that can be used without swapping."""
     try:
-        with open("/proc/meminfo") as lines:
+        with Path("/proc/meminfo").open() as lines:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -7,9 +7,8 @@ Every function takes arrays only and releases the GIL. Observations and actions 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from hurtle.kernels.sum_tree import find_leaf, set_leaf
+from hurtle.kernels.sum_tree import compiled, find_leaf, set_leaf
 from hurtle.kernels.uniforms import _GAMMA, _mixed
 
 TERMINATED, TRUNCATED, START, GAP = 1, 2, 4, 8
@@ -19,90 +18,85 @@ MOST_DRAWS = 1000
 """Slots that are drawn in vain before a sampler gives up."""
 
 
-@njit(cache=True, nogil=True)
-def _write(ring, slot, source, frame):
-    """Copy the last `frame` words of an observation into a slot."""
-    first = source.shape[0] - frame
-    for k in range(frame):
-        ring[slot, k] = source[first + k]
+@compiled
+def _copy(source, into):
+    """Copy all words of `into`; both are slices, since an index that could be negative would be checked for every word."""
+    for k in range(into.shape[0]):
+        into[k] = source[k]
 
 
-@njit(cache=True, nogil=True)
+@compiled
+def _final_of(t, n, final_steps, final_columns):
+    """Where a step's final observation is, or -1."""
+    for k in range(final_steps.shape[0]):
+        if final_steps[k] == t and final_columns[k] == n:
+            return k
+    return -1
+
+
+@compiled
 def push(
-    obs, last_obs, finals, final_of, actions, masks, rewards, terminated, truncated, starts, valid, rows, knows_next,
-    s_obs, s_actions, s_masks, s_rewards, s_flags, heads, pending, firsts,
+    obs, last_obs, actions, masks, rewards, terminated, truncated, starts, valid,
+    finals, final_steps, final_columns, rows, knows_next,
+    s_obs, s_actions, s_masks, s_rewards, s_flags, heads, head_slots, pending, firsts,
 ):  # fmt: skip
     """Append the valid steps of a rollout to the rings of their rows.
 
-    Args:
-        obs: [T, N, W], as words; `last_obs` [N, W] follows its last step.
-        finals: Last observations of truncated episodes [F, W]; `final_of` [T, N] is the index of a step's, or -1.
-        actions: [T, N, A]; `masks` [T, N, M].
-        rewards: [T, N], as are the flags.
-        rows: The row of each column. [N]
-        knows_next: Whether `last_obs` is what follows each row's last step.
-        s_obs: The rings [R, L, F]: F = W, or one frame of a stack. The others that begin with s_ are [R, L, …], too.
-        heads: Slots written to each row so far; the next one goes to `heads % L`. [R]
-        pending: Whether the slot at the head holds the observation that follows the last step. [R]
-        firsts: Output: the position of each column's step 0, or -1 if it is not valid. [N]
+    The rollout: obs [T, N, W] and actions [T, N, A] as words, masks [T, N, M], the others [T, N]. last_obs [N, W] follows its
+    last step; whether it does so for every row is `knows_next`. Last observations of truncated episodes are finals [F, W],
+    those of final_steps and final_columns [F], or -1. `rows` [N] is the row of each column.
+
+    The rings: s_obs [R, L, F] with F = W, or one frame of a stack; the others [R, L, …]. `heads` [R] counts the slots written
+    to each row, `head_slots` are its remainders by L, and `pending` tells whether the slot at the head holds what follows the
+    last step. Output: `firsts` [N], the position of each column's step 0, or -1 if it is not valid.
     """
     length, frame, width = s_obs.shape[1], s_obs.shape[2], obs.shape[2]
     for n in range(rewards.shape[1]):
         row, firsts[n] = rows[n], -1
         head, ring, flags = heads[row], s_obs[row], s_flags[row]
+        slot = head_slots[row]
         for t in range(rewards.shape[0]):
             if not valid[t, n]:
                 continue
             if starts[t, n] or head == 0:
-                first = 0
-                while first + frame < width:  # the frames before the newest
-                    for k in range(frame):
-                        ring[head % length, k] = obs[t, n, first + k]
-                    flags[head % length] = GAP
-                    head, first = head + 1, first + frame
-            slot = head % length
+                for first in range(0, width - frame, frame):  # the frames before the newest
+                    _copy(obs[t, n, first:], ring[slot])
+                    flags[slot] = GAP
+                    head, slot = head + 1, slot + 1 if slot + 1 < length else 0
             if t == 0:
                 firsts[n] = head
-            _write(ring, slot, obs[t, n], frame)
-            for k in range(actions.shape[2]):
-                s_actions[row, slot, k] = actions[t, n, k]
-            for k in range(masks.shape[2]):
-                s_masks[row, slot, k] = masks[t, n, k]
+            _copy(obs[t, n, width - frame :], ring[slot])
+            _copy(actions[t, n], s_actions[row, slot])
+            _copy(masks[t, n], s_masks[row, slot])
             s_rewards[row, slot] = rewards[t, n]
-            cut = truncated[t, n] and not terminated[t, n]
-            flags[slot] = (
-                (TERMINATED if terminated[t, n] else 0) | (TRUNCATED if cut else 0) | (START if starts[t, n] else 0)
-            )
-            head += 1
+            ends, cut = terminated[t, n], truncated[t, n] and not terminated[t, n]
+            flags[slot] = (TERMINATED if ends else 0) | (TRUNCATED if cut else 0) | (START if starts[t, n] else 0)
             if cut:
-                if final_of[t, n] < 0:  # nothing to bootstrap from
+                final = _final_of(t, n, final_steps, final_columns)
+                if final < 0:  # nothing to bootstrap from
                     flags[slot] |= GAP
                 else:
-                    _write(ring, head % length, finals[final_of[t, n]], frame)
-                    flags[head % length] = GAP
-                    for k in range(masks.shape[2]):
-                        s_masks[row, head % length, k] = True
-                    head += 1
-        pending[row] = knows_next
+                    head, slot = head + 1, slot + 1 if slot + 1 < length else 0
+                    _copy(finals[final, width - frame :], ring[slot])
+                    flags[slot] = GAP
+                    s_masks[row, slot] = True
+            head, slot = head + 1, slot + 1 if slot + 1 < length else 0
+        pending[row], heads[row], head_slots[row] = knows_next, head, slot
         if knows_next:
-            _write(ring, head % length, last_obs[n], frame)
-            flags[head % length] = GAP
-        heads[row] = head
+            _copy(last_obs[n, width - frame :], ring[slot])
+            flags[slot] = GAP
 
 
-@njit(cache=True, nogil=True)
-def is_sampleable(position, head, pending, length, frames, flags):
-    """Whether a transition starts at a position of a row: a step, with all frames it needs, whose successor is known."""
+@compiled
+def is_sampleable(position, own, head, pending, length, frames):
+    """Whether a transition starts at a position with these flags: a step, with all its frames, whose successor is known."""
     oldest = max(0, head + (1 if pending else 0) - length)
-    if position < oldest + frames - 1 or position >= head:
-        return False
-    own = flags[position % length]
-    if own & GAP:
+    if position < oldest + frames - 1 or position >= head or own & GAP:
         return False
     return own & TERMINATED != 0 or position + 1 < head or pending
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def weigh(tree, before, heads, pending, flags, frames, priority):
     """Give the transitions written since `before` (heads) a priority, and those that can no longer be drawn 0."""
     length = flags.shape[1]
@@ -111,7 +105,7 @@ def weigh(tree, before, heads, pending, flags, frames, priority):
             continue
         head = heads[row]
         for position in range(max(0, before[row] - 1, head - length), head):
-            if is_sampleable(position, head, pending[row], length, frames, flags[row]):
+            if is_sampleable(position, flags[row, position % length], head, pending[row], length, frames):
                 leaf = row * length + position % length
                 if position >= before[row] or tree[leaf + tree.shape[0] // 2] == 0.0:
                     set_leaf(tree, leaf, priority)
@@ -121,39 +115,61 @@ def weigh(tree, before, heads, pending, flags, frames, priority):
             set_leaf(tree, row * length + position % length, 0.0)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _uniform(seed, count):
     """The number `count` of a stream, in [0, 1), with 53 bits."""
     return np.float64(_mixed(seed + (count + np.uint64(1)) * _GAMMA) >> np.uint64(11)) * 2.0**-53
 
 
-@njit(cache=True, nogil=True)
-def draw(seed, drawn, heads, pending, flags, frames, out):
-    """Draw transitions uniformly: out [B] gets row × length + slot. Returns the numbers drawn so far, or -1 if it finds none."""
+@compiled
+def _first_above(ends, number):
+    """The index of the first of ascending numbers that is greater."""
+    low, high = 0, ends.shape[0] - 1
+    while low < high:
+        middle = (low + high) // 2
+        if ends[middle] > number:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@compiled
+def draw(seed, drawn, heads, head_slots, pending, flags, frames, ends, out):
+    """Draw transitions uniformly: out [B] gets row × length + slot. Returns the numbers drawn so far, or -1 if it finds none.
+
+    `ends` [R] is scratch. Divisions and branches that are hard to predict would take longer than the rest.
+    """
     length, rows = flags.shape[1], heads.shape[0]
-    ends = np.empty(rows, np.int64)
-    total = 0
+    total, each, is_even = 0, min(heads[0], length), True
     for row in range(rows):
-        total += min(heads[row], length)
+        stored = min(heads[row], length)
+        is_even, total = is_even and stored == each, total + stored
         ends[row] = total
     if total == 0:
         return np.int64(-1)
     for b in range(out.shape[0]):
         for _ in range(MOST_DRAWS):
-            chosen = min(np.int64(_uniform(seed, np.uint64(drawn)) * total), total - 1)
+            bits = _mixed(seed + (np.uint64(drawn) + np.uint64(1)) * _GAMMA)
             drawn += 1
-            row = np.searchsorted(ends, chosen, side="right")
-            stored = min(heads[row], length)
-            position = heads[row] - (ends[row] - chosen)
-            if stored and is_sampleable(position, heads[row], pending[row], length, frames, flags[row]):
-                out[b] = row * length + position % length
+            if is_even:  # a row by the upper half of the bits, a slot by the lower
+                row = np.int64(((bits >> np.uint64(32)) * np.uint64(rows)) >> np.uint64(32))
+                back = np.int64(((bits & np.uint64(0xFFFFFFFF)) * np.uint64(each)) >> np.uint64(32)) + 1
+            else:
+                chosen = min(np.int64(np.float64(bits >> np.uint64(11)) * 2.0**-53 * total), total - 1)
+                row = _first_above(ends, chosen)
+                back = ends[row] - chosen
+            slot = head_slots[row] - back
+            slot += length if slot < 0 else 0
+            if is_sampleable(heads[row] - back, flags[row, slot], heads[row], pending[row], length, frames):
+                out[b] = row * length + slot
                 break
         else:
             return np.int64(-1)
     return drawn
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def draw_any(seed, drawn, count, out):
     """Draw numbers below `count` uniformly. Returns the numbers drawn so far."""
     for b in range(out.shape[0]):
@@ -162,42 +178,71 @@ def draw_any(seed, drawn, count, out):
     return drawn
 
 
-@njit(cache=True, nogil=True)
-def draw_by_priority(seed, drawn, tree, out, chances):
-    """Draw by priority, one from each of B equal parts of the total; `chances` [B] gets each one's probability."""
+@compiled
+def draw_by_priority(seed, drawn, tree, beta, out, weights):
+    """Draw leaves by priority, one from each of B equal parts of the total; `weights` [B] gets importance weights up to 1."""
     total, count = tree[1], out.shape[0]
     if not total > 0.0:
         return np.int64(-1)
-    half = tree.shape[0] // 2
+    half, least = tree.shape[0] // 2, np.inf
     for b in range(count):
         out[b] = find_leaf(tree, (b + _uniform(seed, np.uint64(drawn))) / count * total)
         drawn += 1
-        chances[b] = tree[half + out[b]] / total
+        least = min(least, tree[half + out[b]])
+    for b in range(count):
+        weights[b] = (tree[half + out[b]] / least) ** -beta
     return drawn
 
 
-@njit(cache=True, nogil=True)
-def set_priorities(tree, leaves, priorities):
-    """Set the priorities of leaves that still have one."""
-    half = tree.shape[0] // 2
+@compiled
+def set_priorities(tree, leaves, errors, alpha):
+    """Give leaves that still have a priority a new one, (|error| + 1e-6) ^ alpha; returns the highest, or -1 if not finite."""
+    half, highest = tree.shape[0] // 2, 0.0
     for b in range(leaves.shape[0]):
+        if not np.isfinite(errors[b]):
+            return -1.0
+    for b in range(leaves.shape[0]):
+        priority = (abs(np.float64(errors[b])) + 1e-6) ** alpha
+        highest = max(highest, priority)
         if tree[half + leaves[b]] > 0.0:
-            set_leaf(tree, leaves[b], priorities[b])
+            set_leaf(tree, leaves[b], priority)
+    return highest
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _read(ring, slot, out, frames):
     """The observation of a slot: its frame after those of the slots before."""
     length, frame = ring.shape
-    for f in range(frames):
-        at = (slot - (frames - 1 - f)) % length
-        for k in range(frame):
-            out[f * frame + k] = ring[at, k]
+    at = slot - (frames - 1)
+    at += length if at < 0 else 0
+    for first in range(0, frames * frame, frame):
+        _copy(ring[at], out[first : first + frame])
+        at = at + 1 if at + 1 < length else 0
 
 
-@njit(cache=True, nogil=True)
+@compiled
+def _place(chosen, ring):
+    """The row and slot of a number that `draw` has drawn; 32 bits are divided in half the time of 64."""
+    length = ring.shape[1]
+    small = ring.shape[0] * length < 1 << 32
+    row = np.int64(np.uint32(chosen) // np.uint32(length)) if small else chosen // length
+    return row, chosen - row * length
+
+
+@compiled
+def _touch(chosen, s_obs, s_rewards):
+    """Load something of every slot, all at once: one after another, most of the time would be waiting for memory."""
+    length, seen = s_rewards.shape[1], np.float64(0.0)
+    for b in range(chosen.shape[0]):
+        row, slot = _place(chosen[b], s_rewards)
+        after = slot + 1 if slot + 1 < length else 0
+        seen += s_rewards[row, slot] + s_obs[row, slot, 0] + s_obs[row, after, 0] + s_obs[row, after, s_obs.shape[2] - 1]
+    return seen
+
+
+@compiled
 def gather(
-    chosen, s_obs, s_actions, s_masks, s_rewards, s_flags, heads, pending, frames, n_step, gamma,
+    chosen, s_obs, s_actions, s_masks, s_rewards, s_flags, head_slots, pending, frames, n_step, gamma,
     obs, actions, rewards, next_obs, discounts, masks, next_masks,
 ):  # fmt: skip
     """The n-step transitions that start at the chosen slots: rewards are discounted sums, discounts those of V(next_obs).
@@ -205,37 +250,35 @@ def gather(
     A sum ends with the episode, and before a step whose successor is not known yet: V of any later observation will do.
     """
     length = s_flags.shape[1]
+    discounts[0] = _touch(chosen, s_obs, s_rewards)  # overwritten below
     for b in range(chosen.shape[0]):
-        row, slot = chosen[b] // length, chosen[b] % length
-        flags, head = s_flags[row], heads[row]
-        ahead = (head - slot - 1) % length + 1  # steps from here to the head
-        total, factor, steps = np.float32(0.0), np.float32(1.0), 0
+        row, slot = _place(chosen[b], s_rewards)
+        flags, ahead = s_flags[row], head_slots[row] - slot  # steps from here to the head
+        ahead += length if ahead <= 0 else 0
+        total, factor, steps, at = np.float32(0.0), np.float32(1.0), 0, slot
         while True:
-            at = (slot + steps) % length
             total += factor * s_rewards[row, at]
             factor *= gamma
             steps += 1
             if flags[at] & TERMINATED:
-                factor = np.float32(0.0)
+                factor, at = np.float32(0.0), slot
                 break
-            after = (slot + steps) % length
-            unknown = steps + 1 == ahead and not pending[row] and not flags[after] & TERMINATED
-            if flags[at] & TRUNCATED or steps == n_step or steps == ahead or unknown or flags[after] & GAP:
+            ends = flags[at] & TRUNCATED != 0 or steps in (n_step, ahead)
+            at = at + 1 if at + 1 < length else 0
+            unknown = steps + 1 == ahead and not pending[row] and flags[at] & TERMINATED == 0
+            if ends or unknown or flags[at] & GAP:
                 break
-        following = slot if factor == 0.0 else slot + steps
         _read(s_obs[row], slot, obs[b], frames)
-        _read(s_obs[row], following % length, next_obs[b], frames)
-        for k in range(actions.shape[1]):
-            actions[b, k] = s_actions[row, slot, k]
-        for k in range(masks.shape[1]):
-            masks[b, k] = s_masks[row, slot, k]
-            next_masks[b, k] = s_masks[row, following % length, k]
+        _read(s_obs[row], at, next_obs[b], frames)
+        _copy(s_actions[row, slot], actions[b])
+        _copy(s_masks[row, slot], masks[b])
+        _copy(s_masks[row, at], next_masks[b])
         rewards[b], discounts[b] = total, factor
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def gather_windows(rows, firsts, s_obs, s_actions, s_masks, s_rewards, s_flags, frames, obs, actions, masks, rewards, flags):
-    """Consecutive slots of some rows, from position `firsts` on, time-major: obs [T, B, W] …"""
+    """Consecutive slots of some rows, from position `firsts` on, time-major."""
     length = s_flags.shape[1]
     for b in range(rows.shape[0]):
         row = rows[b]

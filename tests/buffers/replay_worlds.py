@@ -27,11 +27,22 @@ class World:
     def __init__(
         self, seed, num_rows=3, stack=1, dtype=np.float32, shape=(2,), masked=False, absent=0.0, ends=0.2, recurrent="none"
     ):
-        self.rng, self.num_rows, self.stack, self.masked, self.absent = np.random.default_rng(seed), num_rows, stack, masked, absent
+        self.rng, self.num_rows, self.stack, self.masked, self.absent = (
+            np.random.default_rng(seed),
+            num_rows,
+            stack,
+            masked,
+            absent,
+        )
         self.ends, self.count, self.dtype = ends, 0, dtype
         self.shape = (stack, *shape) if stack > 1 else shape
         space = spaces.Box(0, 200 if dtype == np.uint8 else 1e9, self.shape, dtype)
-        self.policy = build_policy(PolicyConfig(policy="mlp", hidden_sizes=(8,), recurrent=recurrent), space, spaces.Discrete(3), normalize_observations=dtype == np.float64)
+        self.policy = build_policy(
+            PolicyConfig(policy="mlp", hidden_sizes=(8,), recurrent=recurrent),
+            space,
+            spaces.Discrete(3),
+            normalize_observations=dtype == np.float64,
+        )
         self.rows = [Row() for _ in range(num_rows)]
         self.starting = [True] * num_rows
         self.shown = [self.first() for _ in range(num_rows)]
@@ -107,15 +118,16 @@ class World:
                         after, mask = (None if isinstance(how, str) else how), np.ones(3, bool)
                         factor = 0.0 if after is None else factor
                         break
-                    after, mask = (row.steps[k + 1][0], row.steps[k + 1][3]) if k + 1 < len(row.steps) else (row.following, mask)
+                    after, mask = (
+                        (row.steps[k + 1][0], row.steps[k + 1][3]) if k + 1 < len(row.steps) else (row.following, mask)
+                    )
                 if knows:
                     obs, action, _, own, _ = row.steps[first]
                     found[obs.tobytes()] = (action, own, total, factor, after, mask)
         return found
 
-
     def slots(self, row):
-        """All slots of a row, gaps included: obs, action, reward, terminated, truncated, starts, valid; and where each step is."""
+        """All slots of a row: obs, action, reward, terminated, truncated, starts, valid; and where each step is."""
         found, places, starts = [], [], True
         for obs, action, reward, _, how in self.rows[row].steps:
             if starts:

@@ -2,7 +2,7 @@
 
 import errno
 import gc
-import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from hurtle.buffers import storage
 from hurtle.buffers.replay import Replay
 from hurtle.errors import HurtleError
 
+
 def drawn(replay, times=40, size=50):
     """All that is drawn, by observation."""
     found = {}
@@ -21,7 +22,8 @@ def drawn(replay, times=40, size=50):
         for b in range(size):
             masks = (None, None) if batch.masks is None else (batch.masks[b].numpy().copy(), batch.next_masks[b].numpy().copy())
             found[batch.obs[b].numpy().tobytes()] = (
-                int(batch.actions[b]), float(batch.rewards[b]), float(batch.discounts[b]), batch.next_obs[b].numpy().copy(), masks
+                int(batch.actions[b]), float(batch.rewards[b]), float(batch.discounts[b]), batch.next_obs[b].numpy().copy(),
+                masks,
             )  # fmt: skip
     return found
 
@@ -194,7 +196,8 @@ def test_the_same_seed_draws_the_same():
 
 def test_a_file_has_no_name_and_its_room_is_taken_at_once(tmp_path):
     world = World(11)
-    before = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else None
+    files = Path("/proc/self/fd")
+    before = set(files.iterdir()) if files.is_dir() else None
     replay = Replay(world.new_rollout(5), 300_000, folder=tmp_path)
     assert f"in {tmp_path}" in repr(replay)
     assert not list(tmp_path.iterdir())
@@ -202,7 +205,7 @@ def test_a_file_has_no_name_and_its_room_is_taken_at_once(tmp_path):
     del replay
     gc.collect()
     if before is not None:
-        assert set(os.listdir("/proc/self/fd")) <= before
+        assert set(files.iterdir()) <= before
 
 
 def test_what_does_not_fit(tmp_path, monkeypatch):
@@ -252,7 +255,7 @@ def test_other_mistakes():
     with pytest.raises(HurtleError, match="has 2 rows, the replay buffer 3"):
         replay.add(World(0, num_rows=2).rollout())
     no_stack = World(0, shape=(4, 2))
-    with pytest.raises(HurtleError, match="are not stacks of frames"):
+    with pytest.raises(HurtleError, match="last 3 frames of an observation are not the first"):
         Replay(no_stack.new_rollout(5), 60, frame_stack=4).add(no_stack.rollout())
 
 
