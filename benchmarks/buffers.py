@@ -22,12 +22,13 @@ from hurtle.policies.build import PolicyConfig, build_policy
 
 ENVS, STEPS = 8, 16
 NOTE = (
-    "Transitions per second, the best of rounds in which everybody takes turns; ratios are Hurtle's over theirs. "
-    f"{ENVS} envs. Hurtle gets rollouts of {STEPS} steps, as its collectors fill them; SB3 gets the steps of all envs one by "
-    "one, and cpprb and rlox all transitions of a rollout at once, with the next observations, which are made first. A sample "
-    "is a batch as the learner gets it: torch tensors for Hurtle and SB3, NumPy arrays for cpprb and rlox. rlox stores "
-    "float32; "
-    "SB3 has no priorities. Priorities are updated after every sample. Buffers are full. Memory is that of the buffers' arrays "
+    "Transitions per second, the best of several rounds with the libraries taking turns; ratios are Hurtle's over theirs. "
+    f"{ENVS} envs, full buffers. Hurtle gets rollouts of {STEPS} steps, as its collectors fill them. SB3 gets the steps of all "
+    "envs one by one. cpprb and rlox get all transitions of a rollout at once; putting the next observations together is part "
+    "of their push. A sample is a batch as the learner gets it: torch tensors for Hurtle (in memory that the next sample "
+    "overwrites) and SB3, NumPy arrays for cpprb and rlox. rlox stores float32; SB3 has no priorities. Priorities are updated "
+    "after every sample. Peers have their default settings, with which next observations are stored too: SB3's "
+    "`optimize_memory_usage` and cpprb's `next_of` and `stack_compress` would save memory. Memory is that of the buffers' arrays "
     "(cpprb and rlox: computed)."
 )
 
@@ -46,8 +47,8 @@ class Case:
 
 
 CASES = {
-    "vectors": Case("17 floats, 6 actions", (17,), np.float32, 1_000_000, 256),
-    "vectors, by priority": Case("17 floats, 6 actions, by priority", (17,), np.float32, 1_000_000, 256, True),
+    "vectors": Case("17-dim observations, 6-dim actions", (17,), np.float32, 1_000_000, 256),
+    "vectors, by priority": Case("17-dim observations, 6-dim actions, by priority", (17,), np.float32, 1_000_000, 256, True),
     "images": Case("4 × 84 × 84 bytes", (4, 84, 84), np.uint8, 20_000, 32, stack=4),
     "images, by priority": Case("4 × 84 × 84 bytes, by priority", (4, 84, 84), np.uint8, 20_000, 32, True, stack=4),
 }
@@ -99,6 +100,7 @@ def hurtle_buffer(case: Case, data: Data) -> Buffer:
     rollout.last_obs.copy_(torch.from_numpy(data.last_obs))
     for name in ("actions", "rewards", "terminated", "truncated"):
         getattr(rollout, name).copy_(torch.from_numpy(getattr(data, name)))
+    rollout.starts[1:] = rollout.terminated[:-1]
     replay = Replay(rollout, case.capacity, frame_stack=case.stack, priority_alpha=0.6 if case.prioritized else None)
     errors = torch.rand(case.batch)
 
@@ -107,8 +109,8 @@ def hurtle_buffer(case: Case, data: Data) -> Buffer:
         return STEPS * ENVS
 
     def sample() -> int:
-        slots = replay.sample(case.batch).slots
-        replay.update_priorities(slots, errors)
+        ids = replay.sample(case.batch).ids
+        replay.update_priorities(ids, errors)
         return case.batch
 
     tree = replay._tree

@@ -86,7 +86,7 @@ class SoftQ(Learner):
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
-        replay.update_priorities(batch.slots, errors)
+        replay.update_priorities(batch.ids, errors)
         with torch.no_grad():
             for own, new in zip(self.target.parameters(), self.policy.parameters(), strict=True):
                 own.lerp_(new, self.config.target_rate)

@@ -38,17 +38,18 @@ class Transitions(NamedTuple):
     rewards: Tensor
     """Discounted sums of up to n rewards. [B]"""
     next_obs: Tensor
-    """What followed the last of these steps; the episode's last observation where it was truncated. [B, …]"""
+    """What followed the last of these steps; the episode's final observation where it was truncated. Where it was terminated,
+    `discounts` is 0 and this is `obs` again. [B, …]"""
     discounts: Tensor
     """Factors of V(next_obs): γ to the number of steps, 0 after a termination. [B]"""
     masks: Tensor | None
     """Legal actions, bool [B, A]; None if the envs report none."""
     next_masks: Tensor | None
-    """The same for `next_obs`."""
+    """The same for `next_obs`; all True for the final observation of a truncated episode, whose masks envs do not report."""
     weights: Tensor
     """Importance weights, at most 1; all 1 without priorities. [B]"""
-    slots: Tensor
-    """Where they are, for `update_priorities`. int64 [B]"""
+    ids: Tensor
+    """What to pass to `update_priorities`. int64 [B]"""
 
 
 class Replay:
@@ -57,8 +58,9 @@ class Replay:
     Two kinds of slots have no step. After the last step of a truncated episode there is one with its final observation, so
     that what follows a step is always in the next slot. With stacked frames, slots hold one frame each, and an episode begins
     with those that its first observation shows besides its newest. Steps of absent agents, and resets that take a step, are not
-    stored. The newest step can be drawn at once, since the slot after it holds the next observation, unless agents come and
-    go or actions have masks: then it waits for the next step.
+    stored. The newest step can be sampled at once, since the slot after it holds the next observation, unless the rollout has
+    steps that are not stored, or masks: then it waits for the next rollout. An episode that is not continued where the last
+    rollout ended counts as truncated there.
 
     Args:
         like: A rollout that gives shapes and dtypes.
@@ -103,7 +105,7 @@ class Replay:
     ):
         self.num_rows = num_rows or like.num_rows
         self.length = _length_of(capacity, self.num_rows, n_step, frame_stack)
-        self.n_step, self.gamma, self.frames = n_step, gamma, frame_stack
+        self.n_step, self.gamma, self.frames, self.priority_alpha = n_step, gamma, frame_stack, priority_alpha or 0.0
         self._check(like)
         self._obs_shape, self._action_shape = tuple(like.obs.shape[2:]), tuple(like.actions.shape[2:])
         self._obs_dtype, self._action_dtype = like.obs.dtype, like.actions.dtype
@@ -124,9 +126,6 @@ class Replay:
         self._pending = np.zeros(self.num_rows, np.bool_)
         self._seed, self._drawn = np.uint64(stream_state(seed, REPLAY_STREAM)), 0
         self._checked_stack = frame_stack == 1
-        self.priority_alpha = priority_alpha or 0.0
-        if self.priority_alpha < 0:
-            raise HurtleError(f"priority_alpha must be at least 0, got {priority_alpha}.")
         self._tree = new_tree(self._num_leaves) if self.priority_alpha else None
         self._highest = 1.0
         self._outs: dict[int, tuple[Transitions, np.ndarray, np.ndarray, list[np.ndarray]]] = {}
@@ -143,9 +142,11 @@ class Replay:
     def _check(self, like: Rollout) -> None:
         if not 0 <= self.gamma <= 1:
             raise HurtleError(f"gamma must be between 0 and 1, got {self.gamma}.")
+        if not 0 <= self.priority_alpha < np.inf:
+            raise HurtleError(f"priority_alpha must be at least 0, got {self.priority_alpha}.")
         shape = tuple(like.obs.shape[2:])
         if self.frames > 1 and (not shape or shape[0] != self.frames):
-            raise HurtleError(f"frame_stack={self.frames} needs observations of so many frames; theirs have the shape {shape}.")
+            raise HurtleError(f"frame_stack={self.frames} expects observations of shape ({self.frames}, …), got {shape}.")
 
     def __len__(self) -> int:
         """Slots in use."""
@@ -167,6 +168,8 @@ class Replay:
         columns, rows = rollout.num_rows, rollout.columns
         if rows is None and columns != self.num_rows:
             raise HurtleError(f"The rollout has {columns} rows, the replay buffer {self.num_rows}.")
+        if rows is not None and (len(rows) != columns or rows.min() < 0 or rows.max() >= self.num_rows):
+            raise HurtleError(f"The rollout's columns must be {columns} rows below {self.num_rows}, got {rows}: set num_rows.")
         before, firsts = self._heads.copy(), np.empty(columns, np.int64)
         rows = self._every_row if rows is None else np.ascontiguousarray(rows, np.int64)
         knows_next = rollout.all_valid and not self._mask_size
@@ -184,7 +187,7 @@ class Replay:
         self._added(rollout, before, rows, firsts)
 
     def _added(self, rollout: Rollout, before: np.ndarray, rows: np.ndarray, firsts: np.ndarray) -> None:
-        """Keep the books of what can be drawn.
+        """Update what can be sampled.
 
         Args:
             rollout: Just stored.
@@ -212,7 +215,8 @@ class Replay:
             "masks": masks.cpu().numpy(),
             **{name: getattr(rollout, name).cpu().numpy() for name in ROLLOUT_FIELDS[4:]},
         }
-        self._fields, self._views = fields, views
+        in_place = rollout.obs.is_contiguous() and rollout.last_obs.is_contiguous() and rollout.actions.is_contiguous()
+        self._fields, self._views = fields if in_place else (None,) * len(fields), views
         return views
 
     def _finals(self, rollout: Rollout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -221,7 +225,7 @@ class Replay:
         if finals is not self._kept_finals or rollout.device.type != "cpu":
             obs = self._obs_words.join(self.frames).view(finals.obs, (len(finals.steps),))
             self._final_views = obs, finals.steps.cpu().numpy(), finals.rows.cpu().numpy()
-            self._kept_finals = finals
+            self._kept_finals = finals if finals.obs.is_contiguous() else None
         return self._final_views
 
     def _check_fields(self, rollout: Rollout) -> None:
@@ -235,9 +239,9 @@ class Replay:
             masks,
         )
         if found != expected:
-            names = ("observations", "actions", "the observations' dtype", "the actions' dtype", "the size of masks")
+            names = ("observations of shape", "actions of shape", "observations of", "actions of", "masks of size")
             what, own, given = next(trio for trio in zip(names, expected, found, strict=True) if trio[1] != trio[2])
-            raise HurtleError(f"The rollout does not fit the replay buffer: {what}: {given}, expected {own}.")
+            raise HurtleError(f"The rollout does not fit the replay buffer, which expects {what} {own}; got {given}.")
 
     def _check_stack(self, host: dict[str, np.ndarray]) -> None:
         """Whether the first rollout's observations are stacks; once, since it reads all of it."""
@@ -264,7 +268,7 @@ class Replay:
         """
         out, slots, weights, arrays = self._out(batch_size)
         if self._tree is None:
-            flags = self._rings["flags"]
+            weights[:], flags = 1.0, self._rings["flags"]
             drawn = kernels.draw(
                 self._seed, self._drawn, self._heads, self._head_slots, self._pending, flags, self.frames, self._ends, slots
             )
@@ -276,6 +280,7 @@ class Replay:
         kernels.gather(
             slots,
             *self._rings.values(),
+            self._heads,
             self._head_slots,
             self._pending,
             self.frames,
@@ -297,40 +302,82 @@ class Replay:
             masks, next_masks = (zeros(self._mask_size, dtype=torch.bool) if self._mask_size else None for _ in range(2))
             obs, next_obs = (zeros(*self._obs_shape, dtype=self._obs_dtype) for _ in range(2))
             actions = zeros(*self._action_shape, dtype=self._action_dtype)
-            weights, slots = zeros() + 1, zeros(dtype=torch.int64)
-            out = Transitions(obs, actions, zeros(), next_obs, zeros(), masks, next_masks, weights, slots)
+            weights, ids = zeros() + 1, zeros(dtype=torch.int64)
+            out = Transitions(obs, actions, zeros(), next_obs, zeros(), masks, next_masks, weights, ids)
             whole, lead = self._obs_words.join(self.frames), (size,)
             legal = [np.zeros((size, 0), np.bool_) if mask is None else mask.numpy() for mask in (masks, next_masks)]
             arrays = [whole.view(obs, lead), self._action_words.view(actions, lead), out.rewards.numpy()]
-            arrays += [whole.view(next_obs, lead), out.discounts.numpy(), *legal]
-            self._outs[size] = out, slots.numpy(), weights.numpy(), arrays
+            arrays += [whole.view(next_obs, lead), out.discounts.numpy(), *legal, ids.numpy()]
+            self._outs[size] = out, np.zeros(size, np.int64), weights.numpy(), arrays
         return self._outs[size]
 
-    def update_priorities(self, slots: Tensor, errors: Tensor) -> None:
+    def update_priorities(self, ids: Tensor, errors: Tensor) -> None:
         """Give transitions the priority (|error| + 1e-6) ^ alpha; those overwritten since are left alone.
 
+        Args:
+            ids: Of a sampled batch. int64 [B]
+            errors: Their TD errors. [B]
+
         Raises:
-            HurtleError: An error is not finite.
+            HurtleError: An error is not finite, or an id is none of this buffer's.
         """
         if self._tree is None:
             return
-        leaves, found = (np.ascontiguousarray(part.detach().cpu().numpy()) for part in (slots, errors.float()))
-        highest = kernels.set_priorities(self._tree, leaves, found, self.priority_alpha)
+        known, found = ids.cpu().numpy(), np.ascontiguousarray(errors.detach().cpu().float().numpy())
+        if known.ndim != 1 or known.dtype != np.int64 or found.shape != known.shape:
+            raise HurtleError(
+                f"update_priorities takes the ids of a batch, int64 [B], and as many errors; got {ids.dtype} of shape "
+                f"{tuple(ids.shape)} and errors of shape {tuple(errors.shape)}."
+            )
+        highest = kernels.set_priorities(self._tree, self._leaves(known), found, self.priority_alpha)
         if highest < 0:
             raise HurtleError("A TD error is not finite: it cannot be a priority.")
         self._highest = max(self._highest, highest)
 
-    def ages(self, slots: Tensor) -> np.ndarray:
+    def _leaves(self, ids: np.ndarray) -> np.ndarray:
+        """Where these have their priorities; -1 for what has been overwritten."""
+        age, rows, positions = self._ages(ids)
+        return np.where(age < self.length, rows * self.length + positions % self.length, -1)
+
+    def _ages(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """How many slots were written to the row since, the row, and the position."""
+        positions, rows = np.divmod(ids, self.num_rows)
+        ages = self._written[rows] - 1 - positions
+        if len(ids) and (ids.min() < 0 or ages.min() < 0):
+            raise HurtleError("These ids are not of batches that this replay buffer has sampled.")
+        return ages, rows, positions
+
+    @property
+    def _written(self) -> np.ndarray:
+        """How many things that ids count were written to each row."""
+        return self._heads
+
+    def ages(self, ids: Tensor) -> np.ndarray:
         """How many slots were written to a transition's row since it was."""
-        row, slot = np.divmod(slots.cpu().numpy(), self.length)
-        return (self._heads[row] - slot - 1) % self.length
+        return self._ages(ids.cpu().numpy())[0]
+
+    @property
+    def _description(self) -> dict[str, Any]:
+        """What a saved buffer must have in common with this one."""
+        return {
+            "class": type(self).__name__,
+            "num_rows": self.num_rows,
+            "capacity": self.capacity,
+            "observations": [list(self._obs_shape), str(self._obs_dtype)],
+            "actions": [list(self._action_shape), str(self._action_dtype)],
+            "masks": self._mask_size,
+            "frame_stack": self.frames,
+            "priorities": self._tree is not None,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, to be saved at once: the tensors are the buffer's own memory."""
         return {
+            "description": self._description,
             "rings": {name: torch.from_numpy(ring) for name, ring in self._memory.items()},
             "heads": torch.from_numpy(self._heads.copy()),
             "pending": torch.from_numpy(self._pending.copy()),
+            "seed": int(self._seed),
             "drawn": self._drawn,
             "highest": self._highest,
             "tree": None if self._tree is None else torch.from_numpy(self._tree),
@@ -342,20 +389,17 @@ class Replay:
         Raises:
             HurtleError: It was saved with other settings.
         """
-        for name, ring in saved["rings"].items():
-            own = self._memory[name]
-            if tuple(ring.shape) != own.shape or ring.numpy().dtype != own.dtype:
+        for name, own in self._description.items():
+            if saved["description"].get(name) != own:
                 raise HurtleError(
-                    f"The saved replay buffer's {name} have the shape {tuple(ring.shape)}, this one's {own.shape}: use its "
-                    "capacity, num_envs and frame_stack, or leave it out."
+                    f"The saved replay buffer has {name}={saved['description'].get(name)}, this one {name}={own}: use the "
+                    "settings that it was saved with, or start with an empty one."
                 )
-        if (saved["tree"] is None) != (self._tree is None):
-            raise HurtleError("The saved replay buffer was sampled in another way: use its priority_alpha, or leave it out.")
         for name, ring in saved["rings"].items():
             self._memory[name][:] = ring.numpy()
         self._heads[:], self._pending[:] = saved["heads"].numpy(), saved["pending"].numpy()
         self._head_slots[:] = self._heads % self.length
-        self._drawn, self._highest = saved["drawn"], saved["highest"]
+        self._seed, self._drawn, self._highest = np.uint64(saved["seed"]), saved["drawn"], saved["highest"]
         if self._tree is not None:
             self._tree[:] = saved["tree"].numpy()
 

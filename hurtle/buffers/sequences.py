@@ -38,8 +38,8 @@ class Sequences(NamedTuple):
     """The memory before the first step. [B, …] each"""
     weights: Tensor
     """Importance weights, at most 1; all 1 without priorities. [B]"""
-    slots: Tensor
-    """Which ones they are, for `update_priorities`. int64 [B]"""
+    ids: Tensor
+    """What to pass to `update_priorities`. int64 [B]"""
 
 
 class SequenceReplay(Replay):
@@ -67,11 +67,14 @@ class SequenceReplay(Replay):
     """
 
     def __init__(self, like: Rollout, capacity: int, sequence_length: int, **settings: Any):
+        if unused := {"n_step", "gamma"} & set(settings):
+            raise HurtleError(f"{' and '.join(sorted(unused))} are not settings of sequences: their rewards are not summed.")
         self._entries = 0
         self.sequence_length = sequence_length
         rows = settings.get("num_rows") or like.num_rows
         if isinstance(sequence_length, int) and isinstance(capacity, int):
             self._entries = capacity // rows // like.num_steps + 2
+        self._num_steps = like.num_steps
         super().__init__(like, capacity, **settings)
         if isinstance(sequence_length, bool) or not isinstance(sequence_length, int) or sequence_length < 1:
             raise HurtleError(f"sequence_length must be an int of at least 1, got {sequence_length!r}.")
@@ -115,6 +118,26 @@ class SequenceReplay(Replay):
             for leaf in np.atleast_1d(rows * self._entries + entries):
                 set_leaf(self._tree, leaf, priority)
 
+    def _leaves(self, ids: np.ndarray) -> np.ndarray:
+        age, rows, counts = self._ages(ids)
+        return np.where(age < self._entries, rows * self._entries + counts % self._entries, -1)
+
+    @property
+    def _written(self) -> np.ndarray:
+        return self._counts
+
+    @property
+    def _description(self) -> dict[str, Any]:
+        return {**super()._description, "sequence_length": self.sequence_length, "num_steps": self._num_steps}
+
+    def sample(self, batch_size: int, beta: float = 1.0) -> Any:
+        """Not of this buffer.
+
+        Raises:
+            HurtleError: Always.
+        """
+        raise HurtleError("A SequenceReplay has sequences: use sample_sequences, or a Replay for transitions.")
+
     def sample_sequences(self, batch_size: int, beta: float = 1.0) -> Sequences:
         """Draw sequences, with replacement; see `Replay.sample`.
 
@@ -136,9 +159,11 @@ class SequenceReplay(Replay):
             )
         self._drawn = int(drawn)
         rows, entries = np.divmod(chosen, self._entries)
-        return self._sequences(rows, entries, weights, torch.from_numpy(chosen))
+        last = self._counts[rows] - 1
+        ids = (last - (last - entries) % self._entries) * self.num_rows + rows  # as many as were written when it was
+        return self._sequences(rows, entries, weights, torch.from_numpy(ids))
 
-    def _sequences(self, rows: np.ndarray, entries: np.ndarray, weights: Tensor, slots: Tensor) -> Sequences:
+    def _sequences(self, rows: np.ndarray, entries: np.ndarray, weights: Tensor, ids: Tensor) -> Sequences:
         lead = (self.sequence_length, len(rows))
         obs = torch.zeros((*lead, *self._obs_shape), dtype=self._obs_dtype)
         actions = torch.zeros((*lead, *self._action_shape), dtype=self._action_dtype)
@@ -155,7 +180,7 @@ class SequenceReplay(Replay):
         at = torch.from_numpy(rows), torch.from_numpy(entries)
         state = tuple(part[at] for part in self._states)
         legal = masks if self._mask_size else None
-        return Sequences(obs, actions, rewards, terminated, truncated, starts, ~gaps, legal, state, weights, slots)
+        return Sequences(obs, actions, rewards, terminated, truncated, starts, ~gaps, legal, state, weights, ids)
 
     def state_dict(self) -> dict[str, Any]:
         """See `Replay.state_dict`."""
@@ -165,8 +190,6 @@ class SequenceReplay(Replay):
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """See `Replay.load_state_dict`."""
-        if tuple(saved["places"].shape) != self._places.shape:
-            raise HurtleError("The saved replay buffer had rollouts of another length: use its num_steps, or leave it out.")
         super().load_state_dict(saved)
         self._places[:], self._counts[:] = saved["places"].numpy(), saved["counts"].numpy()
         self._can_begin[:] = saved["can_begin"].numpy()

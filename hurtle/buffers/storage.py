@@ -67,12 +67,17 @@ def _reserve(file: int, size: int) -> None:
 
 
 def available_memory() -> int:
-    """Bytes that can be used without swapping."""
+    """Bytes that can be used without swapping, in a container at most what it is allowed."""
     try:
         with Path("/proc/meminfo").open() as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+            free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        most, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text().strip() for name in ("max", "current"))
+        return min(free, int(most) - int(used))
+    except (OSError, ValueError):  # no such file, or "max": no limit
+        return free
 
 
 def gib(size: int) -> str:

@@ -26,6 +26,15 @@ def _copy(source, into):
 
 
 @compiled
+def _are_equal(one, other):
+    """Whether all words are the same."""
+    different = False
+    for k in range(other.shape[0]):
+        different |= one[k] != other[k]
+    return not different
+
+
+@compiled
 def _final_of(t, n, final_steps, final_columns):
     """Where a step's final observation is, or -1."""
     for k in range(final_steps.shape[0]):
@@ -49,16 +58,30 @@ def push(
     The rings: s_obs [R, L, F] with F = W, or one frame of a stack; the others [R, L, …]. `heads` [R] counts the slots written
     to each row, `head_slots` are its remainders by L, and `pending` tells whether the slot at the head holds what follows the
     last step. Output: `firsts` [N], the position of each column's step 0, or -1 if it is not valid.
+
+    A row that goes on elsewhere than where its last rollout ended (its envs were reset, or a rollout was thrown away) has
+    abandoned that episode, which then counts as truncated.
     """
     length, frame, width = s_obs.shape[1], s_obs.shape[2], obs.shape[2]
     for n in range(rewards.shape[1]):
         row, firsts[n] = rows[n], -1
         head, ring, flags = heads[row], s_obs[row], s_flags[row]
-        slot = head_slots[row]
+        slot, is_known = head_slots[row], pending[row]  # whether this slot holds what followed the last step
         for t in range(rewards.shape[0]):
             if not valid[t, n]:
                 continue
-            if starts[t, n] or head == 0:
+            begins = starts[t, n] or head == 0 or (is_known and not _are_equal(obs[t, n, width - frame :], ring[slot]))
+            before = slot - 1 if slot > 0 else length - 1
+            if begins and head > 0 and flags[before] & (TERMINATED | TRUNCATED | GAP) == 0:  # the episode was abandoned
+                if is_known:
+                    flags[before] |= TRUNCATED
+                    flags[slot] = GAP
+                    s_masks[row, slot] = True
+                    head, slot = head + 1, slot + 1 if slot + 1 < length else 0
+                else:
+                    flags[before] |= GAP
+            is_known = False
+            if begins:
                 for first in range(0, width - frame, frame):  # the frames before the newest
                     _copy(obs[t, n, first:], ring[slot])
                     flags[slot] = GAP
@@ -196,7 +219,10 @@ def draw_by_priority(seed, drawn, tree, beta, out, weights):
 
 @compiled
 def set_priorities(tree, leaves, errors, alpha):
-    """Give leaves that still have a priority a new one, (|error| + 1e-6) ^ alpha; returns the highest, or -1 if not finite."""
+    """Give leaves that have a priority a new one, (|error| + 1e-6) ^ alpha; returns the highest, or -1 if not finite.
+
+    Leaf -1 is none.
+    """
     half, highest = tree.shape[0] // 2, 0.0
     for b in range(leaves.shape[0]):
         if not np.isfinite(errors[b]):
@@ -204,7 +230,7 @@ def set_priorities(tree, leaves, errors, alpha):
     for b in range(leaves.shape[0]):
         priority = (abs(np.float64(errors[b])) + 1e-6) ** alpha
         highest = max(highest, priority)
-        if tree[half + leaves[b]] > 0.0:
+        if leaves[b] >= 0 and tree[half + leaves[b]] > 0.0:
             set_leaf(tree, leaves[b], priority)
     return highest
 
@@ -242,12 +268,13 @@ def _touch(chosen, s_obs, s_rewards):
 
 @compiled
 def gather(
-    chosen, s_obs, s_actions, s_masks, s_rewards, s_flags, head_slots, pending, frames, n_step, gamma,
-    obs, actions, rewards, next_obs, discounts, masks, next_masks,
+    chosen, s_obs, s_actions, s_masks, s_rewards, s_flags, heads, head_slots, pending, frames, n_step, gamma,
+    obs, actions, rewards, next_obs, discounts, masks, next_masks, ids,
 ):  # fmt: skip
     """The n-step transitions that start at the chosen slots: rewards are discounted sums, discounts those of V(next_obs).
 
     A sum ends with the episode, and before a step whose successor is not known yet: V of any later observation will do.
+    `ids` are position × rows + row: the same slot has another one on the ring's next lap.
     """
     length = s_flags.shape[1]
     discounts[0] = _touch(chosen, s_obs, s_rewards)  # overwritten below
@@ -255,6 +282,7 @@ def gather(
         row, slot = _place(chosen[b], s_rewards)
         flags, ahead = s_flags[row], head_slots[row] - slot  # steps from here to the head
         ahead += length if ahead <= 0 else 0
+        ids[b] = (heads[row] - ahead) * heads.shape[0] + row
         total, factor, steps, at = np.float32(0.0), np.float32(1.0), 0, slot
         while True:
             total += factor * s_rewards[row, at]
@@ -285,9 +313,10 @@ def gather_windows(rows, firsts, s_obs, s_actions, s_masks, s_rewards, s_flags, 
         for t in range(rewards.shape[0]):
             slot = (firsts[b] + t) % length
             _read(s_obs[row], slot, obs[t, b], frames)
-            for k in range(actions.shape[2]):
-                actions[t, b, k] = s_actions[row, slot, k]
-            for k in range(masks.shape[2]):
-                masks[t, b, k] = s_masks[row, slot, k]
-            rewards[t, b] = s_rewards[row, slot]
             flags[t, b] = s_flags[row, slot]
+            if flags[t, b] & GAP:  # no step: what it has is left from another
+                actions[t, b], masks[t, b], rewards[t, b] = 0, True, np.float32(0.0)
+            else:
+                _copy(s_actions[row, slot], actions[t, b])
+                _copy(s_masks[row, slot], masks[t, b])
+                rewards[t, b] = s_rewards[row, slot]

@@ -102,6 +102,14 @@ class World:
             made.finals = Finals(torch.tensor(steps), torch.tensor(rows), torch.from_numpy(np.stack(obs)), ())
         return made
 
+    def abandon(self, rows, starts):
+        """Go on elsewhere, with the start of an episode or without; what followed the last steps is known."""
+        for row in rows:
+            obs, action, reward, mask, how = self.rows[row].steps[-1]
+            if isinstance(how, str) and not how:
+                self.rows[row].steps[-1] = (obs, action, reward, mask, self.shown[row])
+            self.shown[row], self.starting[row] = self.first(), starts
+
     def transitions(self, n_step):
         """By their observation's bytes: action, mask, the discounted sum, its discount, and what follows with its mask."""
         found = {}

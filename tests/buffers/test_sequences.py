@@ -42,9 +42,11 @@ def assert_sequences(replay, world, complete):
                 if flags[-1]:
                     assert torch.equal(batch.obs[t, b], torch.from_numpy(obs))
                     assert (int(batch.actions[t, b]), float(batch.rewards[t, b])) == (action, reward)
-                elif obs.shape == batch.obs[t, b].shape:  # the last observation of a truncated episode
+                    continue
+                assert (int(batch.actions[t, b]), float(batch.rewards[t, b])) == (0, 0.0)
+                if obs.shape == batch.obs[t, b].shape:  # the final observation of a truncated episode
                     assert torch.equal(batch.obs[t, b], torch.from_numpy(obs))
-    assert found == set(expected) if complete else found
+    assert not complete or found == set(expected)
     return found
 
 
@@ -79,14 +81,28 @@ def test_priorities_are_those_of_sequences():
     replay = SequenceReplay(world.new_rollout(4), 300, 4, priority_alpha=1.0)
     for _ in range(5):
         replay.add(world.rollout(4))
-    slots = torch.unique(replay.sample_sequences(500).slots)
+    slots = torch.unique(replay.sample_sequences(500).ids)
     assert len(slots) == 15
     errors = torch.full((15,), 1e-3)
     errors[4] = 100.0
     replay.update_priorities(slots, errors)
     batch = replay.sample_sequences(1000, beta=0.5)
-    assert (batch.slots == slots[4]).float().mean() > 0.99
+    assert (batch.ids == slots[4]).float().mean() > 0.99
     assert batch.weights.max() == 1
+
+
+def test_overwritten_sequences_keep_no_priority():
+    world = World(7, recurrent="gru", ends=0.0)
+    replay = SequenceReplay(world.new_rollout(4), 60, 4, priority_alpha=1.0)
+    for _ in range(3):
+        replay.add(world.rollout(4))
+    old = torch.unique(replay.sample_sequences(500).ids)
+    assert sorted(set((replay.ages(old)).tolist())) == [0, 1, 2]
+    for _ in range(9):
+        replay.add(world.rollout(4))
+    replay.update_priorities(old, torch.full((len(old),), 1e9))
+    frequency = torch.unique(replay.sample_sequences(2000).ids, return_counts=True)[1]
+    assert frequency.max() < 2 * frequency.min()
 
 
 def test_segments_of_pools_where_a_row_has_several_columns():
@@ -113,7 +129,7 @@ def test_resuming_draws_the_same(tmp_path):
     for own, its in zip(replay.sample_sequences(8), other.sample_sequences(8), strict=True):
         same = zip(own, its, strict=True) if isinstance(own, tuple) else [(own, its)]
         assert all(a is b is None or torch.equal(a, b) for a, b in same)
-    with pytest.raises(HurtleError, match="rollouts of another length"):
+    with pytest.raises(HurtleError, match="num_steps=4, this one num_steps=3"):
         SequenceReplay(world.new_rollout(3), 300, 6, priority_alpha=0.5).load_state_dict(replay.state_dict())
 
 
@@ -129,3 +145,7 @@ def test_mistakes():
         replay.sample_sequences(2)
     with pytest.raises(HurtleError, match="batch_size"):
         replay.sample_sequences(0)
+    with pytest.raises(HurtleError, match="use sample_sequences"):
+        replay.sample(2)
+    with pytest.raises(HurtleError, match="n_step are not settings of sequences"):
+        SequenceReplay(world.new_rollout(4), 300, 10, n_step=3)
