@@ -28,8 +28,8 @@ NOTE = (
     "of their push. A sample is a batch as the learner gets it: torch tensors for Hurtle (in memory that the next sample "
     "overwrites) and SB3, NumPy arrays for cpprb and rlox. rlox stores float32; SB3 has no priorities. Priorities are updated "
     "after every sample. Peers have their default settings, with which next observations are stored too: SB3's "
-    "`optimize_memory_usage` and cpprb's `next_of` and `stack_compress` would save memory. Memory is that of the buffers' arrays "
-    "(cpprb and rlox: computed)."
+    "`optimize_memory_usage` and cpprb's `next_of` and `stack_compress` would save memory. Memory is that of the buffers' "
+    "arrays (cpprb and rlox: computed)."
 )
 
 
@@ -247,11 +247,11 @@ def report(results: dict[str, Any]) -> str:
     return table(["what", "", *MAKERS], rows)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small buffers; saves nothing")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=tuple(CASES))
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     results = {}
     torch.set_num_threads(1)
     for name in options.cases:

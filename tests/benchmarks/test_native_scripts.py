@@ -15,7 +15,8 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
     ("script", "said"),
     [
         ("gemm.py", "| 1 × 64 "),
-        ("gpu.py --device cpu --parts rates solve", "| breakout, minGRU, bf16 "),
+        ("gpu.py --device cpu --parts rates solve", "| breakout, minGRU, 1 epoch, bf16 "),
+        ("buffers.py", "| 17-dim observations, 6-dim actions "),
         ("inference.py", "| 64×64, batch 1 "),
         ("where.py", "| learn: backward"),
         ("contention.py --situations quiet --rounds 1", "| step() of 512 envs "),
