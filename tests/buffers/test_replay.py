@@ -20,17 +20,13 @@ from hurtle.errors import HurtleError
 from hurtle.policies.build import PolicyConfig, build_policy
 
 
-def drawn(replay, times=40, size=50):
+def drawn(replay, size=3000):
     """All that is drawn, by observation."""
-    found = {}
-    for _ in range(times):
-        batch = replay.sample(size)
-        for b in range(size):
-            masks = (None, None) if batch.masks is None else (batch.masks[b].numpy().copy(), batch.next_masks[b].numpy().copy())
-            found[batch.obs[b].numpy().tobytes()] = (
-                int(batch.actions[b]), float(batch.rewards[b]), float(batch.discounts[b]), batch.next_obs[b].numpy().copy(),
-                masks,
-            )  # fmt: skip
+    found, batch = {}, replay.sample(size)
+    for b in np.unique(batch.ids.numpy(), return_index=True)[1]:
+        masks = (None, None) if batch.masks is None else (batch.masks[b].numpy().copy(), batch.next_masks[b].numpy().copy())
+        numbers = int(batch.actions[b]), float(batch.rewards[b]), float(batch.discounts[b])
+        found[batch.obs[b].numpy().tobytes()] = (*numbers, batch.next_obs[b].numpy().copy(), masks)
     return found
 
 

@@ -30,22 +30,21 @@ def expected_of(world, length):
 def assert_sequences(replay, world, complete):
     expected = expected_of(world, replay.sequence_length)
     found = set()
-    for _ in range(20):
-        batch = replay.sample_sequences(16)
-        for b in range(16):
-            state = float(batch.state[0][b, 0])
-            found.add(state)
-            for t, slot in enumerate(expected[state][1]):
-                obs, action, reward, *flags = slot
-                own = [bool(field[t, b]) for field in (batch.terminated, batch.truncated, batch.starts, batch.valid)]
-                assert own == flags
-                if flags[-1]:
-                    assert torch.equal(batch.obs[t, b], torch.from_numpy(obs))
-                    assert (int(batch.actions[t, b]), float(batch.rewards[t, b])) == (action, reward)
-                    continue
-                assert (int(batch.actions[t, b]), float(batch.rewards[t, b])) == (0, 0.0)
-                if obs.shape == batch.obs[t, b].shape:  # the final observation of a truncated episode
-                    assert torch.equal(batch.obs[t, b], torch.from_numpy(obs))
+    batch = replay.sample_sequences(320)
+    for b in np.unique(batch.ids.numpy(), return_index=True)[1]:
+        state = float(batch.state[0][b, 0])
+        found.add(state)
+        for t, slot in enumerate(expected[state][1]):
+            obs, action, reward, *flags = slot
+            own = [bool(field[t, b]) for field in (batch.terminated, batch.truncated, batch.starts, batch.valid)]
+            assert own == flags
+            if flags[-1]:
+                assert torch.equal(batch.obs[t, b], torch.from_numpy(obs))
+                assert (int(batch.actions[t, b]), float(batch.rewards[t, b])) == (action, reward)
+                continue
+            assert (int(batch.actions[t, b]), float(batch.rewards[t, b])) == (0, 0.0)
+            if obs.shape == batch.obs[t, b].shape:  # the final observation of a truncated episode
+                assert torch.equal(batch.obs[t, b], torch.from_numpy(obs))
     assert not complete or found == set(expected)
     return found
 
