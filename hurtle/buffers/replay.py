@@ -19,13 +19,12 @@ from hurtle.buffers.rollout import Rollout
 from hurtle.buffers.storage import Storage, gib
 from hurtle.errors import HurtleError
 from hurtle.kernels import replay as kernels
-from hurtle.kernels.sum_tree import new_tree
 from hurtle.native.rng import stream_state
 
 ROLLOUT_FIELDS = ("obs", "last_obs", "actions", "masks", "rewards", "terminated", "truncated", "starts", "valid")
 _FIELDS_OF = attrgetter(*ROLLOUT_FIELDS)
 REPLAY_STREAM = 11
-"""Of the seed: what is drawn must not depend on what else is random."""
+"""The random stream that samples are drawn from, independent of all others of the same seed."""
 
 
 class Transitions(NamedTuple):
@@ -126,7 +125,7 @@ class Replay:
         self._pending = np.zeros(self.num_rows, np.bool_)
         self._seed, self._drawn = np.uint64(stream_state(seed, REPLAY_STREAM)), 0
         self._checked_stack = frame_stack == 1
-        self._tree = new_tree(self._num_leaves) if self.priority_alpha else None
+        self._tree = kernels.new_tree(self._num_leaves) if self.priority_alpha else None
         self._highest = 1.0
         self._outs: dict[int, tuple[Transitions, np.ndarray, np.ndarray, list[np.ndarray]]] = {}
         self._views: dict[str, np.ndarray] = {}
@@ -136,7 +135,7 @@ class Replay:
 
     @property
     def _num_leaves(self) -> int:
-        """Things that have a priority."""
+        """Number of leaves of the sum tree."""
         return self.num_rows * self.length
 
     def _check(self, like: Rollout) -> None:
@@ -319,7 +318,7 @@ class Replay:
             errors: Their TD errors. [B]
 
         Raises:
-            HurtleError: An error is not finite, or an id is none of this buffer's.
+            HurtleError: An error is not finite, or an id does not belong to this buffer.
         """
         if self._tree is None:
             return
@@ -340,20 +339,20 @@ class Replay:
         return np.where(age < self.length, rows * self.length + positions % self.length, -1)
 
     def _ages(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """How many slots were written to the row since, the row, and the position."""
+        """For each id: entries written to its row since, the row, and the position."""
         positions, rows = np.divmod(ids, self.num_rows)
         ages = self._written[rows] - 1 - positions
         if len(ids) and (ids.min() < 0 or ages.min() < 0):
-            raise HurtleError("These ids are not of batches that this replay buffer has sampled.")
+            raise HurtleError("These ids do not come from a batch of this replay buffer.")
         return ages, rows, positions
 
     @property
     def _written(self) -> np.ndarray:
-        """How many things that ids count were written to each row."""
+        """Entries written to each row so far; ids count them."""
         return self._heads
 
     def ages(self, ids: Tensor) -> np.ndarray:
-        """How many slots were written to a transition's row since it was."""
+        """The age of transitions: slots written to their row since."""
         return self._ages(ids.cpu().numpy())[0]
 
     @property
@@ -371,7 +370,7 @@ class Replay:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, to be saved at once: the tensors are the buffer's own memory."""
+        """All of it. The tensors share the buffer's memory, so save them before the next `add`."""
         return {
             "description": self._description,
             "rings": {name: torch.from_numpy(ring) for name, ring in self._memory.items()},

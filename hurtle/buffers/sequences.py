@@ -15,7 +15,6 @@ from hurtle.buffers.replay import Replay
 from hurtle.buffers.rollout import Rollout
 from hurtle.errors import HurtleError
 from hurtle.kernels import replay as kernels
-from hurtle.kernels.sum_tree import set_leaf
 
 
 class Sequences(NamedTuple):
@@ -116,7 +115,7 @@ class SequenceReplay(Replay):
     def _weigh(self, rows: Any, entries: Any, priority: float) -> None:
         if self._tree is not None:
             for leaf in np.atleast_1d(rows * self._entries + entries):
-                set_leaf(self._tree, leaf, priority)
+                kernels.set_leaf(self._tree, leaf, priority)
 
     def _leaves(self, ids: np.ndarray) -> np.ndarray:
         age, rows, counts = self._ages(ids)
@@ -131,12 +130,12 @@ class SequenceReplay(Replay):
         return {**super()._description, "sequence_length": self.sequence_length, "num_steps": self._num_steps}
 
     def sample(self, batch_size: int, beta: float = 1.0) -> Any:
-        """Not of this buffer.
+        """Not available: this buffer samples whole sequences.
 
         Raises:
             HurtleError: Always.
         """
-        raise HurtleError("A SequenceReplay has sequences: use sample_sequences, or a Replay for transitions.")
+        raise HurtleError("A SequenceReplay samples sequences: use sample_sequences, or a Replay for transitions.")
 
     def sample_sequences(self, batch_size: int, beta: float = 1.0) -> Sequences:
         """Draw sequences, with replacement; see `Replay.sample`.

@@ -6,16 +6,20 @@ Every function takes arrays only and releases the GIL. Observations and actions 
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from hurtle.kernels.sum_tree import compiled, find_leaf, set_leaf
+import numpy as np
+from numba import njit
+
 from hurtle.kernels.uniforms import _GAMMA, _mixed
 
 TERMINATED, TRUNCATED, START, GAP = 1, 2, 4, 8
 """Bits of a slot's flags. A GAP has an observation but no step: the last one of a truncated episode, or a frame before its
 first stack."""
 MOST_DRAWS = 1000
-"""Slots that are drawn in vain before a sampler gives up."""
+"""Rejected draws before a sampler gives up."""
+compiled: Any = njit(cache=True, nogil=True, error_model="numpy", _nrt=False)  # type: ignore[call-overload]
+"""For functions that allocate nothing: without counting references, slices cost nothing."""
 
 
 @compiled
@@ -136,6 +140,41 @@ def weigh(tree, before, heads, pending, flags, frames, priority):
                 set_leaf(tree, row * length + position % length, 0.0)
         for position in range(head, head + (1 if pending[row] else 0) + frames - 1):  # the head, and what has lost frames
             set_leaf(tree, row * length + position % length, 0.0)
+
+
+# A sum tree [2 × the next power of two]: node k is the sum of nodes 2k and 2k + 1, the leaves are the second half. It is in
+# this file because Numba's disk cache does not notice changes in functions of other files.
+
+
+def new_tree(size: int) -> np.ndarray:
+    """A tree for so many leaves, all of priority 0. float64: sums of a million float32 would drift."""
+    return np.zeros(2 << max(0, size - 1).bit_length(), np.float64)
+
+
+@compiled
+def set_leaf(tree, leaf, priority):
+    """Set the priority of a leaf, and the sums above it."""
+    node = leaf + tree.shape[0] // 2
+    tree[node] = priority
+    node //= 2
+    while node:
+        tree[node] = tree[2 * node] + tree[2 * node + 1]
+        node //= 2
+
+
+@compiled
+def find_leaf(tree, mass):
+    """The leaf at `mass` in [0, total): the first whose cumulative sum exceeds it. A leaf of priority 0 is never found."""
+    half, node = tree.shape[0] // 2, 1
+    while node < half:
+        node *= 2
+        # Rounding may leave nothing to the right of the last leaf: stay on the side that has some.
+        if mass >= tree[node] and tree[node + 1] > 0.0:
+            mass -= tree[node]
+            node += 1
+        elif tree[node] <= 0.0:
+            node += 1
+    return node - half
 
 
 @compiled

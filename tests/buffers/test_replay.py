@@ -338,7 +338,7 @@ def test_other_mistakes():
     by_priority.add(world.rollout())
     ids = by_priority.sample(4).ids
     for wrong in (ids - 10**6, ids + 10**6):
-        with pytest.raises(HurtleError, match="not of batches that this replay buffer has sampled"):
+        with pytest.raises(HurtleError, match="do not come from a batch of this replay buffer"):
             by_priority.update_priorities(wrong, torch.ones(4))
     for wrong, errors in ((ids, torch.ones(3)), (ids, torch.ones(4, 1)), (ids.float(), torch.ones(4))):
         with pytest.raises(HurtleError, match="takes the ids of a batch"):

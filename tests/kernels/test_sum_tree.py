@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hurtle.kernels.sum_tree import find_leaf, new_tree, set_leaf
+from hurtle.kernels.replay import find_leaf, new_tree, set_leaf
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 100])
