@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,6 +55,7 @@ class LearnerSetup:
         compiled: Run networks through `torch.compile`.
         precision: "float32", "tf32" or "bf16", for matrix products on a GPU.
         num_threads: The most threads of compiled updates; None means all free cores.
+        num_rows: Envs times agents; None: as many as a rollout has columns.
         graphs: The CUDA graphs shared with the collector, or None.
     """
 
@@ -64,6 +65,7 @@ class LearnerSetup:
     precision: str = "float32"
     num_threads: int | None = None
     graphs: Any = None
+    num_rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -74,12 +76,21 @@ class Algorithm:
         config: A frozen dataclass; its fields are settings of `hurtle.train`, flags and TOML keys.
         learners: Factories of its learner, by gear: a callable, or "module:name", which is imported when needed.
             "general" is torch and required; "native" and "device" are optional.
+        network: What makes the network that it acts with, as "module:name", called as `make(config, head, make_body)`; empty:
+            an actor–critic.
+        defaults: Defaults of other settings, such as hidden_sizes, where this algorithm's differ.
         name: The name users give.
     """
 
     config: type
     learners: Mapping[str, str | MakeLearner] = field(default_factory=dict)
+    network: str = ""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
+
+    def network_maker(self, config: Any) -> Callable[..., Any] | None:
+        """What makes the network that it acts with, see `build_policy`; None: an actor–critic."""
+        return partial(_imported(self.network), config) if self.network else None
 
     def make_learner(self, gear: str, policy: Any, config: Any, setup: LearnerSetup) -> Learner:
         """The learner for a gear.
@@ -90,10 +101,13 @@ class Algorithm:
         make = self.learners.get(gear)
         if make is None:
             raise UnsupportedError(f"{self.name} has no update for the {gear} gear")
-        if isinstance(make, str):
-            module, _, name = make.partition(":")
-            make = getattr(import_module(module), name)
-        return make(policy, config, setup)
+        return (_imported(make) if isinstance(make, str) else make)(policy, config, setup)
+
+
+def _imported(place: str) -> Any:
+    """What "module:name" names."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
 
 
 _KNOWN: dict[str, type] = {}

@@ -114,7 +114,7 @@ class MinibatchOrder:
     """Which steps form each minibatch, drawn from a separate random stream.
 
     Args:
-        config: The settings.
+        config: PPO's settings, or others with minibatch_size, shuffle and priority_alpha.
         is_recurrent: Whether the policy has a memory.
         seed: Seed of the stream.
 
@@ -122,7 +122,7 @@ class MinibatchOrder:
         by_segments: Whether minibatches are whole segments: for policies with a memory, and for priorities.
     """
 
-    def __init__(self, config: PPOConfig, is_recurrent: bool, seed: int):
+    def __init__(self, config: Any, is_recurrent: bool, seed: int):
         self.config, self.by_segments = config, is_recurrent or config.priority_alpha > 0
         self.generator = torch.Generator().manual_seed(stream_state(seed, SHUFFLE_STREAM) >> 1)
 

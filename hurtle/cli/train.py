@@ -17,7 +17,7 @@ from typing import Any, get_origin
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from hurtle.algorithms.algorithm import algorithm_name, allow_algorithm
+from hurtle.algorithms.algorithm import algorithm_name, allow_algorithm, find_algorithm
 from hurtle.errors import HurtleError
 from hurtle.runners.presets import preset_for
 from hurtle.runners.settings import (
@@ -67,7 +67,7 @@ def run_train(arguments: list[str]) -> int:
         allow_algorithm_of_file(config, "--trust" in given)
     in_file: dict[str, Any] = read_settings_file(config, algorithm) if config else {}
     algorithm = algorithm or in_file.get("algorithm", "ppo")
-    base = settings_from_dict(in_file | {"algorithm": algorithm, "env": ""})
+    base = settings_from_dict({**find_algorithm(algorithm).defaults, **in_file, "algorithm": algorithm, "env": ""})
     first = _parse(given, base)  # finds ENV; the second pass uses its preset
     env = first.train.env or in_file.get("env", "")
     if not env and not wants_help:

@@ -19,7 +19,7 @@ from hurtle.emulation.leaves import map_tree, tree_leaves
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 from hurtle.policies.action_transform import HEAD_OUTPUTS
 from hurtle.policies.actor_critic import ActorCritic
-from hurtle.policies.distributions import Beta, Categorical, Distribution, Gaussian, MultiCategorical
+from hurtle.policies.distributions import Beta, Categorical, Distribution, EpsilonGreedy, Gaussian, MultiCategorical
 from hurtle.policies.policy import Policy
 from hurtle.policies.structured import StructuredBody
 
@@ -84,6 +84,8 @@ class PolicyGraph(nn.Module):
         self._prepare_memory()
         if "value" not in self._wanted:
             self._drop_critic()
+        if self._wanted == ["action"] and not stochastic:
+            self._keep_greedy()
         self._prepare_normalizer()
         shapes = {"action": (head.action_space.dtype, head.action_space.shape or ()), "value": (np.float32, ())}
         size = head.num_outputs // 2 if head.kind == "beta" else head.num_outputs
@@ -160,6 +162,13 @@ class PolicyGraph(nn.Module):
         if isinstance(network, ActorCritic) and network.critic_body is not None and self.policy.memory is None:
             network.critic_body = None
 
+    def _keep_greedy(self) -> None:
+        """Keep only what acting without exploring needs."""
+        network: Any = self.policy.network
+        greedy = network.greedy(self.policy.head) if hasattr(network, "greedy") else None
+        if greedy is not None:
+            self.policy.network = greedy.eval().requires_grad_(False)
+
     def _prepare_normalizer(self) -> None:
         """Register mean and standard deviation as named constants, instead of running statistics."""
         normalizer = self.policy.normalizer
@@ -171,6 +180,8 @@ class PolicyGraph(nn.Module):
 
 def head_outputs(distribution: Distribution) -> dict[str, Tensor]:
     """The parameters of a distribution by name (`HEAD_OUTPUTS`), float32 [B, …] each; {} if it is not one of Hurtle's."""
+    if isinstance(distribution, EpsilonGreedy):
+        return {"logits": distribution.action_values}
     if isinstance(distribution, Categorical | MultiCategorical):
         return {"logits": distribution.flat_log_probs()}
     if isinstance(distribution, Beta):

@@ -6,18 +6,20 @@ it. Knows nothing of training.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from hurtle.algorithms.algorithm import algorithm_names, find_algorithm
 from hurtle.emulation.action_layout import ActionLayout
 from hurtle.emulation.flat_layout import SpaceLayout
 from hurtle.errors import CheckpointError, HurtleError
 from hurtle.policies.build import build_policy
 from hurtle.policies.policy import Policy
-from hurtle.policies.policy_config import PolicyConfig
+from hurtle.policies.policy_config import PolicyConfig, config_from_saved
 from hurtle.policies.saved_spaces import layout_from_dict, space_from_dict
 from hurtle.policies.torch_device import find_device
 from hurtle.references import load_reference
@@ -114,7 +116,7 @@ def restore(
         )
     settings = dict(state["settings"])
     trusted, signature = is_trusted(state, trust), settings.pop(SIGNATURE, None)
-    config = PolicyConfig.from_saved(settings)
+    config = config_from_saved(PolicyConfig, settings)
     if module is None:
         check_code(file, {"policy": config.policy}, trusted, signature)
     spaces = state["spaces"]
@@ -127,11 +129,21 @@ def restore(
         normalize_observations=settings.get("normalize_observations", False),
         observation_clip=settings.get("observation_clip", 10.0),
         module=load_reference(module) if isinstance(module, str) else module,
+        make_network=_network_maker(settings),
     )
     load_weights(policy, state["policy"], file)
     policy.to(find_device(device)).eval()
     steps, has_masks = state["progress"]["steps"], spaces.get("masked", False)
     return Restored(policy, settings, layout, action_layout, steps, state["named_env"], has_masks, file, trusted, signature)
+
+
+def _network_maker(settings: dict[str, Any]) -> Callable[..., Any] | None:
+    """What makes the network of a built-in algorithm; a user's own acts with an actor–critic, and its code is not needed."""
+    name = settings["algorithm"]
+    if name not in algorithm_names():
+        return None
+    algorithm = find_algorithm(name)
+    return algorithm.network_maker(config_from_saved(algorithm.config, settings))
 
 
 def is_trusted(state: dict[str, Any], trust: bool = False) -> bool:

@@ -32,7 +32,6 @@ from hurtle.deploy.pt2_file import MEMBER, members_of, pt2_hash
 from hurtle.deploy.restore import Restored
 from hurtle.errors import HurtleError
 from hurtle.policies.plain_mlp import plain_mlp
-from hurtle.policies.policy import Policy
 
 MOST_ROWS = 1 << 24
 """Largest batch of a .pt2 file."""
@@ -100,7 +99,7 @@ def _onnx_bytes(restored: Restored, graph: PolicyGraph, card: Card, path: Path, 
         run = partial(_run_session, session, names)
         check_parity(restored.policy, graph, run, restored.layout, "onnxruntime")
         _draw_inside(onnx, model, graph)
-    mlp = _mlp(restored.policy, graph)
+    mlp = _mlp(graph)
     if mlp is not None:
         kept = {tensor.name for tensor in model.graph.initializer}
         for layer in mlp["layers"]:
@@ -219,8 +218,9 @@ def _no_validation() -> Iterator[None]:
         torch.distributions.Distribution.set_default_validate_args(before)
 
 
-def _mlp(policy: Policy, graph: PolicyGraph) -> dict[str, Any] | None:
+def _mlp(graph: PolicyGraph) -> dict[str, Any] | None:
     """The tensors of the file that are the layers of a plain MLP, for the compiled runtime; None for other networks."""
+    policy = graph.policy
     try:
         known = MLPDescription.of(policy)
         CompiledMLP(known)
@@ -231,7 +231,7 @@ def _mlp(policy: Policy, graph: PolicyGraph) -> dict[str, Any] | None:
     names = {id(parameter): name for name, parameter in graph.named_parameters()}
     layers = [
         {"weight": names[id(layer.linear.weight)], "bias": names[id(layer.linear.bias)], "activation": layer.activation}
-        for layer in plain_mlp(graph.policy).actor
+        for layer in plain_mlp(policy).actor
     ]
     mean, std, clip = (None, None, 0.0) if policy.normalizer is None else (MEAN, STD, policy.normalizer.clip)
     return {"layers": layers, "mean": mean, "std": std, "clip": clip}

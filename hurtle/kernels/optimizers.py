@@ -73,8 +73,13 @@ class Optimizers:
             for group in part.param_groups:
                 group["lr"] = learning_rate
 
-    def step(self, loss: torch.Tensor, max_grad_norm: float) -> torch.Tensor:
+    def step(self, loss: torch.Tensor, max_grad_norm: float, only_these: bool = False) -> torch.Tensor:
         """Backward, clip the global norm of the gradients, and step; returns the norm before clipping.
+
+        Args:
+            loss: A scalar.
+            max_grad_norm: Bound of the norm.
+            only_these: Compute no gradients of other modules that the loss depends on.
 
         Raises:
             NonFiniteError: The gradient is not finite; no parameter was changed. On a GPU checking would synchronize: there the
@@ -82,7 +87,7 @@ class Optimizers:
         """
         for part in self.parts:
             part.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward(inputs=self.parameters if only_these else None)
         norm = nn.utils.clip_grad_norm_(self.parameters, max_grad_norm)
         if norm.device.type == "cpu" and not norm.isfinite():
             raise NonFiniteError(

@@ -6,6 +6,7 @@ PolicyConfig, spaces → network (ours or the user's) → memory, normalizer →
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -17,17 +18,19 @@ from torch import Tensor, nn
 from hurtle.emulation.flat_layout import SpaceLayout
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 from hurtle.policies.action_head import ActionHead
-from hurtle.policies.cnn import NATURE_SIDE, GridCNN, NatureCNN, image_shape
+from hurtle.policies.cnn import NATURE_SIDE, GridCNN, NatureCNN, grid_body, image_shape, nature_body
 from hurtle.policies.contract import check_distribution, check_network, checked_policy, kind_of_actions
 from hurtle.policies.distributions import Distribution
-from hurtle.policies.mlp import MLP
+from hurtle.policies.mlp import MLP, VectorBody
 from hurtle.policies.normalizers import ObservationNormalizer
 from hurtle.policies.policy import Policy
 from hurtle.policies.policy_config import PolicyConfig
 from hurtle.policies.recurrent import make_memory
-from hurtle.policies.structured import Structured
+from hurtle.policies.structured import Structured, StructuredBody
 from hurtle.references import is_reference, load_reference
 
+MakeNetwork = Callable[[ActionHead, Callable[[], nn.Module]], nn.Module]
+"""Called as `make(head, make_body)`; a body maps observations to features and has the attribute `num_features`."""
 NETWORKS = ("auto", "mlp", "grid_cnn", "nature_cnn", "structured")
 _TRIAL_ROWS = 2
 
@@ -41,6 +44,7 @@ def build_policy(
     observation_clip: float = 10.0,
     module: nn.Module | Callable[..., nn.Module] | None = None,
     seed: int = 0,
+    make_network: MakeNetwork | None = None,
 ) -> Policy:
     """Build the policy for one row.
 
@@ -54,6 +58,7 @@ def build_policy(
         module: The user's own network, see `TorchPolicy`: a module, which is trained in place, or a class, which is called
             with the two spaces.
         seed: Seed of the initial weights; torch's global generator is left as it was.
+        make_network: The algorithm's own network around our bodies; None: an actor–critic.
 
     Raises:
         HurtleError: Spaces, config and network do not fit together; says what was expected and what was given.
@@ -70,19 +75,22 @@ def build_policy(
     is_users = module is not None or is_reference(config.policy)
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
         torch.default_generator.manual_seed(seed)  # CPU only: networks are moved to a GPU later
-        head = ActionHead(action_space, config.distribution)
+        distribution = config.distribution
+        if distribution == "auto" and make_network is not None and isinstance(action_space, spaces.Box):
+            distribution = "squashed_gaussian"  # off-policy actors end in a tanh
+        head = ActionHead(action_space, distribution)
         if is_users:
             users = load_reference(config.policy) if module is None else module
             network = _users_network(users, observation_space, action_space)
         else:
-            network = _own_network(config, observation_space, head, layout)
-        features, distribution = _trial(network, _zeros(observation_space, normalizer))
+            network = _own_network(config, observation_space, head, layout, make_network)
+        features, sampled = _trial(network, _zeros(observation_space, normalizer))
         if is_users:
             if isinstance(action_space, spaces.Box):  # the user's distribution defines what raw actions mean
-                head = ActionHead(action_space, kind_of_actions(distribution))
-            check_distribution(distribution, head, type(network).__name__)
+                head = ActionHead(action_space, kind_of_actions(sampled))
+            check_distribution(sampled, head, type(network).__name__)
         memory = make_memory(config.recurrent, features)
-    return Policy(observation_space, action_space, network, head, memory, normalizer, distribution.num_uniforms)
+    return Policy(observation_space, action_space, network, head, memory, normalizer, sampled.num_uniforms)
 
 
 def _users_network(given: Any, observation_space: spaces.Space, action_space: spaces.Space) -> nn.Module:
@@ -99,7 +107,9 @@ def _users_network(given: Any, observation_space: spaces.Space, action_space: sp
         raise HurtleError(f"{name}(observation_space, action_space) failed: {type(error).__name__}: {error}") from error
 
 
-def _own_network(config: PolicyConfig, space: spaces.Space, head: ActionHead, layout: SpaceLayout | None) -> nn.Module:
+def _own_network(
+    config: PolicyConfig, space: spaces.Space, head: ActionHead, layout: SpaceLayout | None, make_network: MakeNetwork | None
+) -> nn.Module:
     if config.policy not in NETWORKS:
         raise UnknownNameError(
             f"No policy {config.policy!r}. {did_you_mean(config.policy, NETWORKS)} Your own: my_policy.py:Class."
@@ -107,6 +117,10 @@ def _own_network(config: PolicyConfig, space: spaces.Space, head: ActionHead, la
     if layout is not None and layout.is_plain and not isinstance(layout.space, spaces.Box):
         space = layout.space  # a Discrete or MultiDiscrete flattened to a Box of integers
     kind = config.policy if config.policy != "auto" else _network_for(space, layout)
+    if kind == "structured" and layout is None:
+        raise HurtleError(f"policy='structured' needs an emulated env, but its observations are {space}; use 'auto'.")
+    if make_network is not None:
+        return make_network(head, _body_maker(kind, config, space, layout))
     has_memory = config.recurrent != "none"
     if config.separate_networks and has_memory:
         raise HurtleError(
@@ -114,14 +128,25 @@ def _own_network(config: PolicyConfig, space: spaces.Space, head: ActionHead, la
             "actor and critic. Set recurrent='none', or leave separate_networks unset."
         )
     separate = kind == "mlp" and not has_memory if config.separate_networks is None else config.separate_networks
-    ends = (separate, config.orthogonal_init, config.log_std_init)
+    ends = (separate, config.orthogonal_init, config.log_std_init, config.layer_norm)
     if kind == "structured":
-        if layout is None:
-            raise HurtleError(f"policy='structured' needs an emulated env, but its observations are {space}; use 'auto'.")
+        assert layout is not None
         return Structured(layout, head, config.hidden_sizes, config.activation, *ends)
     if kind == "mlp":
         return MLP(space, head, config.hidden_sizes, config.activation, *ends)
     return (NatureCNN if kind == "nature_cnn" else GridCNN)(space, head, *ends)
+
+
+def _body_maker(kind: str, config: PolicyConfig, space: spaces.Space, layout: SpaceLayout | None) -> Callable[[], nn.Module]:
+    """What makes bodies for observations; each call makes a new one."""
+    if kind in ("nature_cnn", "grid_cnn"):
+        image_body = nature_body if kind == "nature_cnn" else grid_body
+        return partial(image_body, space, config.orthogonal_init, config.layer_norm)
+    settings = (config.hidden_sizes, config.activation, config.orthogonal_init, config.layer_norm)
+    if kind == "mlp":
+        return partial(VectorBody, space, *settings)
+    assert layout is not None
+    return partial(StructuredBody, layout, *settings)
 
 
 def _network_for(space: spaces.Space, layout: SpaceLayout | None) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hurtle.errors import HurtleError
 from hurtle.policies.action_head import ActionHead
 from hurtle.policies.actor_critic import ActorCritic
-from hurtle.policies.layers import HIDDEN_GAIN, Numbers, initialized
+from hurtle.policies.layers import HIDDEN_GAIN, Numbers, hidden_layers, initialized
 
 NATURE_SIDE = 36
 """The smallest side for which the Nature CNN's three convolutions leave any output."""
@@ -28,13 +28,19 @@ class ImageBody(nn.Module):
         convolutions: (filters, kernel, stride, padding) of each layer.
         hidden_size: Width of the linear layer.
         orthogonal_init: Gain sqrt(2), zero biases.
+        layer_norm: Layer norm before each ReLU.
 
     Attributes:
         scaling: Factor and offset of the observations if the fused grid kernels can replace the convolution, else None.
     """
 
     def __init__(
-        self, space: spaces.Box, convolutions: tuple[tuple[int, int, int, int], ...], hidden_size: int, orthogonal_init: bool
+        self,
+        space: spaces.Box,
+        convolutions: tuple[tuple[int, int, int, int], ...],
+        hidden_size: int,
+        orthogonal_init: bool,
+        layer_norm: bool = False,
     ):
         super().__init__()
         self.channels_first = channels_first(space.shape)
@@ -43,15 +49,15 @@ class ImageBody(nn.Module):
         layers: list[nn.Module] = []
         for filters, kernel, stride, padding in convolutions:
             layer = nn.Conv2d(channels, filters, kernel, stride, padding)
-            layers += [initialized(layer, HIDDEN_GAIN, orthogonal_init), nn.ReLU()]
-            channels = filters
             height, width = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
+            norm = [nn.LayerNorm([filters, height, width])] if layer_norm else []
+            layers += [initialized(layer, HIDDEN_GAIN, orthogonal_init), *norm, nn.ReLU()]
+            channels = filters
         self.convolutions = nn.Sequential(*layers, nn.Flatten())
-        inputs = channels * height * width
-        self.linear = nn.Sequential(initialized(nn.Linear(inputs, hidden_size), HIDDEN_GAIN, orthogonal_init), nn.ReLU())
+        self.linear = hidden_layers(channels * height * width, (hidden_size,), "relu", orthogonal_init, layer_norm)
         self.num_features = hidden_size
         is_grid = len(space.shape) == 3 and not self.channels_first and [part[1:] for part in convolutions] == [(3, 1, 0)]
-        self.scaling = _scaling(self.input) if is_grid else None
+        self.scaling = _scaling(self.input) if is_grid and not layer_norm else None
 
     def forward(self, obs: Tensor) -> Tensor:
         """[B, ...] of any dtype → [B, num_features]."""
@@ -84,21 +90,21 @@ class ImageBody(nn.Module):
         return grid_convolution(obs, layer.weight, layer.bias, scale, shift, torch.bfloat16 if is_half else torch.float32)
 
 
-def nature_body(space: spaces.Space, orthogonal_init: bool = True) -> ImageBody:
+def nature_body(space: spaces.Space, orthogonal_init: bool = True, layer_norm: bool = False) -> ImageBody:
     """The convolutions of Mnih et al. (2015)."""
     box = _image_box(space, "nature_cnn")
     if min(image_shape(box.shape)[1:]) < NATURE_SIDE:
         raise HurtleError(
             f"nature_cnn needs images of at least {NATURE_SIDE} pixels a side, got {box.shape}; use grid_cnn for small ones."
         )
-    return ImageBody(box, ((32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)), 512, orthogonal_init)
+    return ImageBody(box, ((32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)), 512, orthogonal_init, layer_norm)
 
 
-def grid_body(space: spaces.Space, orthogonal_init: bool = True) -> ImageBody:
+def grid_body(space: spaces.Space, orthogonal_init: bool = True, layer_norm: bool = False) -> ImageBody:
     """One 3x3 convolution, as in MinAtar (Young and Tian, 2019)."""
     box = _image_box(space, "grid_cnn")
     padding = 1 if min(image_shape(box.shape)[1:]) < 3 else 0
-    return ImageBody(box, ((16, 3, 1, padding),), 128, orthogonal_init)
+    return ImageBody(box, ((16, 3, 1, padding),), 128, orthogonal_init, layer_norm)
 
 
 class NatureCNN(ActorCritic):
@@ -111,10 +117,12 @@ class NatureCNN(ActorCritic):
         separate_networks: bool = False,
         orthogonal_init: bool = True,
         log_std_init: float = 0.0,
+        layer_norm: bool = False,
     ):
-        super().__init__(
-            head, lambda: nature_body(obs_space, orthogonal_init), separate_networks, orthogonal_init, log_std_init
-        )
+        def make_body() -> ImageBody:
+            return nature_body(obs_space, orthogonal_init, layer_norm)
+
+        super().__init__(head, make_body, separate_networks, orthogonal_init, log_std_init)
 
 
 class GridCNN(ActorCritic):
@@ -127,8 +135,12 @@ class GridCNN(ActorCritic):
         separate_networks: bool = False,
         orthogonal_init: bool = True,
         log_std_init: float = 0.0,
+        layer_norm: bool = False,
     ):
-        super().__init__(head, lambda: grid_body(obs_space, orthogonal_init), separate_networks, orthogonal_init, log_std_init)
+        def make_body() -> ImageBody:
+            return grid_body(obs_space, orthogonal_init, layer_norm)
+
+        super().__init__(head, make_body, separate_networks, orthogonal_init, log_std_init)
 
 
 def channels_first(shape: tuple[int, ...]) -> bool:

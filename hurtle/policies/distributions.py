@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -86,6 +86,37 @@ class Categorical(Distribution):
     def entropy(self) -> Tensor:
         """Entropies [B]."""
         return _entropy(self.log_probs)
+
+
+class EpsilonGreedy(Categorical):
+    """The action of highest value, or, with probability ε, any legal action; raw actions int64 [B].
+
+    Args:
+        action_values: Q of every action, [B, n].
+        epsilon: Share of random actions; a tensor may change between calls.
+        legal: Legal actions, bool [B, n]; None: all. If none is legal, all count as legal.
+
+    Example:
+        >>> greedy = EpsilonGreedy(torch.tensor([[1.0, 3.0]]), epsilon=0.5)
+        >>> greedy.mode(), greedy.sample(torch.tensor([[0.2]])), greedy.log_probs.exp()
+        (tensor([1]), tensor([0]), tensor([[0.2500, 0.7500]]))
+    """
+
+    def __init__(self, action_values: Tensor, epsilon: Tensor | float, legal: Tensor | None = None):
+        self.action_values, self.epsilon, self.legal = _full_precision(action_values), epsilon, legal
+
+    @cached_property
+    def log_probs(self) -> Tensor:  # type: ignore[override]
+        """Log-probabilities of all choices, [B, n]; computed where they are needed."""
+        values, legal = self.action_values, self.legal
+        share = torch.ones_like(values) if legal is None else torch.where(legal | ~legal.any(-1, keepdim=True), 1.0, 0.0)
+        share = share * (self.epsilon / share.sum(-1, keepdim=True))
+        best = torch.zeros_like(values).scatter_(-1, self.mode().unsqueeze(-1), 1.0)
+        return (share + best * (1.0 - self.epsilon)).log()
+
+    def mode(self) -> Tensor:
+        """The legal action of highest value."""
+        return (self.action_values if self.legal is None else _legal(self.action_values, self.legal)).argmax(-1)
 
 
 class MultiCategorical(Distribution):
@@ -174,6 +205,32 @@ class SquashedGaussian(Gaussian):
         nodes, weights = _hermite(self.mean.dtype, self.mean.device)
         points = self.mean.unsqueeze(-1) + self.log_std.exp().unsqueeze(-1) * nodes  # [B, D, nodes]
         return super().entropy() + (_log_tanh_slope(points) @ weights).sum(-1)
+
+
+class ExploringTanh(SquashedGaussian):
+    """What off-policy actors sample from: tanh actions with noise before or after the tanh, or uniform ones at first.
+
+    Args:
+        mean: [B, D].
+        log_std: Log of the noise's standard deviations, [D] or [B, D].
+        random: 1 makes all actions uniform, 0 none; a tensor may change between calls. []
+        noise_after: Add the noise to tanh(mean) and clip; `log_prob` means nothing then.
+    """
+
+    _EDGE = 1.0 - 1e-6  # raw actions stay finite
+
+    def __init__(self, mean: Tensor, log_std: Tensor, random: Tensor, noise_after: bool = False):
+        super().__init__(mean, log_std)
+        self.random, self.noise_after = random, noise_after
+
+    def sample(self, uniforms: Tensor) -> Tensor:
+        """Uniforms 2d and 2d + 1 give dimension d."""
+        pairs = uniforms.unflatten(1, (-1, 2))
+        noise = self.log_std.exp() * _normals(pairs)
+        raw = self.mean + noise
+        if self.noise_after:
+            raw = (self.mean.tanh() + noise).clamp(-self._EDGE, self._EDGE).atanh()
+        return torch.where(self.random > 0, ((2.0 * pairs[..., 0] - 1.0) * self._EDGE).atanh(), raw)
 
 
 class Beta(Distribution):
@@ -289,6 +346,8 @@ def masked(distribution: Distribution, mask: Tensor) -> Distribution:
         >>> masked(Categorical(torch.zeros(1, 3)), torch.tensor([[True, False, True]])).log_probs.exp()
         tensor([[0.5000, 0.0000, 0.5000]])
     """
+    if isinstance(distribution, EpsilonGreedy):
+        return EpsilonGreedy(distribution.action_values, distribution.epsilon, mask.bool())
     if isinstance(distribution, Categorical):
         return Categorical(_legal(distribution.log_probs, mask))
     if isinstance(distribution, MultiCategorical):

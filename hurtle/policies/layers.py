@@ -34,8 +34,10 @@ def initialized(layer: nn.Module, gain: float, orthogonal_init: bool) -> nn.Modu
     return layer
 
 
-def hidden_layers(inputs: int, sizes: Sequence[int], activation: str, orthogonal_init: bool) -> nn.Sequential:
-    """Linear layers of these sizes, each with its activation.
+def hidden_layers(
+    inputs: int, sizes: Sequence[int], activation: str, orthogonal_init: bool, layer_norm: bool = False
+) -> nn.Sequential:
+    """Linear layers of these sizes, each with its activation, and layer norm in between if asked for.
 
     Raises:
         UnknownNameError: No such activation.
@@ -44,7 +46,8 @@ def hidden_layers(inputs: int, sizes: Sequence[int], activation: str, orthogonal
         raise UnknownNameError(f"No activation {activation!r}. {did_you_mean(activation, ACTIVATIONS)}")
     layers: list[nn.Module] = []
     for size in sizes:
-        layers += [initialized(nn.Linear(inputs, size), HIDDEN_GAIN, orthogonal_init), ACTIVATIONS[activation]()]
+        norm = [nn.LayerNorm(size)] if layer_norm else []
+        layers += [initialized(nn.Linear(inputs, size), HIDDEN_GAIN, orthogonal_init), *norm, ACTIVATIONS[activation]()]
         inputs = size
     return nn.Sequential(*layers)
 

@@ -18,10 +18,17 @@ from hurtle.policies.layers import hidden_layers, layers_output, vector_input
 class VectorBody(nn.Module):
     """Flattened observations through hidden layers."""
 
-    def __init__(self, space: spaces.Space, hidden_sizes: Sequence[int], activation: str, orthogonal_init: bool):
+    def __init__(
+        self,
+        space: spaces.Space,
+        hidden_sizes: Sequence[int],
+        activation: str,
+        orthogonal_init: bool,
+        layer_norm: bool = False,
+    ):
         super().__init__()
         self.input = vector_input(space)
-        self.hidden = hidden_layers(self.input.num_features, hidden_sizes, activation, orthogonal_init)
+        self.hidden = hidden_layers(self.input.num_features, hidden_sizes, activation, orthogonal_init, layer_norm)
         self.num_features = hidden_sizes[-1] if hidden_sizes else self.input.num_features
 
     def forward(self, obs: Tensor) -> Tensor:
@@ -40,6 +47,7 @@ class MLP(ActorCritic):
         separate_networks: Actor and critic share no parameters.
         orthogonal_init: PPO's initialization.
         log_std_init: Initial value of a Gaussian's log_std.
+        layer_norm: Layer norm before each activation.
     """
 
     def __init__(
@@ -51,8 +59,9 @@ class MLP(ActorCritic):
         separate_networks: bool = True,
         orthogonal_init: bool = True,
         log_std_init: float = 0.0,
+        layer_norm: bool = False,
     ):
         def make_body() -> VectorBody:
-            return VectorBody(obs_space, hidden_sizes, activation, orthogonal_init)
+            return VectorBody(obs_space, hidden_sizes, activation, orthogonal_init, layer_norm)
 
         super().__init__(head, make_body, separate_networks, orthogonal_init, log_std_init)

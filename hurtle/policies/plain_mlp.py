@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from hurtle.errors import UnsupportedError
+from hurtle.policies.greedy import GreedyNetwork
 from hurtle.policies.layers import Numbers, OneHot
-from hurtle.policies.mlp import MLP
+from hurtle.policies.mlp import MLP, VectorBody
 from hurtle.policies.policy import Policy
 
 ACTIVATIONS: dict[type[nn.Module], str] = {nn.Tanh: "tanh", nn.ReLU: "relu", nn.Identity: "none"}
@@ -52,6 +53,9 @@ def plain_mlp(policy: Policy) -> PlainMLP:
     """
     if policy.is_recurrent:
         raise UnsupportedError("it has a memory")
+    if type(policy.network) is GreedyNetwork and isinstance(policy.network.body, VectorBody):
+        body = policy.network.body
+        return PlainMLP(body.input, layers_of(body, policy.network.last), (), False)
     if type(policy.network) is not MLP:
         raise UnsupportedError(f"its network is a {type(policy.network).__name__}, not an MLP (policy='mlp' asks for one)")
     return mlp_layers(policy.network)

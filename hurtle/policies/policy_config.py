@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 from hurtle.ranges import at_least
+
+Config = TypeVar("Config")
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,8 @@ class PolicyConfig:
     """Widths of the hidden layers (mlp, structured)."""
     activation: Literal["tanh", "relu"] = "tanh"
     """tanh or relu (mlp, structured; CNNs have relu)."""
+    layer_norm: bool = False
+    """Layer norm before each activation."""
     separate_networks: bool | None = None
     """Separate actor, critic; none: mlp without memory."""
     distribution: Literal["auto", "gaussian", "squashed_gaussian", "beta"] = "auto"
@@ -30,17 +34,18 @@ class PolicyConfig:
     recurrent: Literal["none", "lstm", "gru", "mingru"] = "none"
     """Memory: none, lstm, gru, mingru."""
 
-    @classmethod
-    def from_saved(cls, settings: Mapping[str, Any]) -> PolicyConfig:
-        """The config among the flat settings of a checkpoint, which have lists for tuples and "none" for None.
 
-        Example:
-            >>> PolicyConfig.from_saved({"hidden_sizes": [32], "separate_networks": "none", "gamma": 0.9}).hidden_sizes
-            (32,)
-        """
-        saved: dict[str, Any] = {field.name: settings[field.name] for field in fields(cls) if field.name in settings}
-        if saved.get("separate_networks") == "none":
-            saved["separate_networks"] = None
-        if "hidden_sizes" in saved:
-            saved["hidden_sizes"] = tuple(saved["hidden_sizes"])
-        return cls(**saved)
+def config_from_saved(cls: type[Config], settings: Mapping[str, Any]) -> Config:
+    """A config among the flat settings of a checkpoint, which have lists for tuples and "none" for None.
+
+    Example:
+        >>> config_from_saved(PolicyConfig, {"hidden_sizes": [32], "separate_networks": "none", "gamma": 0.9}).hidden_sizes
+        (32,)
+    """
+    saved = {}
+    for name, kind in get_type_hints(cls).items():
+        if name in settings:
+            value = settings[name]
+            is_none = value == "none" and type(None) in get_args(kind)
+            saved[name] = None if is_none else tuple(value) if isinstance(value, list) else value
+    return cls(**saved)

@@ -20,11 +20,18 @@ from hurtle.policies.leaf_encoders import encoder_of
 class StructuredBody(nn.Module):
     """Flat observations [B, ...] → the tree of the space → features."""
 
-    def __init__(self, layout: SpaceLayout, hidden_sizes: Sequence[int], activation: str, orthogonal_init: bool):
+    def __init__(
+        self,
+        layout: SpaceLayout,
+        hidden_sizes: Sequence[int],
+        activation: str,
+        orthogonal_init: bool,
+        layer_norm: bool = False,
+    ):
         super().__init__()
         self.layout = layout
         self.tree = encoder_of(layout.space, activation, orthogonal_init)
-        self.hidden = hidden_layers(self.tree.num_features, hidden_sizes, activation, orthogonal_init)
+        self.hidden = hidden_layers(self.tree.num_features, hidden_sizes, activation, orthogonal_init, layer_norm)
         self.num_features = hidden_sizes[-1] if hidden_sizes else self.tree.num_features
 
     def forward(self, obs: Tensor) -> Tensor:
@@ -45,6 +52,7 @@ class Structured(ActorCritic):
         separate_networks: Actor and critic share no parameters.
         orthogonal_init: PPO's initialization.
         log_std_init: Initial value of a Gaussian's log_std.
+        layer_norm: Layer norm before each activation after the leaves.
     """
 
     def __init__(
@@ -56,8 +64,9 @@ class Structured(ActorCritic):
         separate_networks: bool = False,
         orthogonal_init: bool = True,
         log_std_init: float = 0.0,
+        layer_norm: bool = False,
     ):
         def make_body() -> StructuredBody:
-            return StructuredBody(layout, hidden_sizes, activation, orthogonal_init)
+            return StructuredBody(layout, hidden_sizes, activation, orthogonal_init, layer_norm)
 
         super().__init__(head, make_body, separate_networks, orthogonal_init, log_std_init)

@@ -137,7 +137,7 @@ def _join(
     device: torch.device,
     owns_envs: bool,
 ) -> Parts:
-    train, config = settings.train, settings.algorithm
+    train, config, algorithm = settings.train, settings.algorithm, find_algorithm(settings.train.algorithm)
     observation_space, action_space = row_spaces(vec)
     num_rows = int(vec.num_envs) * int(getattr(vec, "num_agents", 1))
     policy = build_policy(
@@ -149,13 +149,13 @@ def _join(
         observation_clip=train.observation_clip,
         module=module,
         seed=train.seed,
+        make_network=algorithm.network_maker(config),
     ).to(device)
     config.check(num_rows, policy.is_recurrent)
     row = math.prod(observation_space.shape or ()) * np.dtype(observation_space.dtype).itemsize
     check_fits(f"A rollout of num_envs={vec.num_envs} × num_steps={config.num_steps}", config.num_steps * num_rows * row)
     timer = Timer()
     rewards = RewardRule(train.reward_mode, num_rows, config.gamma, train.reward_clip)
-    algorithm = find_algorithm(train.algorithm)
     gear = choose_gear(Request(train, algorithm, config, vec, policy, rewards, seed, timer))
     rollout = gear.collector.new_rollout(config.num_steps)
     described = {**describe_spaces(vec, own_actions), "masked": gear.collector.has_masks}

@@ -58,14 +58,20 @@ class Request:
     def learner(self, gear: str, **setup: Any) -> Learner:
         """The algorithm's learner for a gear; raises `UnsupportedError` if it has none."""
         train = self.train
-        common = LearnerSetup(train.seed, self.rewards, train.compile, train.precision, train.num_workers, **setup)
+        common = LearnerSetup(
+            train.seed, self.rewards, train.compile, train.precision, train.num_workers, num_rows=self.num_rows, **setup
+        )
         return self.algorithm.make_learner(gear, self.policy, self.config, common)
 
     def stepping_collector(self, make_actor: Callable[[int], Actor]) -> Collector:
         """A collector for envs that step from Python, and an actor for their rows."""
-        num_rows = int(self.vec.num_envs) * int(getattr(self.vec, "num_agents", 1))
         is_pool = getattr(self.vec, "batch_size", self.vec.num_envs) < self.vec.num_envs
-        return (PoolCollector if is_pool else GeneralCollector)(self.vec, make_actor(num_rows), self.seed, self.timer)
+        return (PoolCollector if is_pool else GeneralCollector)(self.vec, make_actor(self.num_rows), self.seed, self.timer)
+
+    @property
+    def num_rows(self) -> int:
+        """Envs times agents."""
+        return int(self.vec.num_envs) * int(getattr(self.vec, "num_agents", 1))
 
     @property
     def device(self) -> Any:

@@ -112,7 +112,7 @@ class Settings:
 
 
 def make_settings(env: Any, overrides: Mapping[str, Any], config_file: str | Path | None = None) -> Settings:
-    """Merge the sources of settings: defaults < preset of the env < `config_file` < `overrides`.
+    """Merge the sources of settings: defaults (the algorithm's own first) < preset < `config_file` < `overrides`.
 
     Args:
         env: A name, or a class or callable that makes envs; None: the name in the file.
@@ -130,9 +130,10 @@ def make_settings(env: Any, overrides: Mapping[str, Any], config_file: str | Pat
         values["env"] = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
     if not values.get("env"):
         raise HurtleError("A run needs an env: a name such as cartpole, CartPole-v1 or my_env.py:MyEnv.")
+    algorithm = values.get("algorithm", "ppo")
     if values.get("preset", True):
-        values = preset_for(values["env"], values.get("algorithm", "ppo")) | values
-    return settings_from_dict(values)
+        values = preset_for(values["env"], algorithm) | values
+    return settings_from_dict({**find_algorithm(algorithm).defaults, **values})
 
 
 def settings_from_dict(values: Mapping[str, Any]) -> Settings:

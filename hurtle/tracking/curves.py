@@ -19,6 +19,9 @@ PANELS = {
     "entropy": "entropy",
     "approx_kl": "KL divergence",
     "explained_variance": "explained variance",
+    "q_value": "Q value",
+    "td_error": "TD error",
+    "temperature": "temperature",
     "steps_per_second": "steps per second",
 }
 RETURN, EVALUATION, OTHER, GRID = "#1f6fb2", "#d1495b", "#4a5568", "#e2e8f0"

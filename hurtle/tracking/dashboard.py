@@ -21,6 +21,16 @@ from hurtle.tracking.formatting import count, duration, figure, quantity
 from hurtle.tracking.frame import MIN_WIDTH, NAN, Report, draw
 from hurtle.tracking.usage import Usage
 
+COLUMNS = {
+    "policy_loss": ("policy loss", 7),
+    "value_loss": ("value loss", 7),
+    "entropy": ("entropy", 6),
+    "approx_kl": ("KL", 6),
+}
+"""The learner metrics in a line of text, with label and width …"""
+REPLAY_COLUMNS = {"value_loss": ("value loss", 7), "q_value": ("Q", 7), "td_error": ("TD error", 7), "epsilon": ("random", 6)}
+"""… and those of learners with a replay buffer."""
+
 
 class Display(Protocol):
     """Shows a run. Use it as a context manager: it always restores the terminal."""
@@ -174,12 +184,15 @@ class PlainDisplay(QuietDisplay):
             f"steps {count(value('steps')):>{self._steps_width}} ({report.percent_done:>3} %)"
             f"  {quantity(value('steps_per_second')):>5} steps/s  ETA {duration(report.seconds_left):>7}"
             f"  return {figure(value('episode_return')):>7} {best:<14}"
-            f"  length {figure(value('episode_length')):>6}  policy loss {figure(value('policy_loss')):>7}"
-            f"  value loss {figure(value('value_loss')):>7}  entropy {figure(value('entropy')):>6}"
-            f"  KL {figure(value('approx_kl')):>6}{self._evaluation}"
+            f"  length {figure(value('episode_length')):>6}{self._learner()}{self._evaluation}"
         )
         self._evaluation = ""
         self._print(line)
+
+    def _learner(self) -> str:
+        """Losses, and what else tells how learning goes."""
+        columns = REPLAY_COLUMNS if "replay" in self._report.metrics else COLUMNS
+        return "".join(f"  {label} {figure(self._report.value(name)):>{width}}" for name, (label, width) in columns.items())
 
     def _print(self, text: str) -> None:
         encoding = self._console.encoding  # an ASCII-only log must not end a run

@@ -28,6 +28,18 @@ LABELS = {
     "explained_variance": "explained var.",
 }
 """Common learner metrics, in the order of the grid; other metrics are listed below them by name."""
+REPLAY_LABELS = {
+    "policy_loss": "policy loss",
+    "q_value": "Q value",
+    "replay": "replay filled",
+    "value_loss": "value loss",
+    "td_error": "TD error",
+    "replay_age": "replay age",
+    "entropy": "entropy",
+    "temperature": "temperature",
+    "epsilon": "random actions",
+}
+"""The same for learners with a replay buffer."""
 
 SHOWN_ELSEWHERE = {
     *("steps", "seconds", "steps_per_second", "episodes", "updates"),
@@ -78,6 +90,12 @@ class Report:
         """The remaining time at the current speed; NaN if unknown."""
         speed = self.value("steps_per_second")
         return max(self.total_steps - self.value("steps"), 0.0) / speed if speed > 0 else NAN
+
+
+def labels_of(report: Report) -> dict[str, str]:
+    """The learner metrics to show, and their labels: those that are known, or all that are usual."""
+    labels = REPLAY_LABELS if "replay" in report.metrics else LABELS
+    return {name: label for name, label in labels.items() if name in report.metrics} or LABELS
 
 
 def draw(report: Report, width: int, height: int, colored: bool = True) -> Panel:
@@ -175,16 +193,16 @@ def _curve(report: Report, width: int, rows: int) -> list[Text]:
 
 
 def _learner(report: Report) -> list[tuple[str, str]]:
-    names = [name for name in LABELS if name in report.metrics] or LABELS
-    return [(LABELS[name], figure(report.value(name))) for name in names]
+    return [(label, figure(report.value(name))) for name, label in labels_of(report).items()]
 
 
 def _more(report: Report, width: int, lines: int) -> list[Text]:
     """The metrics without a label above, as far as they fit."""
+    shown = labels_of(report).keys() | SHOWN_ELSEWHERE
     unknown = [
         (name.replace("_", " "), figure(value))
         for name, value in report.metrics.items()
-        if name not in LABELS and name not in SHOWN_ELSEWHERE and not name.startswith(("time/", "usage/", "threads/"))
+        if name not in shown and not name.startswith(("time/", "usage/", "threads/"))
     ]
     fitting = lines * _columns(width)
     if len(unknown) > fitting:

@@ -1,0 +1,277 @@
+"""`OffPolicy`: what DQN, SAC, TD3 and their kin share: remember rollouts, then take gradient steps on what is drawn.
+
+rollout → replay buffer → batches → the algorithm's `gradient_step` → target networks. Knows no loss.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hurtle.algorithms.algorithm import LearnerSetup
+from hurtle.algorithms.ppo import not_finite
+from hurtle.algorithms.replay_settings import ReplayConfig
+from hurtle.buffers.replay import Replay, Transitions
+from hurtle.buffers.rollout import Rollout
+from hurtle.collect.rewards import RewardRule
+from hurtle.contracts import Learner, Metrics, Weights
+from hurtle.errors import HurtleError
+from hurtle.kernels.optimizers import Optimizers
+from hurtle.native.rng import stream_state
+from hurtle.policies.numpy_acting import see
+from hurtle.policies.policy import Policy
+
+NOISE_STREAM, WEIGHTS_STREAM = 12, 13
+"""The random streams of a learner's own draws, such as the actions of SAC's loss, and of its critics' initial weights."""
+
+
+class OffPolicy(Learner):
+    """The learner, without a loss.
+
+    Subclasses set `METRICS` and define `gradient_step`. They make networks with `trained` and `target_of`, so that these are
+    stepped, moved and saved here.
+
+    Args:
+        policy: What collectors act with; trained in place.
+        config: The settings.
+        setup: Seed, reward preprocessing, number of rows.
+    """
+
+    METRICS: tuple[str, ...] = ()
+    """What `gradient_step` returns, in order."""
+
+    def __init__(self, policy: Policy, config: Any, setup: LearnerSetup | None = None):
+        self.policy, self.setup = policy, setup or LearnerSetup()
+        self.config: ReplayConfig = config
+        self.device = next(policy.parameters()).device
+        self.generator = torch.Generator(self.device).manual_seed(stream_state(self.setup.seed, NOISE_STREAM) >> 1)
+        self.rewards: RewardRule = self.setup.rewards or RewardRule()
+        self.updates = self.steps = self.gradient_steps = 0
+        self._owed = 0.0  # gradient steps, a fraction
+        self._trained: dict[str, Trained] = {}
+        self._targets: list[tuple[nn.Module, nn.Module]] = []
+        self._acting: Any = policy.network
+        self._replay: Replay | None = None
+        self._saved_replay: dict[str, Any] | None = None
+
+    # For subclasses.
+
+    @abstractmethod
+    def gradient_step(self, batch: Transitions, progress: float) -> tuple[Tensor, Tensor]:
+        """Take one gradient step.
+
+        Args:
+            batch: Observations as the policy sees them, rewards scaled; on the learner's device.
+            progress: The finished part of the run.
+
+        Returns:
+            The TD errors [B], and the METRICS, one number each.
+        """
+
+    def exploration(self, progress: float) -> float:
+        """The share of random actions after the first `learning_starts` steps."""
+        return 0.0
+
+    def trained(self, name: str, module: nn.Module, learning_rate: float | None = None) -> Trained:
+        """Train a module from now on; `name` is its name in checkpoints."""
+        self._trained[name] = Trained(module.to(self.device), self.config, learning_rate)
+        return self._trained[name]
+
+    @contextmanager
+    def own_stream(self) -> Iterator[None]:
+        """Initialize weights from the learner's seed, leaving torch's global stream as it was."""
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(stream_state(self.setup.seed, WEIGHTS_STREAM) >> 1)
+            yield
+
+    def target_of(self, module: nn.Module) -> Any:
+        """A copy of a module that follows it slowly."""
+        target = copy.deepcopy(module).requires_grad_(False)
+        self._targets.append((target, module))
+        return target
+
+    def normals(self, *shape: int) -> Tensor:
+        """Standard normals from the learner's own stream."""
+        return torch.randn(shape, generator=self.generator, device=self.device)
+
+    # What a runner calls.
+
+    def prepare(self, experience: Rollout) -> None:
+        """Make the replay buffer: a rollout gives the shapes."""
+        config = self.config
+        self._replay = Replay(
+            experience,
+            config.capacity,
+            num_rows=self.setup.num_rows,
+            n_step=config.n_step,
+            gamma=config.gamma,
+            frame_stack=config.frame_stack,
+            priority_alpha=config.priority_alpha,
+            seed=self.setup.seed,
+            folder=config.replay_folder or None,
+        )
+        if self._saved_replay is not None:
+            self._replay.load_state_dict(self._saved_replay)
+            self._saved_replay = None
+
+    @property
+    def replay(self) -> Replay:
+        """The replay buffer; `prepare` makes it."""
+        if self._replay is None:
+            raise HurtleError("Call prepare(rollout) first: it makes the replay buffer.")
+        return self._replay
+
+    def update(self, experience: Rollout, progress: float = 0.0) -> Metrics:
+        """Remember the rollout, then learn from what is remembered; metrics are means over the gradient steps."""
+        config = self.config
+        self._see(experience)
+        self.replay.add(experience)
+        self.updates += 1
+        self.steps += experience.num_valid
+        is_learning = self.steps >= config.learning_starts
+        epsilon = self.exploration(progress) if is_learning else 1.0
+        self._acting.epsilon.fill_(epsilon)
+        metrics = {"replay": len(self.replay) / self.replay.capacity, "epsilon": epsilon}
+        if is_learning:
+            self._owed += config.replay_ratio * experience.num_valid
+            count, self._owed = int(self._owed), self._owed % 1.0
+            metrics |= self._learn(count, progress)
+        return metrics
+
+    def _learn(self, count: int, progress: float) -> dict[str, float]:
+        if not count:
+            return {}
+        config, seen = self.config, []
+        beta = config.priority_beta + (1.0 - config.priority_beta) * progress
+        for _ in range(count):
+            drawn = self.replay.sample(config.batch_size, beta)
+            errors, numbers = self.gradient_step(self._prepared(drawn), progress)
+            self.gradient_steps += 1
+            if self.gradient_steps % config.target_every == 0:
+                self._move_targets()
+            if config.priority_alpha:
+                self.replay.update_priorities(drawn.ids, errors)
+            seen.append(numbers)
+        found = dict(zip(self.METRICS, torch.stack(seen).nanmean(0).tolist(), strict=True))  # NaN: not in every step
+        if math.isinf(sum(found.values())) or math.isnan(found["value_loss"]):
+            raise not_finite(found)
+        return {**found, "replay_age": float(self.replay.ages(drawn.ids).mean()) * self.replay.num_rows}
+
+    @torch.no_grad()
+    def _see(self, rollout: Rollout) -> None:
+        """Update the statistics of observations and rewards."""
+        if self.policy.normalizer is not None:
+            self.policy.normalizer.update(rollout.obs, rollout.valid)
+        if self.rewards.mode == "sign":
+            rollout.rewards.sign_()  # before they are summed over n steps
+        elif self.rewards.normalizer is not None:  # these are stored as they are: the scale changes
+            ended = rollout.terminated | rollout.truncated
+            self.rewards.normalizer.scale(rollout.rewards, ended, rollout.valid, rollout.columns)
+
+    @torch.no_grad()
+    def _prepared(self, batch: Transitions) -> Transitions:
+        """A batch as `gradient_step` takes it."""
+        batch = batch._replace(
+            obs=see(self.policy, batch.obs, self.device), next_obs=see(self.policy, batch.next_obs, self.device)
+        )
+        if (normalizer := self.rewards.normalizer) is not None:
+            scaled = batch.rewards / float((normalizer.variance + normalizer.eps).sqrt())
+            batch = batch._replace(rewards=scaled.clamp(-normalizer.clip, normalizer.clip))
+        if self.device.type == "cpu":
+            return batch
+        moved: list[Any] = [part if part is None else part.to(self.device) for part in batch]
+        return Transitions(*moved)
+
+    @torch.no_grad()
+    def _move_targets(self) -> None:
+        rate = self.config.target_rate
+        for target, source in self._targets:
+            own: list[Tensor] = list(target.parameters())
+            new: list[Tensor] = list(source.parameters())
+            torch._foreach_copy_(own, new) if rate == 1.0 else torch._foreach_lerp_(own, new, rate)
+            for buffer, other in zip(target.buffers(), source.buffers(), strict=True):
+                buffer.copy_(other)
+
+    def weights(self) -> Weights:
+        """See `Learner.weights`."""
+        return Weights.of(self.policy, self.updates)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimizers, networks besides the policy, the replay buffer unless it is left out, and counts."""
+        replay = self.replay.state_dict() if self.config.save_replay and self._replay is not None else None
+        return {
+            "trained": {name: part.state_dict() for name, part in self._trained.items()},
+            "targets": [target.state_dict() for target, _ in self._targets],
+            "generator": self.generator.get_state(),
+            "rewards": self.rewards.state_dict(),
+            "counts": (self.updates, self.steps, self.gradient_steps, self._owed),
+            "replay": replay,
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continue from a saved state. Without its replay buffer, `learning_starts` steps are collected first."""
+        for name, part in self._trained.items():
+            part.load_state_dict(saved["trained"][name])
+        for (target, _), state in zip(self._targets, saved["targets"], strict=True):
+            target.load_state_dict(state)
+        self.generator.set_state(saved["generator"].cpu())
+        self.rewards.load_state_dict(saved["rewards"])
+        self.updates, self.steps, self.gradient_steps, self._owed = saved["counts"]
+        self._saved_replay = saved["replay"]
+        if self._saved_replay is None:
+            self.steps = 0
+
+
+def annealed_epsilon(config: Any, progress: float) -> float:
+    """The share of random actions: from epsilon_start to epsilon_end in the first epsilon_fraction of the run."""
+    done = min(1.0, progress / config.epsilon_fraction) if config.epsilon_fraction else 1.0
+    return config.epsilon_start + (config.epsilon_end - config.epsilon_start) * done
+
+
+def checked_network(policy: Policy, *kinds: type[nn.Module]) -> Any:
+    """The policy's network, which must be of one of these kinds.
+
+    Raises:
+        HurtleError: It is of another kind.
+    """
+    if not isinstance(policy.network, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise HurtleError(
+            f"This algorithm trains a {wanted}, got a {type(policy.network).__name__}: leave policy at 'auto', or give the "
+            "name of one of Hurtle's networks."
+        )
+    return policy.network
+
+
+class Trained:
+    """A module and its optimizer.
+
+    Args:
+        module: Trained in place.
+        config: Learning rate, clipping.
+        learning_rate: None: the config's.
+    """
+
+    def __init__(self, module: nn.Module, config: ReplayConfig, learning_rate: float | None = None):
+        self.module, self.max_grad_norm = module, config.max_grad_norm
+        self.optimizer = Optimizers("adam", module, learning_rate or config.learning_rate, config.adam_eps)
+
+    def step(self, loss: Tensor) -> Tensor:
+        """One gradient step; only this module's parameters get gradients. Returns the gradient's norm."""
+        return self.optimizer.step(loss, self.max_grad_norm, only_these=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights and moments."""
+        return {"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continue with saved weights and moments."""
+        self.module.load_state_dict(saved["module"])
+        self.optimizer.load_state_dict(saved["optimizer"])

@@ -1,0 +1,68 @@
+"""The arithmetic of value-based learning on tensors: projections, quantile losses, value rescaling. Knows no network.
+
+Each function has a plain NumPy reference in tests/algorithms/test_q_targets.py.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+RESCALING_EPS = 1e-3
+"""Keeps value rescaling invertible (Pohlen et al., 2018)."""
+
+
+def project(probabilities: Tensor, rewards: Tensor, discounts: Tensor, support: Tensor) -> Tensor:
+    """The distribution of r + γ Z on the atoms of Z (C51, Bellemare et al., 2017).
+
+    Args:
+        probabilities: Of Z's atoms, [B, K].
+        rewards: [B]
+        discounts: [B]
+        support: The atoms' values, evenly spaced, [K].
+
+    Returns:
+        Probabilities [B, K]; what falls between two atoms is shared by them, what falls outside goes to the last one.
+    """
+    low, high = support[0], support[-1]
+    spacing = (high - low) / (len(support) - 1)
+    moved = (rewards.unsqueeze(-1) + discounts.unsqueeze(-1) * support).clamp(low, high)
+    # An atom gets of each moved one the share 1 - distance, if it is less than one spacing away: [B, K, K].
+    distance = (moved.unsqueeze(-2) - support.unsqueeze(-1)).abs() / spacing
+    return ((1.0 - distance).clamp_min(0.0) * probabilities.unsqueeze(-2)).sum(-1)
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """−Σ target log softmax(logits), over the last axis: [..., K] → [...]."""
+    return -(target * logits.log_softmax(-1)).sum(-1)
+
+
+def quantile_huber(quantiles: Tensor, targets: Tensor) -> Tensor:
+    """The quantile Huber loss (QR-DQN, Dabney et al., 2018).
+
+    Args:
+        quantiles: At the midpoints of N equal parts of probability, [B, N].
+        targets: Samples of what they should describe, [B, M].
+
+    Returns:
+        Sum over the quantiles of the mean over the targets, [B].
+    """
+    count = quantiles.shape[-1]
+    midpoints = (torch.arange(count, device=quantiles.device) + 0.5) / count
+    errors = targets.unsqueeze(-2) - quantiles.unsqueeze(-1)  # [B, N, M]
+    huber = functional.huber_loss(errors, torch.zeros_like(errors), reduction="none")
+    share = (midpoints.unsqueeze(-1) - (errors.detach() < 0).float()).abs()
+    return (share * huber).mean(-1).sum(-1)
+
+
+def rescaled(values: Tensor) -> Tensor:
+    """Values compressed to about their square root: sign(x) (√(|x| + 1) − 1) + ε x."""
+    return values.sign() * ((values.abs() + 1.0).sqrt() - 1.0) + RESCALING_EPS * values
+
+
+def unscaled(values: Tensor) -> Tensor:
+    """The inverse of `rescaled`."""
+    eps = RESCALING_EPS
+    root = (1.0 + 4.0 * eps * (values.abs() + 1.0 + eps)).sqrt()
+    return values.sign() * (((root - 1.0) / (2.0 * eps)) ** 2 - 1.0)

@@ -1,0 +1,58 @@
+"""The settings that algorithms with a replay buffer share; imports no torch, since `hurtle train --help` reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from hurtle.algorithms.algorithm import AlgorithmConfig
+from hurtle.errors import HurtleError
+from hurtle.ranges import at_least, between, positive
+
+
+@dataclass(frozen=True)
+class ReplayConfig(AlgorithmConfig):
+    """The settings of every algorithm that learns from a replay buffer."""
+
+    num_steps: Annotated[int, at_least(1)] = 1
+    """Steps per env between updates."""
+    replay_ratio: Annotated[float, positive()] = 1.0
+    """Gradient steps per step of an env."""
+    learning_starts: Annotated[int, at_least(0)] = 1_000
+    """Random steps before the first gradient step."""
+    batch_size: Annotated[int, at_least(1)] = 256
+    """Transitions per gradient step."""
+    learning_rate: Annotated[float, positive()] = 3e-4
+    """Step size of Adam."""
+    gamma: Annotated[float, between(0, 1)] = 0.99
+    """Discount of future rewards."""
+    n_step: Annotated[int, at_least(1)] = 1
+    """Rewards that are summed before bootstrapping."""
+    target_rate: Annotated[float, between(0, 1)] = 0.005
+    """How far target networks move toward the trained ones …"""
+    target_every: Annotated[int, at_least(1)] = 1
+    """… each time this many gradient steps are done."""
+    max_grad_norm: Annotated[float, positive(allows_infinity=True)] = float("inf")
+    """Clip the global norm of the gradients to this."""
+    adam_eps: Annotated[float, positive()] = 1e-8
+    """Added to Adam's denominator."""
+    capacity: Annotated[int, at_least(1)] = 1_000_000
+    """Steps that the replay buffer holds."""
+    priority_alpha: Annotated[float, at_least(0)] = 0.0
+    """Draw by (TD error)^alpha; 0: uniformly."""
+    priority_beta: Annotated[float, between(0, 1)] = 0.4
+    """Exponent of their importance weights; anneals to 1."""
+    frame_stack: Annotated[int, at_least(1)] = 1
+    """Frames that observations stack; each is stored once."""
+    replay_folder: str = ""
+    """Keep the buffer in a file there; default: only if it exceeds memory."""
+    save_replay: bool = True
+    """Save it with checkpoints, so that resuming is exact."""
+
+    def check(self, num_rows: int, is_recurrent: bool) -> None:
+        """See `AlgorithmConfig.check`."""
+        if is_recurrent:
+            raise HurtleError(
+                "This algorithm draws single steps from its replay buffer, which a policy with a memory cannot learn from: set "
+                "recurrent='none', or use ppo, a2c or pqn."
+            )

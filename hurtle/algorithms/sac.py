@@ -1,0 +1,126 @@
+"""Soft actor–critic: the critics learn value plus entropy, the actor maximizes it (settings: sac_config.py).
+
+batch → critics toward the lowest target critic → actor toward the lowest critic → temperature toward the target entropy.
+Discrete actions too: expectations over all actions replace samples (Christodoulou, 2019).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hurtle.algorithms.algorithm import LearnerSetup
+from hurtle.algorithms.off_policy import OffPolicy, checked_network
+from hurtle.algorithms.sac_config import SACConfig
+from hurtle.buffers.replay import Transitions
+from hurtle.policies.action_head import ActionHead
+from hurtle.policies.critics import Critics
+from hurtle.policies.distributions import Categorical, SquashedGaussian, masked
+from hurtle.policies.off_policy_actors import SoftmaxActor, TanhActor
+from hurtle.policies.policy import Policy
+
+ENTROPY_SHARE = 0.89
+"""Target entropy of discrete actions, relative to that of a uniform choice."""
+
+
+def make_network(config: SACConfig, head: ActionHead, make_body: Callable[[], nn.Module]) -> nn.Module:
+    """The actor."""
+    return (TanhActor if head.kind == "squashed_gaussian" else SoftmaxActor)(head, make_body)
+
+
+class SAC(OffPolicy):
+    """The learner.
+
+    Args:
+        policy: With a `TanhActor` or `SoftmaxActor`; trained in place.
+        config: The settings.
+        setup: Seed, reward preprocessing, number of rows.
+    """
+
+    METRICS = ("value_loss", "policy_loss", "entropy", "temperature", "q_value", "td_error")
+    config: SACConfig
+
+    def __init__(self, policy: Policy, config: SACConfig, setup: LearnerSetup | None = None):
+        super().__init__(policy, config, setup)
+        self.actor: Any = checked_network(policy, TanhActor, SoftmaxActor)
+        self.is_discrete = isinstance(self.actor, SoftmaxActor)
+        size = self.actor.num_actions
+        action_size, num_outputs = (0, size) if self.is_discrete else (size, 1)
+        with self.own_stream():
+            self.critics = Critics(self.actor, action_size, num_outputs, config.num_critics)
+        self.trained_actor = self.trained("actor", self.actor)
+        self.trained_critics = self.trained("critics", self.critics, config.critic_learning_rate)
+        self.target: Critics = self.target_of(self.critics)
+        self.temperature = Temperature(config.temperature or config.initial_temperature)
+        self.trained_temperature = None if config.temperature else self.trained("temperature", self.temperature)
+        natural = ENTROPY_SHARE * math.log(size) if self.is_discrete else -float(size)
+        self.target_entropy = natural if config.target_entropy is None else config.target_entropy
+
+    def gradient_step(self, batch: Transitions, progress: float) -> tuple[Tensor, Tensor]:
+        """See `OffPolicy.gradient_step`."""
+        temperature = self.temperature.log.exp().detach()
+        with torch.no_grad():
+            target = batch.rewards + batch.discounts * self.soft_value(batch.next_obs, batch.next_masks, temperature)
+        values = self.values_of(batch)
+        value_loss = (batch.weights * (values - target).square()).mean(1).sum()
+        self.trained_critics.step(value_loss)
+
+        expected, entropy = self.improvement(batch.obs, batch.masks)
+        policy_loss = -(temperature * entropy + expected).mean()
+        self.trained_actor.step(policy_loss)
+        entropy = entropy.detach().mean()
+        if self.trained_temperature is not None:
+            self.trained_temperature.step(self.temperature.log * (entropy - self.target_entropy))
+
+        errors = (target - values).detach().mean(0)
+        numbers = (value_loss, policy_loss, entropy, temperature, values.mean(), errors.abs().mean())
+        return errors, torch.stack([number.detach() for number in numbers])
+
+    def values_of(self, batch: Transitions) -> Tensor:
+        """The critics' values of what was done, [E, B]."""
+        if self.is_discrete:
+            return self.critics(batch.obs).gather(-1, batch.actions.expand(self.critics.count, -1).unsqueeze(-1)).squeeze(-1)
+        return self.critics(batch.obs, batch.actions.tanh()).squeeze(-1)
+
+    def soft_value(self, obs: Tensor, mask: Tensor | None, temperature: Tensor) -> Tensor:
+        """The value of acting on from here: the lowest target critic's, plus the entropy, [B]."""
+        if self.is_discrete:
+            log_probs = self.choice(obs, mask).log_probs
+            probs = log_probs.exp()
+            values = self.target(obs).amin(0) - temperature * torch.where(probs > 0, log_probs, 0.0)
+            return (probs * values).sum(-1)
+        actions, log_probs = self.drawn(obs)
+        return self.target(obs, actions).amin(0).squeeze(-1) - temperature * log_probs
+
+    def improvement(self, obs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The lowest critic's value of the actor's actions, and the actor's entropy, [B] each."""
+        if self.is_discrete:
+            choice = self.choice(obs, mask)
+            with torch.no_grad():
+                values = self.critics(obs).amin(0)
+            return (choice.log_probs.exp() * values).sum(-1), choice.entropy()
+        actions, log_probs = self.drawn(obs)
+        return self.critics(obs, actions).amin(0).squeeze(-1), -log_probs
+
+    def choice(self, obs: Tensor, mask: Tensor | None) -> Categorical:
+        """The distribution of discrete actions."""
+        found = Categorical(self.actor.logits(self.actor.encode(obs)))
+        return found if mask is None else masked(found, mask)  # type: ignore[return-value]
+
+    def drawn(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions drawn with reparameterized noise, [B, D] in (-1, 1), and their log-probabilities, [B]."""
+        mean, log_std = self.actor.outputs(self.actor.encode(obs))
+        raw = mean + log_std.exp() * self.normals(*mean.shape)
+        return raw.tanh(), SquashedGaussian(mean, log_std).log_prob(raw)
+
+
+class Temperature(nn.Module):
+    """The weight of the entropy, as a logarithm."""
+
+    def __init__(self, initial: float):
+        super().__init__()
+        self.log = nn.Parameter(torch.tensor(math.log(initial)))

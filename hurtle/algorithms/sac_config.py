@@ -1,0 +1,34 @@
+"""The settings of SAC and where its learners are; separate from sac.py, since `hurtle train --help` must not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from hurtle.algorithms.algorithm import Algorithm
+from hurtle.algorithms.replay_settings import ReplayConfig
+from hurtle.ranges import at_least, positive
+
+
+@dataclass(frozen=True)
+class SACConfig(ReplayConfig):
+    """SAC."""
+
+    critic_learning_rate: Annotated[float | None, positive()] = None
+    """Of the critics; none: learning_rate."""
+    num_critics: Annotated[int, at_least(1)] = 2
+    """Critics, of which the lowest value counts."""
+    temperature: Annotated[float | None, positive()] = None
+    """Weight of the entropy; none: adapted to target_entropy."""
+    initial_temperature: Annotated[float, positive()] = 1.0
+    """Where adapting starts."""
+    target_entropy: float | None = None
+    """None: −actions; for discrete ones 0.89 log(actions)."""
+
+
+ALGORITHM = Algorithm(
+    SACConfig,
+    {"general": "hurtle.algorithms.sac:SAC"},
+    network="hurtle.algorithms.sac:make_network",
+    defaults={"hidden_sizes": (256, 256), "activation": "relu", "orthogonal_init": False},
+)

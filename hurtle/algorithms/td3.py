@@ -1,0 +1,77 @@
+"""Twin delayed DDPG: a deterministic actor, two critics, smoothed targets (settings: td3_config.py).
+
+batch → critics toward the lowest target critic of a noisy target action → every other step the actor, up the first critic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hurtle.algorithms.algorithm import LearnerSetup
+from hurtle.algorithms.off_policy import OffPolicy, checked_network
+from hurtle.algorithms.td3_config import TD3Config
+from hurtle.buffers.replay import Transitions
+from hurtle.policies.action_head import ActionHead
+from hurtle.policies.critics import Critics
+from hurtle.policies.off_policy_actors import TanhActor
+from hurtle.policies.policy import Policy
+
+
+def make_network(config: TD3Config, head: ActionHead, make_body: Callable[[], nn.Module]) -> TanhActor:
+    """The actor."""
+    return TanhActor(head, make_body, config.exploration_noise)
+
+
+class TD3(OffPolicy):
+    """The learner.
+
+    Args:
+        policy: With a `TanhActor`; trained in place.
+        config: The settings.
+        setup: Seed, reward preprocessing, number of rows.
+    """
+
+    METRICS = ("value_loss", "policy_loss", "q_value", "td_error")
+    config: TD3Config
+
+    def __init__(self, policy: Policy, config: TD3Config, setup: LearnerSetup | None = None):
+        super().__init__(policy, config, setup)
+        self.actor: Any = checked_network(policy, TanhActor)
+        with self.own_stream():
+            self.critics = Critics(self.actor, self.actor.num_actions, count=config.num_critics)
+        self.trained_actor = self.trained("actor", self.actor)
+        self.trained_critics = self.trained("critics", self.critics, config.critic_learning_rate)
+        self.target_actor: Any = self.target_of(self.actor)
+        self.target_critics: Critics = self.target_of(self.critics)
+
+    def gradient_step(self, batch: Transitions, progress: float) -> tuple[Tensor, Tensor]:
+        """See `OffPolicy.gradient_step`."""
+        with torch.no_grad():
+            following = self.target_critics(batch.next_obs, self.target_actions(batch.next_obs)).amin(0).squeeze(-1)
+            target = batch.rewards + batch.discounts * following
+        values = self.critics(batch.obs, batch.actions.tanh()).squeeze(-1)  # [E, B]
+        value_loss = (batch.weights * (values - target).square()).mean(1).sum()
+        self.trained_critics.step(value_loss)
+
+        policy_loss = value_loss.new_full((), torch.nan)
+        if self.gradient_steps % self.config.policy_every == 0:
+            policy_loss = -self.critics(batch.obs, self.actions(self.actor, batch.obs))[0].mean()
+            self.trained_actor.step(policy_loss)
+
+        errors = (target - values).detach().mean(0)
+        numbers = (value_loss, policy_loss, values.mean(), errors.abs().mean())
+        return errors, torch.stack([number.detach() for number in numbers])
+
+    def actions(self, actor: TanhActor, obs: Tensor) -> Tensor:
+        """An actor's actions, [B, D] in (-1, 1)."""
+        return actor.outputs(actor.encode(obs))[0].tanh()
+
+    def target_actions(self, obs: Tensor) -> Tensor:
+        """The target actor's actions with clipped noise."""
+        actions, bound = self.actions(self.target_actor, obs), self.config.target_noise_clip
+        noise = (self.normals(*actions.shape) * self.config.target_noise).clamp(-bound, bound)
+        return (actions + noise).clamp(-1.0, 1.0)

@@ -1,0 +1,73 @@
+"""`Critics`: several Q-functions of observation and action side by side, each layer one batched matrix product.
+
+obs, action → [obs or its features, action] → hidden layers → [E, B, outputs]. Knows nothing of targets or losses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hurtle.policies.layers import ACTIVATIONS
+from hurtle.policies.mlp import VectorBody
+
+DEFAULT_SIZES = (256, 256)
+"""Hidden layers after an encoder of images or nested observations."""
+
+
+class Critics(nn.Module):
+    """`count` critics that differ only in their initial weights.
+
+    Vectors go straight into the hidden layers, which are those of the actor; images and nested observations have an encoder,
+    which all critics share.
+
+    Args:
+        actor: A `TanhActor` or `SoftmaxActor`, whose body is copied in shape.
+        action_size: Numbers of an action; 0 for critics that return the values of all discrete actions.
+        num_outputs: Numbers that each critic returns.
+        count: How many.
+    """
+
+    def __init__(self, actor: Any, action_size: int, num_outputs: int = 1, count: int = 2):
+        super().__init__()
+        body = actor.body
+        if isinstance(body, VectorBody):
+            self.encoder: nn.Module = body.input
+            linear = [layer for layer in body.hidden if isinstance(layer, nn.Linear)]
+            sizes: Sequence[int] = [layer.out_features for layer in linear]
+            activation = next((type(layer) for layer in body.hidden if type(layer) in ACTIVATIONS.values()), nn.ReLU)
+        else:
+            self.encoder, sizes, activation = actor.make_body(), DEFAULT_SIZES, nn.ReLU
+        num_features = int(self.encoder.num_features)  # type: ignore[arg-type]
+        widths = [num_features + action_size, *sizes, num_outputs]
+        self.layers = nn.ModuleList(StackedLinear(count, inputs, outputs) for inputs, outputs in pairwise(widths))
+        self.activation, self.count = activation(), count
+
+    def forward(self, obs: Tensor, actions: Tensor | None = None) -> Tensor:
+        """[B, …], [B, action_size] in (-1, 1) → [E, B, num_outputs]."""
+        x = self.encoder(obs).flatten(1)
+        if actions is not None:
+            x = torch.cat([x, actions], -1)
+        x = x.expand(self.count, *x.shape)
+        for layer in self.layers[:-1]:
+            x = self.activation(layer(x))
+        return self.layers[-1](x)
+
+
+class StackedLinear(nn.Module):
+    """`count` linear layers side by side, initialized as torch does."""
+
+    def __init__(self, count: int, inputs: int, outputs: int):
+        super().__init__()
+        bound = 1.0 / math.sqrt(max(1, inputs))
+        self.weight = nn.Parameter(torch.empty(count, inputs, outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(count, 1, outputs).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[count, B, inputs] → [count, B, outputs]."""
+        return torch.baddbmm(self.bias, x, self.weight)

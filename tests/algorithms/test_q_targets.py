@@ -1,0 +1,73 @@
+"""The arithmetic of value-based learning against plain loops in NumPy."""
+
+import numpy as np
+import pytest
+import torch
+
+from hurtle.algorithms.q_targets import cross_entropy, project, quantile_huber, rescaled, unscaled
+
+
+def project_reference(probabilities, rewards, discounts, support):
+    low, high, count = support[0], support[-1], len(support)
+    spacing = (high - low) / (count - 1)
+    found = np.zeros_like(probabilities)
+    for b in range(len(probabilities)):
+        for k in range(count):
+            value = min(max(rewards[b] + discounts[b] * support[k], low), high)
+            place = (value - low) / spacing
+            lower, upper = int(np.floor(place)), int(np.ceil(place))
+            if lower == upper:
+                found[b, lower] += probabilities[b, k]
+            else:
+                found[b, lower] += probabilities[b, k] * (upper - place)
+                found[b, upper] += probabilities[b, k] * (place - lower)
+    return found
+
+
+def test_projection():
+    rng = np.random.default_rng(0)
+    probabilities = rng.dirichlet(np.ones(11), 40)
+    rewards, support = rng.normal(0, 4, 40), np.linspace(-5, 5, 11)
+    discounts = np.where(rng.random(40) < 0.3, 0.0, 0.99)  # terminations
+    rewards[:5], discounts[:5] = 1.0, [1.0, 1.0, 0.0, 0.0, 1.0]  # exactly on atoms
+    found = project(*(torch.from_numpy(part) for part in (probabilities, rewards, discounts, support)))
+    np.testing.assert_allclose(found.numpy(), project_reference(probabilities, rewards, discounts, support), atol=1e-9)
+    np.testing.assert_allclose(found.sum(-1).numpy(), 1.0, atol=1e-9)
+
+
+def test_cross_entropy():
+    logits, target = torch.randn(6, 4, dtype=torch.float64), torch.rand(6, 4, dtype=torch.float64)
+    expected = [-sum(t * (x - np.log(np.exp(row).sum())) for t, x in zip(ts, row, strict=True)) for ts, row in
+                zip(target.numpy(), logits.numpy(), strict=True)]  # fmt: skip
+    np.testing.assert_allclose(cross_entropy(logits, target).numpy(), expected)
+
+
+def test_quantile_huber_loss():
+    rng = np.random.default_rng(1)
+    quantiles, targets = rng.normal(0, 2, (7, 5)), rng.normal(0, 2, (7, 9))
+    expected = np.zeros(7)
+    for b in range(7):
+        for i in range(5):
+            for j in range(9):
+                error = targets[b, j] - quantiles[b, i]
+                huber = 0.5 * error**2 if abs(error) <= 1 else abs(error) - 0.5
+                expected[b] += abs((i + 0.5) / 5 - (error < 0)) * huber / 9
+    found = quantile_huber(torch.from_numpy(quantiles), torch.from_numpy(targets))
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
+
+
+def test_the_quantiles_of_least_loss_are_those_of_the_targets():
+    """Gradient descent on the loss finds the quantiles of a sample, so its slopes have the right signs and sizes."""
+    targets = torch.linspace(0, 100, 1001).unsqueeze(0)
+    quantiles = torch.full((1, 4), 50.0, requires_grad=True)
+    for _ in range(4000):
+        (slope,) = torch.autograd.grad(quantile_huber(quantiles, targets).sum(), quantiles)
+        quantiles = (quantiles - 2.0 * slope).detach().requires_grad_()
+    assert quantiles.tolist()[0] == pytest.approx([12.5, 37.5, 62.5, 87.5], abs=1.0)
+
+
+def test_rescaling_is_undone():
+    values = torch.tensor([-1000.0, -1.0, -1e-3, 0.0, 0.5, 30.0, 1e5], dtype=torch.float64)
+    expected = [np.sign(x) * (np.sqrt(abs(x) + 1) - 1) + 1e-3 * x for x in values.tolist()]
+    np.testing.assert_allclose(rescaled(values).numpy(), expected)
+    np.testing.assert_allclose(unscaled(rescaled(values)).numpy(), values.numpy(), rtol=1e-6, atol=1e-9)
