@@ -56,8 +56,8 @@ class DQN(OffPolicy):
     def gradient_step(self, batch: Transitions, progress: float) -> tuple[Tensor, Tensor]:
         """See `OffPolicy.gradient_step`."""
         if self.config.noisy:
-            self.network.reset_noise(self.generator)
-            self.target.reset_noise(self.generator)
+            self.network.reset_noise(self.random)
+            self.target.reset_noise(self.random)
         following = self.following(batch)
         outputs = chosen_of(self.network(batch.obs), batch.actions)
         losses, errors = self.losses(outputs, following, batch)

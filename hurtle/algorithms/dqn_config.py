@@ -65,7 +65,11 @@ class DQNConfig(ReplayConfig):
 
 ALGORITHM = Algorithm(
     DQNConfig,
-    {"general": "hurtle.algorithms.dqn:DQN"},
+    {
+        "general": "hurtle.algorithms.dqn:DQN",
+        "native": "hurtle.algorithms.off_policy_native:NativeDQN",
+        "device": "hurtle.algorithms.dqn:DQN",
+    },
     network="hurtle.algorithms.dqn:make_network",
     defaults={"activation": "relu", "hidden_sizes": (120, 84), "orthogonal_init": False},
 )

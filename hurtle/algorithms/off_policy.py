@@ -10,6 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,18 +19,25 @@ from torch import Tensor, nn
 from hurtle.algorithms.algorithm import LearnerSetup
 from hurtle.algorithms.ppo import not_finite
 from hurtle.algorithms.replay_settings import ReplayConfig
+from hurtle.buffers.device_replay import DeviceReplay
 from hurtle.buffers.replay import Replay, Transitions
 from hurtle.buffers.rollout import Rollout
 from hurtle.collect.rewards import RewardRule
 from hurtle.contracts import Learner, Metrics, Weights
 from hurtle.errors import HurtleError
-from hurtle.kernels.optimizers import Optimizers
+from hurtle.kernels.cuda_graphs import Graphs, Readback
+from hurtle.kernels.optimizers import FlatOptimizer, FlatParameters, Optimizers
 from hurtle.native.rng import stream_state
 from hurtle.policies.numpy_acting import see
 from hurtle.policies.policy import Policy
 
 NOISE_STREAM, WEIGHTS_STREAM = 12, 13
 """The random streams of a learner's own draws, such as the actions of SAC's loss, and of its critics' initial weights."""
+
+MOST_STEPS = 32
+"""Gradient steps in one CUDA graph."""
+AGE_EVERY = 32
+"""Updates between measurements of how old the sampled steps are."""
 
 
 class OffPolicy(Learner):
@@ -46,6 +54,8 @@ class OffPolicy(Learner):
 
     METRICS: tuple[str, ...] = ()
     """What `gradient_step` returns, in order."""
+    period = 1
+    """Gradient steps after which it does the same again; see TD3."""
 
     def __init__(self, policy: Policy, config: Any, setup: LearnerSetup | None = None):
         self.policy, self.setup = policy, setup or LearnerSetup()
@@ -55,10 +65,14 @@ class OffPolicy(Learner):
         self.rewards: RewardRule = self.setup.rewards or RewardRule()
         self.updates = self.steps = self.gradient_steps = 0
         self._owed = 0.0  # gradient steps, a fraction
+        self._age, self._next_age = math.nan, 0
         self._trained: dict[str, Trained] = {}
         self._targets: list[tuple[nn.Module, nn.Module]] = []
         self._acting: Any = policy.network
-        self._replay: Replay | None = None
+        self._replay: Replay | DeviceReplay | None = None
+        self._launches: Launches | None = None
+        if self.setup.graphs is not None or self.device.type == "cuda":
+            self._launches = Launches(self, self.setup.graphs or Graphs(self.device))
         self._saved_replay: dict[str, Any] | None = None
 
     # For subclasses.
@@ -81,7 +95,7 @@ class OffPolicy(Learner):
 
     def trained(self, name: str, module: nn.Module, learning_rate: float | None = None) -> Trained:
         """Train a module from now on; `name` is its name in checkpoints."""
-        self._trained[name] = Trained(module.to(self.device), self.config, learning_rate)
+        self._trained[name] = Trained(module.to(self.device), self.config, learning_rate, flat=self._launches is not None)
         return self._trained[name]
 
     @contextmanager
@@ -99,14 +113,29 @@ class OffPolicy(Learner):
 
     def normals(self, *shape: int) -> Tensor:
         """Standard normals from the learner's own stream."""
-        return torch.randn(shape, generator=self.generator, device=self.device)
+        return torch.randn(shape, generator=self.random, device=self.device)
+
+    @property
+    def random(self) -> torch.Generator | None:
+        """The learner's own stream; None: torch's, which CUDA graphs know."""
+        return None if self.device.type == "cuda" else self.generator
 
     # What a runner calls.
 
     def prepare(self, experience: Rollout) -> None:
         """Make the replay buffer: a rollout gives the shapes."""
+        self._replay = self._new_replay(experience)
+        if self._saved_replay is not None:
+            self._replay.load_state_dict(self._saved_replay)
+            self._saved_replay = None
+
+    def _new_replay(self, experience: Rollout) -> Replay | DeviceReplay:
         config = self.config
-        self._replay = Replay(
+        if self._launches is not None:
+            return DeviceReplay(
+                experience, config.capacity, n_step=config.n_step, gamma=config.gamma, priority_alpha=config.priority_alpha
+            )
+        return Replay(
             experience,
             config.capacity,
             num_rows=self.setup.num_rows,
@@ -117,19 +146,19 @@ class OffPolicy(Learner):
             seed=self.setup.seed,
             folder=config.replay_folder or None,
         )
-        if self._saved_replay is not None:
-            self._replay.load_state_dict(self._saved_replay)
-            self._saved_replay = None
 
     @property
-    def replay(self) -> Replay:
+    def replay(self) -> Any:
         """The replay buffer; `prepare` makes it."""
         if self._replay is None:
             raise HurtleError("Call prepare(rollout) first: it makes the replay buffer.")
         return self._replay
 
     def update(self, experience: Rollout, progress: float = 0.0) -> Metrics:
-        """Remember the rollout, then learn from what is remembered; metrics are means over the gradient steps."""
+        """Remember the rollout, then learn from what is remembered; metrics are means over the gradient steps.
+
+        On a GPU, metrics are those of earlier gradient steps.
+        """
         config = self.config
         self._see(experience)
         self.replay.add(experience)
@@ -150,6 +179,8 @@ class OffPolicy(Learner):
             return {}
         config, seen = self.config, []
         beta = config.priority_beta + (1.0 - config.priority_beta) * progress
+        if self._launches is not None:
+            return self._launches.run(count, beta)
         for _ in range(count):
             drawn = self.replay.sample(config.batch_size, beta)
             errors, numbers = self.gradient_step(self._prepared(drawn), progress)
@@ -159,10 +190,23 @@ class OffPolicy(Learner):
             if config.priority_alpha:
                 self.replay.update_priorities(drawn.ids, errors)
             seen.append(numbers)
-        found = dict(zip(self.METRICS, torch.stack(seen).nanmean(0).tolist(), strict=True))  # NaN: not in every step
+        means = torch.stack(seen).nanmean(0) if count > 1 else seen[0]  # NaN: not in every step
+        found = self.checked(means.tolist())
+        if self.updates >= self._next_age:
+            self._age = float(self.replay.ages(drawn.ids).mean()) * self.replay.num_rows
+            self._next_age = self.updates + AGE_EVERY
+        return {**found, "replay_age": self._age}
+
+    def checked(self, numbers: list[float]) -> dict[str, float]:
+        """The METRICS by name.
+
+        Raises:
+            NonFiniteError: A loss is not finite.
+        """
+        found = dict(zip(self.METRICS, numbers, strict=True))
         if math.isinf(sum(found.values())) or math.isnan(found["value_loss"]):
             raise not_finite(found)
-        return {**found, "replay_age": float(self.replay.ages(drawn.ids).mean()) * self.replay.num_rows}
+        return found
 
     @torch.no_grad()
     def _see(self, rollout: Rollout) -> None:
@@ -182,9 +226,9 @@ class OffPolicy(Learner):
             obs=see(self.policy, batch.obs, self.device), next_obs=see(self.policy, batch.next_obs, self.device)
         )
         if (normalizer := self.rewards.normalizer) is not None:
-            scaled = batch.rewards / float((normalizer.variance + normalizer.eps).sqrt())
+            scaled = batch.rewards / (normalizer.variance + normalizer.eps).sqrt().float().to(self.device)
             batch = batch._replace(rewards=scaled.clamp(-normalizer.clip, normalizer.clip))
-        if self.device.type == "cpu":
+        if batch.rewards.device == self.device:
             return batch
         moved: list[Any] = [part if part is None else part.to(self.device) for part in batch]
         return Transitions(*moved)
@@ -196,8 +240,14 @@ class OffPolicy(Learner):
             own: list[Tensor] = list(target.parameters())
             new: list[Tensor] = list(source.parameters())
             torch._foreach_copy_(own, new) if rate == 1.0 else torch._foreach_lerp_(own, new, rate)
-            for buffer, other in zip(target.buffers(), source.buffers(), strict=True):
-                buffer.copy_(other)
+
+    def pending(self, wait: bool = False) -> Metrics:
+        """See `Learner.pending`."""
+        return {} if self._launches is None else self._launches.pending(wait)
+
+    def seconds(self) -> dict[str, float]:
+        """See `Learner.seconds`."""
+        return {} if self._launches is None else self._launches.graphs.seconds("learn")
 
     def weights(self) -> Weights:
         """See `Learner.weights`."""
@@ -229,6 +279,58 @@ class OffPolicy(Learner):
             self.steps = 0
 
 
+class Launches:
+    """Gradient steps on a device: several per CUDA graph, sampling included; metrics come back without waiting.
+
+    On the CPU it runs the same steps one by one, for tests.
+
+    Args:
+        learner: Takes the steps.
+        graphs: Captures them.
+    """
+
+    def __init__(self, learner: OffPolicy, graphs: Graphs):
+        self.learner, self.graphs = learner, graphs
+        self.beta = torch.ones((), device=graphs.device)
+        self.metrics = torch.zeros(len(learner.METRICS), device=graphs.device)
+        self.readback = Readback(graphs.device)
+        self._captured: dict[tuple[int, int], Any] = {}  # by number of steps, and phase of the first
+
+    def run(self, count: int, beta: float) -> dict[str, float]:
+        """Take `count` gradient steps."""
+        learner, config = self.learner, self.learner.config
+        self.beta.fill_(beta)
+        while count:
+            size, before = min(count, MOST_STEPS), learner.gradient_steps
+            phase = before % learner.period
+            if (size, phase) not in self._captured:
+                self._captured[size, phase] = self.graphs.wrap(partial(self._take, size, phase), "learn")
+            self._captured[size, phase]()
+            learner.gradient_steps = before + size
+            count -= size
+            if config.target_every > 1 and learner.gradient_steps // config.target_every > before // config.target_every:
+                learner._move_targets()
+        self.readback.send(self.metrics)
+        return self.pending()
+
+    def _take(self, count: int, phase: int) -> None:
+        learner, seen = self.learner, []
+        for step in range(phase, phase + count):
+            learner.gradient_steps = step  # only its phase matters, which a graph repeats
+            drawn = learner.replay.sample(learner.config.batch_size, self.beta)
+            errors, numbers = learner.gradient_step(learner._prepared(drawn), 0.0)
+            learner.replay.update_priorities(drawn.ids, errors)
+            seen.append(numbers)
+            if learner.config.target_every == 1:
+                learner._move_targets()
+        self.metrics.copy_(torch.stack(seen).nanmean(0))
+
+    def pending(self, wait: bool = False) -> dict[str, float]:
+        """The newest metrics that have arrived."""
+        arrived = self.readback.arrived(wait)
+        return self.learner.checked(arrived[-1].tolist()) if arrived else {}
+
+
 def annealed_epsilon(config: Any, progress: float) -> float:
     """The share of random actions: from epsilon_start to epsilon_end in the first epsilon_fraction of the run."""
     done = min(1.0, progress / config.epsilon_fraction) if config.epsilon_fraction else 1.0
@@ -257,19 +359,33 @@ class Trained:
         module: Trained in place.
         config: Learning rate, clipping.
         learning_rate: None: the config's.
+        flat: Keep all parameters in one tensor, and step in a few launches that a CUDA graph can hold.
     """
 
-    def __init__(self, module: nn.Module, config: ReplayConfig, learning_rate: float | None = None):
+    def __init__(self, module: nn.Module, config: ReplayConfig, learning_rate: float | None = None, flat: bool = False):
         self.module, self.max_grad_norm = module, config.max_grad_norm
-        self.optimizer = Optimizers("adam", module, learning_rate or config.learning_rate, config.adam_eps)
+        rate = learning_rate or config.learning_rate
+        self.saved_optimizer: dict[str, Any] | None = None  # of a compiled learner, which steps without torch
+        if not flat:
+            self.optimizer: Any = Optimizers("adam", module, rate, config.adam_eps)
+            self.flat = None
+            return
+        self.flat = FlatParameters(module)
+        self.optimizer = FlatOptimizer(self.flat, "adam", config.adam_eps, max_grad_norm=config.max_grad_norm)
+        self.optimizer.set_learning_rate(rate)
+        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
 
     def step(self, loss: Tensor) -> Tensor:
         """One gradient step; only this module's parameters get gradients. Returns the gradient's norm."""
-        return self.optimizer.step(loss, self.max_grad_norm, only_these=True)
+        if self.flat is None:
+            return self.optimizer.step(loss, self.max_grad_norm, only_these=True)
+        gradients = torch.autograd.grad(loss, self._parameters)
+        torch.cat([gradient.reshape(-1) for gradient in gradients], out=self.flat.gradients)
+        return self.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
         """Weights and moments."""
-        return {"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return {"module": self.module.state_dict(), "optimizer": self.saved_optimizer or self.optimizer.state_dict()}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Continue with saved weights and moments."""

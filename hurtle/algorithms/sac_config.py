@@ -28,7 +28,11 @@ class SACConfig(ReplayConfig):
 
 ALGORITHM = Algorithm(
     SACConfig,
-    {"general": "hurtle.algorithms.sac:SAC"},
+    {
+        "general": "hurtle.algorithms.sac:SAC",
+        "native": "hurtle.algorithms.off_policy_native:NativeSAC",
+        "device": "hurtle.algorithms.sac:SAC",
+    },
     network="hurtle.algorithms.sac:make_network",
     defaults={"hidden_sizes": (256, 256), "activation": "relu", "orthogonal_init": False},
 )

@@ -40,6 +40,7 @@ class TD3(OffPolicy):
 
     def __init__(self, policy: Policy, config: TD3Config, setup: LearnerSetup | None = None):
         super().__init__(policy, config, setup)
+        self.period = config.policy_every
         self.actor: Any = checked_network(policy, TanhActor)
         with self.own_stream():
             self.critics = Critics(self.actor, self.actor.num_actions, count=config.num_critics)

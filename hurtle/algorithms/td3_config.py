@@ -30,7 +30,11 @@ class TD3Config(ReplayConfig):
 
 ALGORITHM = Algorithm(
     TD3Config,
-    {"general": "hurtle.algorithms.td3:TD3"},
+    {
+        "general": "hurtle.algorithms.td3:TD3",
+        "native": "hurtle.algorithms.off_policy_native:NativeTD3",
+        "device": "hurtle.algorithms.td3:TD3",
+    },
     network="hurtle.algorithms.td3:make_network",
     defaults={"hidden_sizes": (256, 256), "activation": "relu", "orthogonal_init": False},
 )

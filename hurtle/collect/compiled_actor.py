@@ -25,6 +25,7 @@ from hurtle.kernels.error_codes import policy_message
 from hurtle.kernels.loader import load_kernels
 from hurtle.native.batch_arrays import aligned_zeros
 from hurtle.native.build import COMPILING
+from hurtle.policies.action_transform import SCALINGS
 from hurtle.policies.input_table import InputTable
 from hurtle.policies.native_plan import plan_for
 from hurtle.policies.policy import Policy
@@ -67,6 +68,7 @@ class CompiledActor(Actor):
         """Act with these weights, and with the normalizer's statistics as they are now."""
         self._plan.pack(self._plan.checked(weights.flat), self._kept["weights"], transposed=False)
         weights.copy_to(self.policy)
+        self._plan.pack_exploration(self.policy.network, self._kept["weights"])
         if (normalizer := self.policy.normalizer) is not None:
             std = (normalizer.variance + normalizer.eps).sqrt().numpy()
             self._keep("mean", normalizer.mean.numpy().astype(np.float64).ravel())
@@ -215,7 +217,7 @@ class CompiledActor(Actor):
         self._describe_actions()
         job["num_layers"], job["num_choices"] = len(plan.layers), len(plan.nvec)
         job["action_size"] = math.prod(head.action_shape)
-        for name in ("split", "actor", "critic", "head_kind", "mask_size", "log_std_at", "num_uniforms", "memory"):
+        for name in plan.NUMBERS:
             job[name] = getattr(plan, name)
         with COMPILING:
             find = kernels.modes.mode_address if self._deterministic else kernels.head_calls.sample_address
@@ -229,7 +231,7 @@ class CompiledActor(Actor):
         self._sends = space.dtype == usual
         self._for_env = aligned_zeros((self.num_rows, *(space.shape or ())), usual)
         self._keep("sent", self._for_env)
-        self._job[0]["is_box"], self._job[0]["is_beta"] = self._is_box, self.policy.head.kind == "beta"
+        self._job[0]["is_box"], self._job[0]["scaling"] = self._is_box, SCALINGS.get(self.policy.head.kind, 0)
         if not self._is_box:
             self._keep("action_start", transform.start)
             return

@@ -30,7 +30,7 @@ from hurtle.native.bounds import OutOfBounds
 from hurtle.native.build import COMPILING, address_of_entry
 from hurtle.native.thread_tuner import ThreadTuner
 from hurtle.native.threads import SHARD_GRAIN, Crew, shard_edges, thread_count
-from hurtle.policies.action_transform import ActionTransform
+from hurtle.policies.action_transform import SCALINGS, ActionTransform
 from hurtle.policies.build import build_policy
 from hurtle.policies.native_plan import flat_plan
 from hurtle.policies.network_plan import NetworkPlan
@@ -143,6 +143,7 @@ class NativeCollector(Collector):
         """
         self._plan.pack(self._plan.checked(weights.flat), self._weights, transposed=False)
         weights.copy_to(self.policy)
+        self._plan.pack_exploration(self.policy.network, self._weights)
         self._version = weights.version
 
     def request_stop(self) -> None:
@@ -285,8 +286,7 @@ class NativeCollector(Collector):
         clip = 0.0 if normalizer is None else normalizer.clip
         self._kept = {"constants": np.array([clip, gamma, gamma * gae_lambda]), **_action_arrays(head.transform)}
         self._tell(weights=self._weights, layers=plan.layers, nvec=plan.nvec, low=plan.low, range=plan.range, **self._kept)
-        names = ("split", "actor", "critic", "head_kind", "num_uniforms", "mask_size", "log_std_at", "work_size", "memory")
-        self._tell_numbers(**{name: getattr(plan, name) for name in names})
+        self._tell_numbers(**{name: getattr(plan, name) for name in (*plan.NUMBERS, "work_size")})
         kernels = load_kernels()
         with COMPILING:
             self._tell_numbers(forward=plan.compiled()[0], sample=kernels.head_calls.sample_address(plan.head_kind))
@@ -295,7 +295,7 @@ class NativeCollector(Collector):
             scratch_size=kernels.heads.scratch_size(plan.head_kind, plan.nvec),
             is_shared=plan.shared,
             is_scaled=plan.scales,
-            is_beta=head.kind == "beta",
+            scaling=SCALINGS.get(head.kind, 0),
             normalizes=normalizer is not None,
             has_advantages=self._discounts is not None,
         )

@@ -24,6 +24,8 @@ HEAD_OUTPUTS = {
 """The kinds of heads, and the parameters of each distribution. Compiled code identifies a kind by its index here: the
 constants of kernels/cpu/policy_table.py; tests/policies/test_action_head.py checks that they match."""
 HEAD_KINDS = {kind: number for number, kind in enumerate(HEAD_OUTPUTS)}
+SCALINGS = {"beta": 1, "squashed_gaussian": 2}
+"""What is done to a Box's raw actions before they are clipped, as in kernels/cpu/policy_table.py; 0 for other kinds."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -65,7 +65,8 @@ class InputTable:
         """The table for what a policy sees in rollouts, flat or nested."""
         from hurtle.buffers.rollout import Rollout
 
-        body: Any = policy.network.actor_body
+        network: Any = policy.network
+        body = network.body if hasattr(network, "body") else network.actor_body
         space, stored = policy.observation_space, Rollout(policy, 1, 1).inputs.numpy().dtype
         if not plan.parts:
             return cls(space_of_input(space, body.input), stored)

@@ -18,10 +18,12 @@ from hurtle.policies.cnn import GridCNN, NatureCNN
 from hurtle.policies.mlp import MLP
 from hurtle.policies.nested_mlp import nested_mlp
 from hurtle.policies.network_plan import NESTED, NetworkPlan
+from hurtle.policies.off_policy_actors import TanhActor
 from hurtle.policies.plain_cnn import plain_cnn
-from hurtle.policies.plain_mlp import mlp_layers
+from hurtle.policies.plain_mlp import acting_layers, mlp_layers
 from hurtle.policies.planner import GATES, Found, Planner
 from hurtle.policies.policy import Policy
+from hurtle.policies.q_network import QNetwork
 from hurtle.policies.structured import Structured
 
 HEADS = ("categorical", "multi_categorical", "gaussian", "beta")
@@ -119,7 +121,7 @@ def _plan(policy: Policy) -> NetworkPlan:
         raise UnsupportedError(f"its memory is a {type(policy.memory).__name__}")
     if policy.memory is not None and not found.is_shared:
         raise UnsupportedError("it has a memory, and a body for the critic alone")
-    if policy.head.kind not in HEADS:
+    if policy.head.kind not in HEADS and not isinstance(policy.network, TanhActor):
         raise UnsupportedError(f"its actions are {policy.head.kind}")
     if any(parameter.dtype != torch.float32 or not parameter.requires_grad for parameter in policy.parameters()):
         raise UnsupportedError("its parameters are not all float32 and trained")
@@ -134,6 +136,8 @@ def _layers_of(policy: Policy) -> Found:
         return nested_mlp(net)
     if type(net) is GridCNN:
         return plain_cnn(net, policy.observation_space.shape or ())
+    if type(net) in (QNetwork, TanhActor):
+        return acting_layers(net)
     if type(net) is NatureCNN:
         raise UnsupportedError("its network is a NatureCNN: large convolutions stay in torch")
     raise UnsupportedError(f"its network is a {type(net).__name__}, which is not one of Hurtle's own")

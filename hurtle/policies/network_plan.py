@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -75,10 +75,16 @@ class NetworkPlan:
         encoded: Layers [0, encoded) come before the memory.
         num_states: Parts of the memory's state …
         state_size: … and the numbers of each.
+        num_values: Outputs of the critic, of which the highest is the value.
+        num_explorations: Numbers at `log_std_at` that tell how to explore; the network's `exploration` gives them.
         parts: Of nested observations, in the order of their inputs.
         kept: Arrays that the table points to.
     """
 
+    NUMBERS: ClassVar[tuple[str, ...]] = (
+        *("split", "actor", "critic", "num_values", "head_kind", "mask_size", "log_std_at", "num_uniforms", "memory"),
+    )
+    """What jobs of acting kernels have of a plan."""
     layers: np.ndarray
     split: int
     actor: int
@@ -101,6 +107,8 @@ class NetworkPlan:
     encoded: int = 0
     num_states: int = 0
     state_size: int = 0
+    num_values: int = 1
+    num_explorations: int = 0
     low: np.ndarray = field(default_factory=lambda: np.zeros(1, np.float32))
     range: np.ndarray = field(default_factory=lambda: np.ones(1, np.float32))
     parts: tuple[Part, ...] = ()
@@ -149,6 +157,11 @@ class NetworkPlan:
         self._check(flat, weights)
         size = self.packed_size if transposed else self.trained_size
         np.take(np.append(flat, np.float32(0.0)), self._places.flat[:size], out=weights[:size], mode="clip")
+
+    def pack_exploration(self, network: Any, weights: np.ndarray) -> None:
+        """Write the numbers that tell how to explore, of policies that have them, into a packed buffer."""
+        if self.num_explorations:
+            weights[self.log_std_at : self.log_std_at + self.num_explorations] = network.exploration()
 
     def checked(self, flat: Tensor) -> np.ndarray:
         """Flat weights as an array.

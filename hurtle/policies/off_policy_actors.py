@@ -69,6 +69,10 @@ class TanhActor(nn.Module):
         mean, raw = outputs.chunk(2, -1)
         return mean, bounded_log_std(raw)
 
+    def exploration(self) -> list[float]:
+        """What compiled code needs to explore; see `sample_tanh` in kernels/cpu/exploring.py."""
+        return [float(self.epsilon), float(self.has_own_noise), *LOG_STD_RANGE, *self.log_noise.exp().tolist()]
+
     def greedy(self, head: ActionHead) -> GreedyNetwork:
         """A plain network that chooses the same actions, without noise."""
         return GreedyNetwork(head, self.body, self.last.weight[: self.num_actions], self.last.bias[: self.num_actions])

@@ -15,7 +15,9 @@ from hurtle.errors import UnsupportedError
 from hurtle.policies.greedy import GreedyNetwork
 from hurtle.policies.layers import Numbers, OneHot
 from hurtle.policies.mlp import MLP, VectorBody
+from hurtle.policies.off_policy_actors import TanhActor
 from hurtle.policies.policy import Policy
+from hurtle.policies.q_network import QNetwork
 
 ACTIVATIONS: dict[type[nn.Module], str] = {nn.Tanh: "tanh", nn.ReLU: "relu", nn.Identity: "none"}
 
@@ -70,6 +72,20 @@ def mlp_layers(net: MLP) -> PlainMLP:
     actor = layers_of(net.actor_body, net.actor)
     critic = layers_of(net.critic_body, net.critic)
     return PlainMLP(net.actor_body.input, actor, critic, net.critic_body is None)  # type: ignore[arg-type]
+
+
+def acting_layers(net: QNetwork | TanhActor) -> PlainMLP:
+    """The layers of an off-policy network, which has no critic.
+
+    Raises:
+        UnsupportedError: They are not plain ones; gives the reason.
+    """
+    if not isinstance(net.body, VectorBody):
+        raise UnsupportedError(f"its observations are encoded by a {type(net.body).__name__}")
+    if isinstance(net, QNetwork) and (net.kind != "mean" or net.state_value is not None):
+        raise UnsupportedError("it is dueling, or has distributions of values")
+    last = net.advantage if isinstance(net, QNetwork) else net.last
+    return PlainMLP(net.body.input, layers_of(net.body, last), (), True)
 
 
 def layers_of(body: nn.Module | None, last: nn.Module | None = None) -> tuple[Dense, ...]:

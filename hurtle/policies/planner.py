@@ -6,6 +6,7 @@ layers that plain_mlp.py, nested_mlp.py or plain_cnn.py found, memory → `Netwo
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from hurtle.errors import UnsupportedError
 from hurtle.kernels.cpu import cells, conv, gemm, network
 from hurtle.kernels.cpu.host import TILE
+from hurtle.kernels.cpu.policy_table import EPSILON_GREEDY
 from hurtle.policies.action_transform import HEAD_KINDS
 from hurtle.policies.layers import Numbers, OneHot
 from hurtle.policies.nested_mlp import NestedMLP, Part
@@ -20,6 +22,7 @@ from hurtle.policies.network_plan import NESTED, ONE_HOT, PLAIN, SCALED, Network
 from hurtle.policies.plain_cnn import Convolution, PlainCNN
 from hurtle.policies.plain_mlp import Dense, PlainMLP
 from hurtle.policies.policy import Policy
+from hurtle.policies.q_network import QNetwork
 from hurtle.policies.recurrent import GRU, LSTM, Memory, MinGRU
 
 Found = PlainMLP | NestedMLP | PlainCNN
@@ -63,13 +66,15 @@ class Planner:
         if not found.is_shared:
             self.work = 0  # the critic reuses the actor's workspace
             hidden = self._layers(found.critic[:-1], -1)
-        critic = self._layers(found.critic[-1:], hidden)
+        critic = self._layers(found.critic[-1:], hidden) if found.critic else actor
         layers = np.array(self.rows, np.int64)
-        log_std = self.policy.network.log_std
+        log_std: Any = getattr(self.policy.network, "log_std", None)
+        log_stds = 0 if log_std is None else log_std.numel()
+        kind, explorations = _exploring(self.policy)
         log_std_at = self.trained
-        trained = self.trained + head.log_std_size
+        trained = self.trained + log_stds + explorations
         inputs = layers[:, network.INPUTS] + (layers[:, network.FLAT_BIAS] >= 0)
-        if int(inputs @ layers[:, network.OUTPUTS]) + head.log_std_size != self.num_weights:
+        if int(inputs @ layers[:, network.OUTPUTS]) + log_stds != self.num_weights:
             raise UnsupportedError("it has parameters besides those of its layers")
         layers[:, network.TRANSPOSED] += np.where(layers[:, network.TRANSPOSED] >= 0, trained, 0)
         return NetworkPlan(
@@ -81,13 +86,15 @@ class Planner:
             trained_size=trained,
             packed_size=trained + self.transposed,
             work_size=self.most_work,
-            head_kind=HEAD_KINDS[head.kind],
+            head_kind=kind,
             nvec=np.array(head.nvec or ([head.num_outputs] if head.kind == "categorical" else head.action_shape), np.int64),
             num_uniforms=head.num_uniforms,
             mask_size=head.mask_size or 0,
             log_std_flat=0 if log_std is None else self.flat[id(log_std)],
             log_std_at=log_std_at,
-            log_stds=head.log_std_size,
+            log_stds=log_stds,
+            num_values=head.num_outputs if kind == EPSILON_GREEDY else 1,
+            num_explorations=explorations,
             flat_inputs=tuple(self.flat_inputs),
             memory=step,
             encoded=encoded,
@@ -235,6 +242,13 @@ class Planner:
         shape = self.policy.observation_space.shape or ()
         low, span = (np.broadcast_to(part.cpu().numpy(), shape).flatten() for part in (layer.low, layer.range))
         return {"input_kind": SCALED, "num_inputs": size, "low": low, "range": span}
+
+
+def _exploring(policy: Policy) -> tuple[int, int]:
+    """The kind of head, and the count of numbers that tell it how to explore."""
+    network: Any = policy.network
+    kind = EPSILON_GREEDY if isinstance(network, QNetwork) else HEAD_KINDS[policy.head.kind]
+    return kind, len(network.exploration()) if hasattr(network, "exploration") else 0
 
 
 def _gates_of(memory: Memory) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None]:

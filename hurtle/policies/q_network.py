@@ -93,6 +93,10 @@ class QNetwork(nn.Module):
         """Observations → [B, actions, atoms]."""
         return self.outputs(self.encode(obs))
 
+    def exploration(self) -> list[float]:
+        """What compiled code needs to explore; see `sample_greedy` in kernels/cpu/exploring.py."""
+        return [float(self.epsilon)]
+
     def greedy(self, head: ActionHead) -> GreedyNetwork | None:
         """A plain network that chooses the same actions; None if values are not linear in the features (c51).
 

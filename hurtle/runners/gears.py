@@ -135,7 +135,7 @@ def _device(request: Request) -> Gear:
 
 
 def _native_obstacle(request: Request) -> str | None:
-    """The reason the policy cannot act in compiled code, or None."""
+    """The reason the policy can neither act nor learn in compiled code, or None."""
     try:
         plan_for(request.policy)
     except UnsupportedError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from .exploring import sample_greedy, sample_tanh
 from .heads import (
     gaussian_entropy,
     gradient_beta,
@@ -24,7 +25,7 @@ from .heads import (
 )
 from .host import CHECKED, TILE, address_of_function, f4, jit
 from .memory import ANY, address_of, bools_at, call, floats_at, ints_at
-from .policy_table import BETA, GAUSSIAN
+from .policy_table import BETA, EPSILON_GREEDY, GAUSSIAN, SQUASHED_GAUSSIAN
 
 
 def _sample_choices(nvec, choices, outputs, stride, rows, log_std, uniforms, masks, has_masks, actions, log_probs, scratch):
@@ -90,7 +91,24 @@ def _gradient_beta(
     gradient_beta(size, rows, slopes, bonus, space, into)
 
 
-_SAMPLE = {GAUSSIAN: _sample_gaussian, BETA: _sample_beta}
+def _sample_greedy(nvec, choices, outputs, stride, rows, log_std, uniforms, masks, has_masks, actions, log_probs, scratch):
+    count, given, epsilon = ints_at(nvec, choices)[0], floats_at(outputs, ANY), floats_at(log_std, 1)[0]
+    drawn, probs, legal = floats_at(uniforms, ANY), floats_at(log_probs, ANY), bools_at(masks, ANY)
+    sample_greedy(count, given, stride, rows, epsilon, drawn, legal, has_masks != 0, ints_at(actions, ANY), probs)
+
+
+def _sample_tanh(nvec, choices, outputs, stride, rows, log_std, uniforms, masks, has_masks, actions, log_probs, scratch):
+    size, given, numbers = ints_at(nvec, choices)[0], floats_at(outputs, ANY), floats_at(log_std, ANY)
+    drawn, probs = floats_at(uniforms, ANY), floats_at(log_probs, ANY)
+    sample_tanh(size, given, stride, rows, numbers, drawn, floats_at(actions, ANY), probs)
+
+
+_SAMPLE = {
+    GAUSSIAN: _sample_gaussian,
+    BETA: _sample_beta,
+    SQUASHED_GAUSSIAN: _sample_tanh,
+    EPSILON_GREEDY: _sample_greedy,
+}
 _SCORE = {GAUSSIAN: _score_gaussian, BETA: _score_beta}
 _GRADIENT = {GAUSSIAN: _gradient_gaussian, BETA: _gradient_beta}
 
@@ -115,7 +133,8 @@ def gradient_address(kind: int) -> int:
 
 @jit
 def _actions_address(kind, ints, ints_at, floats, floats_at):
-    return address_of(floats, floats_at) if kind >= GAUSSIAN else address_of(ints, ints_at)
+    is_choice = kind < GAUSSIAN or kind == EPSILON_GREEDY
+    return address_of(ints, ints_at) if is_choice else address_of(floats, floats_at)
 
 
 # `call_x(address, …)` calls `x` of heads.py through its address.

@@ -10,9 +10,10 @@ import math
 
 import numpy as np
 
+from .exploring import sample_greedy, sample_tanh
 from .host import CHECKED, TILE, allocating, entry, f4, jit
 from .memory import address_of, floats_at
-from .policy_table import BETA, GAUSSIAN
+from .policy_table import BETA, EPSILON_GREEDY, GAUSSIAN, SQUASHED_GAUSSIAN
 from .vector_math import cos_turn, digamma, exp, lgamma, log, sigmoid, softplus, trigamma
 
 GAMMA_TRIES = 8
@@ -36,7 +37,7 @@ _ZERO, _ONE = np.int64(0), np.int64(1)  # a literal 0 has its own type, for whic
 
 def num_uniforms(kind: int, nvec: np.ndarray) -> int:
     """Uniforms per row that `sample_rows` reads."""
-    if kind == GAUSSIAN:
+    if kind in (GAUSSIAN, SQUASHED_GAUSSIAN):
         return 2 * int(nvec[0])
     if kind == BETA:
         return 2 * GAMMA_TRIES * 3 * int(nvec[0])
@@ -46,7 +47,11 @@ def num_uniforms(kind: int, nvec: np.ndarray) -> int:
 def scratch_size(kind: int, nvec: np.ndarray) -> int:
     """Scratch floats needed for a tile of rows."""
     outputs = int(np.sum(nvec))  # for a Beta, half the outputs
-    tiles = 4 * outputs + 2 if kind == BETA else outputs + 3 if kind == GAUSSIAN else 2 * outputs + 2 * len(nvec) + 4
+    tiles = 2 * outputs + 2 * len(nvec) + 4
+    if kind in (GAUSSIAN, SQUASHED_GAUSSIAN):
+        tiles = outputs + 3
+    elif kind == BETA:
+        tiles = 4 * outputs + 2
     return tiles * TILE
 
 
@@ -68,6 +73,14 @@ def sample_rows(
         sample_gaussian(nvec[0], given, log_std, log_std_at, uniforms, floats, floats_at, log_probs, log_probs_at, scratch)
     elif kind == BETA:
         sample_beta(nvec[0], given, uniforms, floats, floats_at, log_probs, log_probs_at)
+    elif kind == SQUASHED_GAUSSIAN:
+        into, probs = floats[floats_at:], log_probs[log_probs_at:]
+        sample_tanh(nvec[0], outputs[at:], stride, rows, log_std[log_std_at:], uniforms, into, probs)
+    elif kind == EPSILON_GREEDY:
+        legal_rows, into, probs = masks[masks_at:], ints[ints_at:], log_probs[log_probs_at:]
+        sample_greedy(
+            nvec[0], outputs[at:], stride, rows, log_std[log_std_at], uniforms, legal_rows, has_masks != 0, into, probs
+        )
     else:
         legal = masks, masks_at, has_masks
         sample_choices(nvec, given, uniforms, legal, ints, ints_at, log_probs, log_probs_at, scratch)

@@ -10,7 +10,7 @@ from functools import cache
 from .choosing import _best, _beta_mean
 from .host import address_of_function, f4
 from .memory import ANY, bools_at, floats_at, ints_at
-from .policy_table import BETA, GAUSSIAN
+from .policy_table import BETA, GAUSSIAN, SQUASHED_GAUSSIAN
 
 
 def _mode_choices(nvec, choices, outputs, stride, rows, log_std, uniforms, masks, has_masks, actions, log_probs, scratch):
@@ -42,7 +42,7 @@ def _mode_beta(nvec, choices, outputs, stride, rows, log_std, uniforms, masks, h
         floats_at(log_probs, ANY)[q] = f4(0.0)
 
 
-_MODE = {GAUSSIAN: _mode_gaussian, BETA: _mode_beta}
+_MODE = {GAUSSIAN: _mode_gaussian, BETA: _mode_beta, SQUASHED_GAUSSIAN: _mode_gaussian}
 
 
 @cache

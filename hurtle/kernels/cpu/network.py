@@ -235,6 +235,25 @@ def backward_address(more: bool) -> int:
     return address_of_function(backward_at, 13)
 
 
+@cache
+def input_slopes_address() -> int:
+    """The address for `call_input_slopes`."""
+
+    def input_slopes_at(weights, layers, count, rows, work, slopes):
+        table, w, s = table_at(layers, count, COLUMNS), floats_at(work, ANY), floats_at(slopes, ANY)
+        for n in range(count - 1, 0, -1):
+            _backward_inputs(floats_at(weights, ANY), table, n, rows, w, s, 1)
+
+    return address_of_function(input_slopes_at, 6)
+
+
+@jit
+def call_input_slopes(address, weights, layers, rows, work, slopes):
+    """Gradients of the inputs of a chain whose layer 0 holds them, from those of the last layer's outputs; none of weights."""
+    w, table = address_of(weights, 0), address_of(layers, 0)
+    call(address, (w, table, layers.shape[0], rows, address_of(work, 0), address_of(slopes, 0)))
+
+
 if CHECKED:
 
     @jit

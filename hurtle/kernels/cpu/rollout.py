@@ -21,6 +21,7 @@ from .head_calls import call_sample
 from .host import TILE, WIDTH, entry, f4, strict, strict_allocating, strict_inlined
 from .memory import address_of, call, ints_at
 from .network import STRIDE, WORK, call_forward
+from .policy_table import SCALED_ACTIONS, SQUASHED_ACTIONS
 from .remembering import KEEP, KEEP_FINAL, RECALL, RECALL_FINALS
 from .rollout_job import J, bools, bytes_at, doubles, floats, ints, lengths, observations, tables, words
 from .sparse import list_rows
@@ -220,7 +221,7 @@ def choose(job, t, drawn, row, count, work, uniforms, scratch):
     if job[J.is_shared]:
         first, stride, values = layers[job[J.critic], WORK], layers[job[J.critic], STRIDE], floats(job, J.values)
         for q in range(count):
-            values[at + q] = work[first + q * stride]
+            values[at + q] = highest(work, first + q * stride, job[J.num_values])
     streams, steps = words(job, J.streams), ints(job, J.drawn)
     for q in range(count):
         draw(streams[row + q], steps[row + q] + drawn, uniforms, q * each, each)
@@ -233,7 +234,7 @@ def choose(job, t, drawn, row, count, work, uniforms, scratch):
     if job[J.is_box]:
         bounds = (floats(job, J.bound_low), floats(job, J.bound_high), doubles(job, J.action_low), doubles(job, J.action_range))
         send_numbers(
-            floats(job, J.numbers)[at * size :], floats(job, J.env_numbers)[row * size :], bounds, job[J.is_beta], count, size
+            floats(job, J.numbers)[at * size :], floats(job, J.env_numbers)[row * size :], bounds, job[J.scaling], count, size
         )
     else:
         send_choices(
@@ -259,6 +260,15 @@ def draw(stream, step, uniforms, at, count):
 
 
 @strict_inlined
+def highest(work, at, count):
+    """The largest of `count` adjacent numbers: a Q-network's value; other critics have one output."""
+    found = work[at]
+    for k in range(1, count):
+        found = work[at + k] if work[at + k] > found else found
+    return found
+
+
+@strict_inlined
 def send_choices(raw, sent, start, count, size):
     """Convert the raw choices of `count` rows to the env's actions."""
     for q in range(count):
@@ -267,13 +277,15 @@ def send_choices(raw, sent, start, count, size):
 
 
 @strict_inlined
-def send_numbers(raw, sent, bounds, is_beta, count, size):
-    """Convert the raw numbers of `count` rows to the env's actions; NaN stays NaN."""
+def send_numbers(raw, sent, bounds, scaling, count, size):
+    """Convert the raw numbers of `count` rows to the env's actions, as `ActionTransform.apply` does; NaN stays NaN."""
     low, high, first, span = bounds
     for q in range(count):
         for d in range(size):
             number = raw[q * size + d]
-            if is_beta:
+            if scaling == SQUASHED_ACTIONS:
+                number = f4(first[d] + (math.tanh(np.float64(number)) + 1.0) / 2.0 * span[d])
+            elif scaling == SCALED_ACTIONS:
                 number = f4(first[d] + np.float64(number) * span[d])
             number = low[d] if number < low[d] else number
             sent[q * size + d] = high[d] if number > high[d] else number
@@ -429,7 +441,7 @@ def write_values(job, into, places, count, work):
     layers = tables(job, J.layers)
     at, stride = layers[job[J.critic], WORK], layers[job[J.critic], STRIDE]
     for q in range(count):
-        into[places[q]] = work[at + q * stride]
+        into[places[q]] = highest(work, at + q * stride, job[J.num_values])
     return i8(0)
 
 

@@ -52,8 +52,19 @@ JOB_NUMBERS = (
     *("num_inputs", "list_length"),  # elements of one observation, and maximum nonzeros listed
     *("is_box", "has_present", "num_metrics"),
     "max_steps",  # of an episode; 0: no limit
-    *("split", "actor", "critic", "head_kind", "num_uniforms", "mask_size", "log_std_at", "work_size", "scratch_size"),
-    *("is_shared", "is_scaled", "is_beta", "normalizes"),
+    *(
+        "split",
+        "actor",
+        "critic",
+        "num_values",
+        "head_kind",
+        "num_uniforms",
+        "mask_size",
+        "log_std_at",
+        "work_size",
+        "scratch_size",
+    ),
+    *("is_shared", "is_scaled", "scaling", "normalizes"),
     *("has_masks", "copies_masks"),  # whether the rollout has masks, and whether they come from the env
     *("memory", "remember"),  # the layer of the policy's memory, -1 without one; the address of remembering.py, else 0
     "has_advantages",  # whether the rollout computes advantages

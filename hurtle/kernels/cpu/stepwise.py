@@ -17,15 +17,15 @@ from .memory import ANY, bools_at, doubles_at, floats_at, ints_at, places_at, ta
 from .network import COLUMNS, STRIDE, WORK, call_forward
 from .observing import item_size, normalize_f4, normalize_f8, read_nested, read_tile
 from .policy_table import LISTED, NUM_INPUTS, NUM_NUMBERS, OBS_DTYPE
-from .rollout import draw, send_choices, send_numbers
+from .rollout import draw, highest, send_choices, send_numbers
 
 _ARRAYS = """
 table weights layers nvec obs inputs masks choices numbers log_probs values sent rows streams drawn mean std
 action_start action_low action_range bound_low bound_high x listed_values lists work scratch uniforms states starts
 """
 _INTS = """
-forward sample num_layers split actor critic head_kind num_choices action_size mask_size has_masks log_std_at num_uniforms
-normalizes is_double is_box is_beta memory states_size state_rows
+forward sample num_layers split actor critic num_values head_kind num_choices action_size mask_size has_masks log_std_at
+num_uniforms normalizes is_double is_box scaling memory states_size state_rows
 """
 JOB = np.dtype([(name, np.int64) for name in (*_ARRAYS.split(), *_INTS.split())])
 """The arguments: addresses of arrays, and sizes.
@@ -85,7 +85,7 @@ def _act_for_tile(j, at, tile, rows, chooses):
         call_forward(j.forward, weights, layers, j.split, j.num_layers, given, 0, stride, rows, work, places)
     found, value, value_stride = floats_at(j.values, ANY), layers[j.critic, WORK], layers[j.critic, STRIDE]
     for q in range(rows):
-        found[at + q] = work[value + q * value_stride]
+        found[at + q] = highest(work, value + q * value_stride, j.num_values)
     return bad
 
 
@@ -122,7 +122,7 @@ def _choose(j, layers, weights, work, at, tile, rows):
             doubles_at(j.action_low, size),
             doubles_at(j.action_range, size),
         )
-        send_numbers(numbers[at * size :], floats_at(j.sent, ANY)[tile * size :], bounds, j.is_beta, rows, size)
+        send_numbers(numbers[at * size :], floats_at(j.sent, ANY)[tile * size :], bounds, j.scaling, rows, size)
     else:
         send_choices(choices[at * size :], ints_at(j.sent, ANY)[tile * size :], ints_at(j.action_start, size), rows, size)
     bad = 0

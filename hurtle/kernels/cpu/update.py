@@ -388,11 +388,12 @@ def _sum_shards(gradients, begin, size, shards, total, first, length):
         part = gradients[at : at + length]
         for k in range(length):
             into[k] += part[k]
-    return _sum_of_squares(into)
+    return sum_of_squares(into)
 
 
 @reordering
-def _sum_of_squares(values):
+def sum_of_squares(values):
+    """The sum of the squares of a flat array."""
     total = f4(0.0)
     for k in range(values.shape[0]):
         total += values[k] * values[k]
@@ -408,7 +409,7 @@ def _sum(values):
 
 
 @joined
-def _flushed(moment):
+def flushed(moment):
     """Zero for a moment that has faded away, else itself: the CPU is many times slower with numbers below 1e-38."""
     return f4(0.0) if abs(moment) < NEGLIGIBLE else moment
 
@@ -422,7 +423,7 @@ def _step(j, steps, clip, weights, moments1, moments2, total, first, length):
     if j.optimizer == RMSPROP:
         for k in range(length):
             gradient = clip * g[k] + decay * w[k]
-            v[k] = _flushed(beta2 * v[k] + rest2 * gradient * gradient)
+            v[k] = flushed(beta2 * v[k] + rest2 * gradient * gradient)
             w[k] -= rate * gradient / (f4(math.sqrt(v[k])) + eps)
         return
     m = moments1[first : first + length]
@@ -432,6 +433,6 @@ def _step(j, steps, clip, weights, moments1, moments2, total, first, length):
     l2, shrink = (decay, f4(1.0)) if j.optimizer == ADAM else (f4(0.0), f4(1.0 - j.learning_rate * j.weight_decay))
     for k in range(length):
         gradient = clip * g[k] + l2 * w[k]
-        m[k] = _flushed(beta1 * m[k] + rest1 * gradient)
-        v[k] = _flushed(beta2 * v[k] + rest2 * gradient * gradient)
+        m[k] = flushed(beta1 * m[k] + rest1 * gradient)
+        v[k] = flushed(beta2 * v[k] + rest2 * gradient * gradient)
         w[k] = shrink * w[k] - step_size * m[k] / (f4(math.sqrt(v[k])) * inverse_root + eps)
