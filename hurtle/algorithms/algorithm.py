@@ -56,6 +56,7 @@ class LearnerSetup:
         precision: "float32", "tf32" or "bf16", for matrix products on a GPU.
         num_threads: The most threads of compiled updates; None means all free cores.
         num_rows: Envs times agents; None: as many as a rollout has columns.
+        is_pool: Whether rollouts come from a pool: their columns are segments of any rows.
         graphs: The CUDA graphs shared with the collector, or None.
     """
 
@@ -66,6 +67,7 @@ class LearnerSetup:
     num_threads: int | None = None
     graphs: Any = None
     num_rows: int | None = None
+    is_pool: bool = False
 
 
 @dataclass(frozen=True)
@@ -203,4 +205,4 @@ def _of_class(cls: Any, name: str) -> Algorithm:
     missing = [name for name in ("update", "weights") if getattr(cls, name, None) in (None, getattr(Learner, name))]
     if missing:
         raise HurtleError(f"{name} is not an algorithm: it has no {' and no '.join(missing)}; see docs/algorithms.md.")
-    return Algorithm(config, {"general": cls}, name)
+    return Algorithm(config, {"general": cls}, name=name)

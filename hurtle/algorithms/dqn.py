@@ -48,6 +48,7 @@ class DQN(OffPolicy):
         self.network: Any = checked_network(policy, QNetwork)
         self.online = self.trained("q", self.network)
         self.target: QNetwork = self.target_of(self.network)
+        self.compile("value_loss")
 
     def exploration(self, progress: float) -> float:
         """ε, annealed linearly; 0 with noisy layers."""
@@ -58,14 +59,18 @@ class DQN(OffPolicy):
         if self.config.noisy:
             self.network.reset_noise(self.random)
             self.target.reset_noise(self.random)
+        with self.mixed():
+            loss, errors, seen = self.value_loss(batch)
+        norm = self.online.step(loss)
+        return errors, torch.cat([seen, norm.view(1)])
+
+    def value_loss(self, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss, the TD errors [B] (for c51 the cross-entropies), and the first three METRICS."""
         following = self.following(batch)
         outputs = chosen_of(self.network(batch.obs), batch.actions)
         losses, errors = self.losses(outputs, following, batch)
-        loss = (batch.weights * losses).mean()
-        norm = self.online.step(loss)
-        with torch.no_grad():
-            q_value = self.network.action_values(outputs).mean()
-            return errors, torch.stack([loss.detach(), q_value, errors.abs().mean(), norm])
+        loss, q_value = (batch.weights * losses).mean(), self.network.action_values(outputs.detach()).mean()
+        return loss, errors, torch.stack([loss.detach(), q_value, errors.abs().mean()])
 
     @torch.no_grad()
     def following(self, batch: Transitions) -> Tensor:

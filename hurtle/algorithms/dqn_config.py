@@ -26,19 +26,19 @@ class DQNConfig(ReplayConfig):
     target_rate: Annotated[float, between(0, 1)] = 1.0
     """How far target networks move toward the trained ones …"""
     target_every: Annotated[int, at_least(1)] = 250
-    """… each time this many gradient steps are done."""
+    """… once every this many gradient steps."""
     max_grad_norm: Annotated[float, positive(allows_infinity=True)] = 10.0
     """Clip the global norm of the gradients to this."""
     capacity: Annotated[int, at_least(1)] = 100_000
     """Steps that the replay buffer holds."""
     epsilon_start: Annotated[float, between(0, 1)] = 1.0
-    """Share of random actions at first …"""
+    """Share of random actions at the start …"""
     epsilon_end: Annotated[float, between(0, 1)] = 0.05
-    """… and at last,"""
+    """… and at the end,"""
     epsilon_fraction: Annotated[float, between(0, 1)] = 0.2
     """after this part of the run."""
     double: bool = True
-    """The trained network chooses, the target network values."""
+    """The trained network chooses, the target network evaluates."""
     dueling: bool = False
     """Q = state value + advantages."""
     noisy: bool = False
@@ -46,13 +46,13 @@ class DQNConfig(ReplayConfig):
     distributional: Literal["none", "c51", "qr"] = "none"
     """none, c51 (fixed values) or qr (quantiles)."""
     num_atoms: Annotated[int, at_least(2)] = 51
-    """Numbers that describe a distribution."""
+    """Atoms or quantiles per action."""
     value_low: float = -10.0
     """c51: the lowest value …"""
     value_high: float = 10.0
     """… and the highest."""
     rescale_values: bool = False
-    """Learn about the square root of the value."""
+    """Learn roughly the square root of the value."""
 
     def check(self, num_rows: int, is_recurrent: bool) -> None:
         """See `AlgorithmConfig.check`."""

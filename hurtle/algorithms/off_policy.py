@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,15 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from hurtle.algorithms.algorithm import LearnerSetup
-from hurtle.algorithms.ppo import not_finite
+from hurtle.algorithms.ppo import AUTOCAST, not_finite
 from hurtle.algorithms.replay_settings import ReplayConfig
 from hurtle.buffers.device_replay import DeviceReplay
-from hurtle.buffers.replay import Replay, Transitions
+from hurtle.buffers.replay import REPLAY_STREAM, Replay, Transitions
 from hurtle.buffers.rollout import Rollout
 from hurtle.collect.rewards import RewardRule
 from hurtle.contracts import Learner, Metrics, Weights
 from hurtle.errors import HurtleError
-from hurtle.kernels.cuda_graphs import Graphs, Readback
+from hurtle.kernels.cuda_graphs import Graphs, Readback, autocast
 from hurtle.kernels.optimizers import FlatOptimizer, FlatParameters, Optimizers
 from hurtle.native.rng import stream_state
 from hurtle.policies.numpy_acting import see
@@ -62,16 +63,20 @@ class OffPolicy(Learner):
         self.config: ReplayConfig = config
         self.device = next(policy.parameters()).device
         self.generator = torch.Generator(self.device).manual_seed(stream_state(self.setup.seed, NOISE_STREAM) >> 1)
-        self.rewards: RewardRule = self.setup.rewards or RewardRule()
+        self.rewards: RewardRule = (self.setup.rewards or RewardRule()).to(self.device)
+        self._autocast = AUTOCAST[self.setup.precision]
         self.updates = self.steps = self.gradient_steps = 0
         self._owed = 0.0  # gradient steps, a fraction
+        self._rollouts = 0  # in the replay buffer
+        self._is_resumed = False
         self._age, self._next_age = math.nan, 0
         self._trained: dict[str, Trained] = {}
         self._targets: list[tuple[nn.Module, nn.Module]] = []
+        self._flat_targets: list[tuple[Tensor, Tensor] | None] = []  # of the same, where parameters are flat
         self._acting: Any = policy.network
         self._replay: Replay | DeviceReplay | None = None
         self._launches: Launches | None = None
-        if self.setup.graphs is not None or self.device.type == "cuda":
+        if self.setup.graphs is not None or (self.device.type == "cuda" and not self.setup.is_pool):
             self._launches = Launches(self, self.setup.graphs or Graphs(self.device))
         self._saved_replay: dict[str, Any] | None = None
 
@@ -109,7 +114,20 @@ class OffPolicy(Learner):
         """A copy of a module that follows it slowly."""
         target = copy.deepcopy(module).requires_grad_(False)
         self._targets.append((target, module))
+        sources = [part.flat for part in self._trained.values() if part.module is module and part.flat is not None]
+        flat = FlatParameters(target.requires_grad_(), has_gradients=False) if sources else None
+        target.requires_grad_(False)
+        self._flat_targets.append(None if flat is None else (flat.values, sources[0].values))
         return target
+
+    def compile(self, *methods: str) -> None:
+        """Run methods of this learner through `torch.compile`, if the user asks for it."""
+        for name in methods if self.setup.compiled else ():
+            setattr(self, name, torch.compile(getattr(self, name)))
+
+    def mixed(self) -> Any:
+        """The context of losses: mixed precision, if the user asks for it."""
+        return autocast(self.device, self._autocast)
 
     def normals(self, *shape: int) -> Tensor:
         """Standard normals from the learner's own stream."""
@@ -123,18 +141,26 @@ class OffPolicy(Learner):
     # What a runner calls.
 
     def prepare(self, experience: Rollout) -> None:
-        """Make the replay buffer: a rollout gives the shapes."""
+        """Make the replay buffer: a rollout gives the shapes. Target networks begin as the networks are now (`fine_tune`)."""
         self._replay = self._new_replay(experience)
+        for target, source in self._targets if not self._is_resumed else ():
+            target.load_state_dict(source.state_dict())
         if self._saved_replay is not None:
-            self._replay.load_state_dict(self._saved_replay)
+            try:
+                self._replay.load_state_dict(self._saved_replay)
+                self._rollouts = 2
+            except HurtleError as error:
+                print(f"hurtle: begins with an empty replay buffer. {error}", file=sys.stderr, flush=True)
+                self.steps = 0
             self._saved_replay = None
 
     def _new_replay(self, experience: Rollout) -> Replay | DeviceReplay:
         config = self.config
         if self._launches is not None:
             return DeviceReplay(
-                experience, config.capacity, n_step=config.n_step, gamma=config.gamma, priority_alpha=config.priority_alpha
-            )
+                experience, config.capacity, n_step=config.n_step, gamma=config.gamma, priority_alpha=config.priority_alpha,
+                seed=stream_state(self.setup.seed, REPLAY_STREAM) >> 34,
+            )  # fmt: skip
         return Replay(
             experience,
             config.capacity,
@@ -164,15 +190,23 @@ class OffPolicy(Learner):
         self.replay.add(experience)
         self.updates += 1
         self.steps += experience.num_valid
-        is_learning = self.steps >= config.learning_starts
+        self._rollouts += 1
+        is_learning = self.steps >= config.learning_starts and self._rollouts > 1  # one rollout may have no known successors
         epsilon = self.exploration(progress) if is_learning else 1.0
         self._acting.epsilon.fill_(epsilon)
         metrics = {"replay": len(self.replay) / self.replay.capacity, "epsilon": epsilon}
         if is_learning:
+            if config.anneal_learning_rate:
+                self.scale_learning_rates(1.0 - progress)
             self._owed += config.replay_ratio * experience.num_valid
             count, self._owed = int(self._owed), self._owed % 1.0
             metrics |= self._learn(count, progress)
         return metrics
+
+    def scale_learning_rates(self, factor: float) -> None:
+        """Set all learning rates to a part of what they were at first."""
+        for part in self._trained.values():
+            part.optimizer.set_learning_rate(factor * part.learning_rate)
 
     def _learn(self, count: int, progress: float) -> dict[str, float]:
         if not count:
@@ -236,7 +270,10 @@ class OffPolicy(Learner):
     @torch.no_grad()
     def _move_targets(self) -> None:
         rate = self.config.target_rate
-        for target, source in self._targets:
+        for (target, source), flat in zip(self._targets, self._flat_targets, strict=True):
+            if flat is not None:
+                flat[0].lerp_(flat[1], rate)
+                continue
             own: list[Tensor] = list(target.parameters())
             new: list[Tensor] = list(source.parameters())
             torch._foreach_copy_(own, new) if rate == 1.0 else torch._foreach_lerp_(own, new, rate)
@@ -274,7 +311,7 @@ class OffPolicy(Learner):
         self.generator.set_state(saved["generator"].cpu())
         self.rewards.load_state_dict(saved["rewards"])
         self.updates, self.steps, self.gradient_steps, self._owed = saved["counts"]
-        self._saved_replay = saved["replay"]
+        self._saved_replay, self._is_resumed = saved["replay"], True
         if self._saved_replay is None:
             self.steps = 0
 
@@ -301,14 +338,16 @@ class Launches:
         learner, config = self.learner, self.learner.config
         self.beta.fill_(beta)
         while count:
-            size, before = min(count, MOST_STEPS), learner.gradient_steps
+            before, every = learner.gradient_steps, config.target_every
+            size = min(count, MOST_STEPS, every - before % every if every > 1 else count)
+            size = 1 << (size.bit_length() - 1)  # few different graphs
             phase = before % learner.period
             if (size, phase) not in self._captured:
                 self._captured[size, phase] = self.graphs.wrap(partial(self._take, size, phase), "learn")
             self._captured[size, phase]()
             learner.gradient_steps = before + size
             count -= size
-            if config.target_every > 1 and learner.gradient_steps // config.target_every > before // config.target_every:
+            if every > 1 and learner.gradient_steps % every == 0:
                 learner._move_targets()
         self.readback.send(self.metrics)
         return self.pending()
@@ -319,7 +358,7 @@ class Launches:
             learner.gradient_steps = step  # only its phase matters, which a graph repeats
             drawn = learner.replay.sample(learner.config.batch_size, self.beta)
             errors, numbers = learner.gradient_step(learner._prepared(drawn), 0.0)
-            learner.replay.update_priorities(drawn.ids, errors)
+            learner.replay.update_priorities(drawn.ids, errors * (drawn.weights > 0))
             seen.append(numbers)
             if learner.config.target_every == 1:
                 learner._move_targets()
@@ -364,7 +403,7 @@ class Trained:
 
     def __init__(self, module: nn.Module, config: ReplayConfig, learning_rate: float | None = None, flat: bool = False):
         self.module, self.max_grad_norm = module, config.max_grad_norm
-        rate = learning_rate or config.learning_rate
+        self.learning_rate = rate = learning_rate or config.learning_rate
         self.saved_optimizer: dict[str, Any] | None = None  # of a compiled learner, which steps without torch
         if not flat:
             self.optimizer: Any = Optimizers("adam", module, rate, config.adam_eps)
@@ -383,6 +422,15 @@ class Trained:
         torch.cat([gradient.reshape(-1) for gradient in gradients], out=self.flat.gradients)
         return self.optimizer.step()
 
+    def step_along(self, slope: Tensor) -> None:
+        """One step along a given gradient of the module's only parameter."""
+        if self.flat is None:
+            (parameter,) = self.optimizer.parameters
+            self.step((parameter * slope).sum())
+            return
+        self.flat.gradients.copy_(slope)
+        self.optimizer.step()
+
     def state_dict(self) -> dict[str, Any]:
         """Weights and moments."""
         return {"module": self.module.state_dict(), "optimizer": self.saved_optimizer or self.optimizer.state_dict()}
@@ -391,3 +439,4 @@ class Trained:
         """Continue with saved weights and moments."""
         self.module.load_state_dict(saved["module"])
         self.optimizer.load_state_dict(saved["optimizer"])
+        self.optimizer.set_learning_rate(self.learning_rate)  # the run's, not the saved one's

@@ -22,7 +22,8 @@ from hurtle.algorithms.sac_config import SACConfig
 from hurtle.algorithms.td3 import TD3
 from hurtle.algorithms.td3_config import TD3Config
 from hurtle.buffers.replay import Transitions
-from hurtle.contracts import Weights
+from hurtle.buffers.rollout import Rollout
+from hurtle.contracts import Metrics, Weights
 from hurtle.errors import NonFiniteError, UnsupportedError
 from hurtle.kernels.cpu import off_policy as numbers
 from hurtle.kernels.loader import load_kernels
@@ -163,11 +164,17 @@ class Compiled(OffPolicy):
         """What `gradient_step` returns."""
         if not is_finite:
             raise NonFiniteError(
-                f"The loss or its gradient is not finite: {dict(zip(self.METRICS, self.results.tolist(), strict=True))}. "
+                f"The loss or its gradient is not finite: {dict(zip(self.METRICS, self.results.tolist(), strict=False))}. "
                 "Continue from a checkpoint, with a lower learning_rate."
             )
         self._is_current = False
         return torch.from_numpy(errors), torch.from_numpy(self.results.copy())
+
+    def scale_learning_rates(self, factor: float) -> None:
+        """Set all learning rates to a part of what they were at first."""
+        for place, name in ((numbers.LEARNING_RATE, "actor"), (numbers.CRITIC_RATE, "critics")):
+            trained = self.packed[name].trained if name in self.packed else None
+            self.numbers[place] = factor * trained.learning_rate if trained is not None else 0.0
 
     def _set_target_rate(self) -> None:
         """Move targets in this step if it is due."""
@@ -176,6 +183,18 @@ class Compiled(OffPolicy):
 
     def _move_targets(self) -> None:
         """Kernels have moved them."""
+
+    def prepare(self, experience: Rollout) -> None:
+        """See `OffPolicy.prepare`."""
+        super().prepare(experience)
+        for part in self.packed.values():
+            part.pack()  # torch's weights may have been loaded since (`fine_tune`)
+
+    def update(self, experience: Rollout, progress: float = 0.0) -> Metrics:
+        """See `OffPolicy.update`; torch's policy has the new weights afterwards, for evaluations and callbacks."""
+        found = super().update(experience, progress)
+        self.weights()
+        return found
 
     def weights(self) -> Weights:
         """See `Learner.weights`."""
@@ -271,7 +290,7 @@ class _ActorCritic(Compiled):
             *(aligned_zeros((self.actor_chain.work_size,), np.float32) for _ in range(2)),
             *(aligned_zeros((count, self.critic_chain.work_size), np.float32) for _ in range(2)),
         )
-        self.temperature_numbers = np.zeros(3)
+        self.temperature_numbers = np.zeros(3, np.float32)  # as torch saves them
 
     def _step(self, batch: Transitions, noise: Tensor) -> tuple[Tensor, Tensor]:
         own, critics = self.packed["actor"], self.packed["critics"]
@@ -342,14 +361,14 @@ class NativeTD3(TD3, _ActorCritic):
         super().__init__(policy, config, setup)
         self._pack(self.target_critics, self.target_actor, self.actor.num_actions)
         self.numbers[numbers.NOISE], self.numbers[numbers.NOISE_CLIP] = config.target_noise, config.target_noise_clip
-        self.kept = [0, 1, 4, 5]  # of the kernel's results: a deterministic actor has no entropy
+        self.results[3] = np.nan  # the policy loss of the last step that had one
 
     def gradient_step(self, batch: Transitions, progress: float) -> tuple[Tensor, Tensor]:
         """See `OffPolicy.gradient_step`."""
         self.numbers[numbers.ACTOR_STEP] = self.gradient_steps % self.config.policy_every == 0
         noise = self.normals(1, len(batch.rewards), self.actor.num_actions).expand(2, -1, -1)
         errors, found = self._step(batch, noise)
-        return errors, found[self.kept]
+        return errors, found[: len(self.METRICS)]  # a deterministic actor has no entropy
 
 
 def _linear_layers(body: nn.Module, last: nn.Module) -> list[nn.Linear]:

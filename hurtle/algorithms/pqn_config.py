@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from hurtle.algorithms.algorithm import Algorithm, AlgorithmConfig
 from hurtle.algorithms.ppo_config import check_divides, segments_per_minibatch
@@ -29,9 +29,9 @@ class PQNConfig(AlgorithmConfig):
     return_lambda: Annotated[float, between(0, 1)] = 0.65
     """λ-returns: bias (0: one step) against variance (1)."""
     epsilon_start: Annotated[float, between(0, 1)] = 1.0
-    """Share of random actions at first …"""
+    """Share of random actions at the start …"""
     epsilon_end: Annotated[float, between(0, 1)] = 0.05
-    """… and at last,"""
+    """… and at the end,"""
     epsilon_fraction: Annotated[float, between(0, 1)] = 0.1
     """after this part of the run."""
     max_grad_norm: Annotated[float, positive(allows_infinity=True)] = 10.0
@@ -42,7 +42,7 @@ class PQNConfig(AlgorithmConfig):
     """Draw minibatches at random, else in order."""
     dueling: bool = False
     """Q = state value + advantages."""
-    priority_alpha: ClassVar[float] = 0.0
+    priority_alpha = 0.0  # not a setting
 
     def check(self, num_rows: int, is_recurrent: bool) -> None:
         """See `AlgorithmConfig.check`."""

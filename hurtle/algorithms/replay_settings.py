@@ -24,6 +24,8 @@ class ReplayConfig(AlgorithmConfig):
     """Transitions per gradient step."""
     learning_rate: Annotated[float, positive()] = 3e-4
     """Step size of Adam."""
+    anneal_learning_rate: bool = False
+    """Anneal it linearly to 0 over the run."""
     gamma: Annotated[float, between(0, 1)] = 0.99
     """Discount of future rewards."""
     n_step: Annotated[int, at_least(1)] = 1
@@ -31,7 +33,7 @@ class ReplayConfig(AlgorithmConfig):
     target_rate: Annotated[float, between(0, 1)] = 0.005
     """How far target networks move toward the trained ones …"""
     target_every: Annotated[int, at_least(1)] = 1
-    """… each time this many gradient steps are done."""
+    """… once every this many gradient steps."""
     max_grad_norm: Annotated[float, positive(allows_infinity=True)] = float("inf")
     """Clip the global norm of the gradients to this."""
     adam_eps: Annotated[float, positive()] = 1e-8
@@ -41,7 +43,7 @@ class ReplayConfig(AlgorithmConfig):
     priority_alpha: Annotated[float, at_least(0)] = 0.0
     """Draw by (TD error)^alpha; 0: uniformly."""
     priority_beta: Annotated[float, between(0, 1)] = 0.4
-    """Exponent of their importance weights; anneals to 1."""
+    """Exponent of the importance weights; anneals to 1."""
     frame_stack: Annotated[int, at_least(1)] = 1
     """Frames that observations stack; each is stored once."""
     replay_folder: str = ""

@@ -41,7 +41,7 @@ class SAC(OffPolicy):
         setup: Seed, reward preprocessing, number of rows.
     """
 
-    METRICS = ("value_loss", "policy_loss", "entropy", "temperature", "q_value", "td_error")
+    METRICS = ("value_loss", "q_value", "td_error", "policy_loss", "entropy", "temperature")
     config: SACConfig
 
     def __init__(self, policy: Policy, config: SACConfig, setup: LearnerSetup | None = None):
@@ -55,30 +55,42 @@ class SAC(OffPolicy):
         self.trained_actor = self.trained("actor", self.actor)
         self.trained_critics = self.trained("critics", self.critics, config.critic_learning_rate)
         self.target: Critics = self.target_of(self.critics)
-        self.temperature = Temperature(config.temperature or config.initial_temperature)
+        self.temperature = Temperature(config.temperature or config.initial_temperature).to(self.device)
         self.trained_temperature = None if config.temperature else self.trained("temperature", self.temperature)
+        self.compile("value_loss", "policy_loss")
         natural = ENTROPY_SHARE * math.log(size) if self.is_discrete else -float(size)
         self.target_entropy = natural if config.target_entropy is None else config.target_entropy
 
     def gradient_step(self, batch: Transitions, progress: float) -> tuple[Tensor, Tensor]:
         """See `OffPolicy.gradient_step`."""
-        temperature = self.temperature.log.exp().detach()
-        with torch.no_grad():
-            target = batch.rewards + batch.discounts * self.soft_value(batch.next_obs, batch.next_masks, temperature)
-        values = self.values_of(batch)
-        value_loss = (batch.weights * (values - target).square()).mean(1).sum()
+        size = () if self.is_discrete else (len(batch.rewards), self.actor.num_actions)
+        with self.mixed():
+            value_loss, errors, seen = self.value_loss(batch, self.normals(*size))
         self.trained_critics.step(value_loss)
-
-        expected, entropy = self.improvement(batch.obs, batch.masks)
-        policy_loss = -(temperature * entropy + expected).mean()
+        with self.mixed():
+            policy_loss, slope, also_seen = self.policy_loss(batch, self.normals(*size))
         self.trained_actor.step(policy_loss)
-        entropy = entropy.detach().mean()
         if self.trained_temperature is not None:
-            self.trained_temperature.step(self.temperature.log * (entropy - self.target_entropy))
+            self.trained_temperature.step_along(slope)
+        return errors, torch.cat([seen, also_seen])
 
+    def value_loss(self, batch: Transitions, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The critics' loss, the TD errors [B], and the first three METRICS; `noise` gives the next actions."""
+        with torch.no_grad():
+            following = self.soft_value(batch.next_obs, batch.next_masks, self.temperature.log.exp(), noise)
+            target = batch.rewards + batch.discounts * following
+        values = self.values_of(batch)
+        loss = (batch.weights * (values - target).square()).mean(1).sum()
         errors = (target - values).detach().mean(0)
-        numbers = (value_loss, policy_loss, entropy, temperature, values.mean(), errors.abs().mean())
-        return errors, torch.stack([number.detach() for number in numbers])
+        return loss, errors, torch.stack([loss.detach(), values.detach().mean(), errors.abs().mean()])
+
+    def policy_loss(self, batch: Transitions, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The actor's loss, the slope for the temperature's logarithm, and the other METRICS; `noise` gives the actions."""
+        temperature = self.temperature.log.exp().detach()
+        expected, entropies = self.improvement(batch.obs, batch.masks, noise)
+        is_known = batch.weights > 0
+        loss, entropy = -((temperature * entropies + expected) * is_known).mean(), entropies.detach().mean()
+        return loss, entropy - self.target_entropy, torch.stack([loss.detach(), entropy, temperature])
 
     def values_of(self, batch: Transitions) -> Tensor:
         """The critics' values of what was done, [E, B]."""
@@ -86,24 +98,24 @@ class SAC(OffPolicy):
             return self.critics(batch.obs).gather(-1, batch.actions.expand(self.critics.count, -1).unsqueeze(-1)).squeeze(-1)
         return self.critics(batch.obs, batch.actions.tanh()).squeeze(-1)
 
-    def soft_value(self, obs: Tensor, mask: Tensor | None, temperature: Tensor) -> Tensor:
+    def soft_value(self, obs: Tensor, mask: Tensor | None, temperature: Tensor, noise: Tensor) -> Tensor:
         """The value of acting on from here: the lowest target critic's, plus the entropy, [B]."""
         if self.is_discrete:
             log_probs = self.choice(obs, mask).log_probs
             probs = log_probs.exp()
             values = self.target(obs).amin(0) - temperature * torch.where(probs > 0, log_probs, 0.0)
             return (probs * values).sum(-1)
-        actions, log_probs = self.drawn(obs)
+        actions, log_probs = self.drawn(obs, noise)
         return self.target(obs, actions).amin(0).squeeze(-1) - temperature * log_probs
 
-    def improvement(self, obs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def improvement(self, obs: Tensor, mask: Tensor | None, noise: Tensor) -> tuple[Tensor, Tensor]:
         """The lowest critic's value of the actor's actions, and the actor's entropy, [B] each."""
         if self.is_discrete:
             choice = self.choice(obs, mask)
             with torch.no_grad():
                 values = self.critics(obs).amin(0)
             return (choice.log_probs.exp() * values).sum(-1), choice.entropy()
-        actions, log_probs = self.drawn(obs)
+        actions, log_probs = self.drawn(obs, noise)
         return self.critics(obs, actions).amin(0).squeeze(-1), -log_probs
 
     def choice(self, obs: Tensor, mask: Tensor | None) -> Categorical:
@@ -111,10 +123,10 @@ class SAC(OffPolicy):
         found = Categorical(self.actor.logits(self.actor.encode(obs)))
         return found if mask is None else masked(found, mask)  # type: ignore[return-value]
 
-    def drawn(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions drawn with reparameterized noise, [B, D] in (-1, 1), and their log-probabilities, [B]."""
+    def drawn(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions drawn with standard normals, [B, D] in (-1, 1), and their log-probabilities, [B]."""
         mean, log_std = self.actor.outputs(self.actor.encode(obs))
-        raw = mean + log_std.exp() * self.normals(*mean.shape)
+        raw = mean + log_std.exp() * noise
         return raw.tanh(), SquashedGaussian(mean, log_std).log_prob(raw)
 
 

@@ -35,7 +35,7 @@ class TD3(OffPolicy):
         setup: Seed, reward preprocessing, number of rows.
     """
 
-    METRICS = ("value_loss", "policy_loss", "q_value", "td_error")
+    METRICS = ("value_loss", "q_value", "td_error", "policy_loss")
     config: TD3Config
 
     def __init__(self, policy: Policy, config: TD3Config, setup: LearnerSetup | None = None):
@@ -48,31 +48,42 @@ class TD3(OffPolicy):
         self.trained_critics = self.trained("critics", self.critics, config.critic_learning_rate)
         self.target_actor: Any = self.target_of(self.actor)
         self.target_critics: Critics = self.target_of(self.critics)
+        self.last_policy_loss = torch.full((1,), torch.nan, device=self.device)
+        self.compile("value_loss", "policy_loss")
 
     def gradient_step(self, batch: Transitions, progress: float) -> tuple[Tensor, Tensor]:
         """See `OffPolicy.gradient_step`."""
-        with torch.no_grad():
-            following = self.target_critics(batch.next_obs, self.target_actions(batch.next_obs)).amin(0).squeeze(-1)
-            target = batch.rewards + batch.discounts * following
-        values = self.critics(batch.obs, batch.actions.tanh()).squeeze(-1)  # [E, B]
-        value_loss = (batch.weights * (values - target).square()).mean(1).sum()
+        noise = self.normals(len(batch.rewards), self.actor.num_actions)
+        with self.mixed():
+            value_loss, errors, seen = self.value_loss(batch, noise)
         self.trained_critics.step(value_loss)
-
-        policy_loss = value_loss.new_full((), torch.nan)
         if self.gradient_steps % self.config.policy_every == 0:
-            policy_loss = -self.critics(batch.obs, self.actions(self.actor, batch.obs))[0].mean()
+            with self.mixed():
+                policy_loss = self.policy_loss(batch)
             self.trained_actor.step(policy_loss)
+            self.last_policy_loss.copy_(policy_loss.detach())
+        return errors, torch.cat([seen, self.last_policy_loss])
 
+    def value_loss(self, batch: Transitions, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The critics' loss, the TD errors [B], and the first three METRICS; `noise` smooths the next actions."""
+        with torch.no_grad():
+            following = self.target_critics(batch.next_obs, self.target_actions(batch.next_obs, noise))
+            target = batch.rewards + batch.discounts * following.amin(0).squeeze(-1)
+        values = self.critics(batch.obs, batch.actions.tanh()).squeeze(-1)  # [E, B]
+        loss = (batch.weights * (values - target).square()).mean(1).sum()
         errors = (target - values).detach().mean(0)
-        numbers = (value_loss, policy_loss, values.mean(), errors.abs().mean())
-        return errors, torch.stack([number.detach() for number in numbers])
+        return loss, errors, torch.stack([loss.detach(), values.detach().mean(), errors.abs().mean()])
+
+    def policy_loss(self, batch: Transitions) -> Tensor:
+        """The actor's loss: the first critic's value of its actions, negated."""
+        values = self.critics(batch.obs, self.actions(self.actor, batch.obs))[0].squeeze(-1)
+        return -(values * (batch.weights > 0)).mean()
 
     def actions(self, actor: TanhActor, obs: Tensor) -> Tensor:
         """An actor's actions, [B, D] in (-1, 1)."""
         return actor.outputs(actor.encode(obs))[0].tanh()
 
-    def target_actions(self, obs: Tensor) -> Tensor:
+    def target_actions(self, obs: Tensor, noise: Tensor) -> Tensor:
         """The target actor's actions with clipped noise."""
         actions, bound = self.actions(self.target_actor, obs), self.config.target_noise_clip
-        noise = (self.normals(*actions.shape) * self.config.target_noise).clamp(-bound, bound)
-        return (actions + noise).clamp(-1.0, 1.0)
+        return (actions + (noise * self.config.target_noise).clamp(-bound, bound)).clamp(-1.0, 1.0)

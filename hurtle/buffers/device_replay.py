@@ -14,6 +14,7 @@ from torch import Tensor
 from hurtle.buffers.replay import Transitions
 from hurtle.buffers.rollout import Rollout, gathered
 from hurtle.errors import HurtleError
+from hurtle.kernels.triton import has_triton
 
 FINALS_SHARE = 16
 """There is room for the final observations of one truncation in so many steps; those of more frequent ones are forgotten."""
@@ -31,6 +32,10 @@ class DeviceReplay:
         n_step: Rewards that are summed before bootstrapping.
         gamma: Discount of future rewards.
         priority_alpha: Exponent of priorities; 0 draws uniformly.
+        seed: Seed of uniform draws on a GPU; elsewhere, and by priority, torch's own generator draws.
+
+    Attributes:
+        fused: Whether a Triton kernel reads transitions; else torch does, one operation at a time.
 
     Raises:
         HurtleError: A setting is impossible, or rollouts come from a pool.
@@ -45,9 +50,16 @@ class DeviceReplay:
         (torch.Size([32, 4]), 16)
     """
 
-    def __init__(self, like: Rollout, capacity: int, *, n_step: int = 1, gamma: float = 0.99, priority_alpha: float = 0.0):
-        if like.columns is not None:
-            raise HurtleError("A replay buffer on a device takes rollouts of all envs in step, not those of a pool.")
+    def __init__(
+        self,
+        like: Rollout,
+        capacity: int,
+        *,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        priority_alpha: float = 0.0,
+        seed: int = 0,
+    ):
         self.num_rows, self.n_step, self.gamma, self.priority_alpha = like.num_rows, n_step, gamma, priority_alpha
         self.length = capacity // self.num_rows
         if self.length < like.num_steps + n_step + 1:
@@ -69,6 +81,8 @@ class DeviceReplay:
         self.written = 0  # the former, on the host
         self.priorities = torch.zeros(self.length * self.num_rows if priority_alpha else 0, device=self.device)
         self.highest = torch.ones((), device=self.device)
+        self.draws = torch.full((1,), seed, dtype=torch.int64, device=self.device)
+        self.fused = self.device.type == "cuda" and has_triton() and like.masks is None
 
     @property
     def capacity(self) -> int:
@@ -83,6 +97,8 @@ class DeviceReplay:
     def add(self, rollout: Rollout) -> None:
         """Append the steps of a rollout; the oldest ones make room. Does not synchronize."""
         steps, rings = rollout.num_steps, self.rings
+        if rollout.columns is not None:
+            raise HurtleError("A replay buffer on a device takes rollouts of all envs in step, not those of a pool.")
         if (rollout.num_rows, rollout.device.type) != (self.num_rows, self.device.type):
             raise HurtleError(f"The rollout has {rollout.num_rows} rows on {rollout.device}, the buffer {self.num_rows}.")
         if self.written:
@@ -101,7 +117,7 @@ class DeviceReplay:
         knows_next = rollout.all_valid and rollout.masks is None  # of the newest step
         self.counts[0], self.counts[2] = self.written, self.written - (not knows_next)
         if self.priority_alpha:
-            self._add_priorities(steps)
+            self._add_priorities(steps, knows_next)
 
     def _parts(self, steps: int) -> list[tuple[int, int, int]]:
         """The first step, number of steps and place of what is written in one piece."""
@@ -122,33 +138,58 @@ class DeviceReplay:
         for first, count, into in self._parts(steps):
             self.rings["final"][into : into + count] = numbers[first : first + count]
 
-    def _add_priorities(self, steps: int) -> None:
+    def _add_priorities(self, steps: int, knows_next: bool) -> None:
+        """Give new steps the highest priority, the newest one only once its successor is known."""
         table = self.priorities.view(self.length, self.num_rows)
-        for back in range(steps + 1):  # the newest slot, which is no step, has none
+        table[self.written % self.length] = 0.0
+        for back in range(1, min(steps + 1, self.written) + 1):
             at = (self.written - back) % self.length
-            table[at] = 0.0 if not back else self.highest * self.rings["valid"][at]
+            new = self.highest * self.rings["valid"][at]
+            if back == 1 and not knows_next:
+                table[at] = 0.0
+            elif back <= steps:
+                table[at] = new
+            else:  # the last one of the rollout before, which may have waited
+                table[at] = torch.where(table[at] > 0, table[at], new)
 
     @torch.no_grad()
     def sample(self, batch_size: int, beta: float | Tensor = 1.0) -> Transitions:
-        """Draw transitions, with replacement, from torch's own generator. Launches only, once there is a rollout.
+        """Draw transitions, with replacement. Launches only, once there is a rollout.
 
         Args:
             batch_size: How many.
             beta: Exponent of the importance weights, if they are drawn by priority.
         """
+        drawn = self._draw(batch_size, beta) if self.priority_alpha or not self.fused else None
+        if not self.fused:
+            assert drawn is not None
+            return self._read(*drawn)
+        from hurtle.kernels.triton.replay import sample
+
+        self.draws += 1
+        given = None if drawn is None else (drawn[0], drawn[1])
+        obs, actions, rewards, next_obs, discounts, known, ids = sample(
+            self.counts, self.draws, given, self.rings, self.finals, self.n_step, self.gamma, batch_size
+        )
+        weights = known if drawn is None else known * drawn[2]
+        return Transitions(obs, actions, rewards, next_obs, discounts, None, None, weights, ids)
+
+    def _read(self, slots: Tensor, rows: Tensor, weights: Tensor) -> Transitions:
+        """What the Triton kernel computes, spelled out; with masks, which it does not know."""
         rings, length, head, usable = self.rings, self.length, self.counts[0], self.counts[2]
-        slots, rows, weights = self._draw(batch_size, usable, beta)
+        batch_size = len(slots)
         total, factor = torch.zeros(batch_size, device=self.device), torch.ones(batch_size, device=self.device)
         going, last, known = torch.ones_like(slots, dtype=torch.bool), slots, torch.ones_like(slots, dtype=torch.bool)
         for k in range(self.n_step):
             at = slots + k
-            going = going & (at < usable) if k else going
             place = at % length
+            ends = rings["terminated"][place, rows] | rings["truncated"][place, rows]
+            going = going & ((at < usable) | ((at < head) & ends)) if k else going
             total += torch.where(going, factor * rings["rewards"][place, rows], 0.0)
             factor = torch.where(going, factor * self.gamma, factor)
             known = known & (rings["valid"][place, rows] | ~going)
             last = torch.where(going, at, last)
-            going = going & ~(rings["terminated"][place, rows] | rings["truncated"][place, rows])
+            going = going & ~ends
         place, after = last % length, (last + 1) % length
         ended, cut = rings["terminated"][place, rows], rings["truncated"][place, rows] & ~rings["terminated"][place, rows]
         number = rings["final"][place, rows]
@@ -173,8 +214,9 @@ class DeviceReplay:
             start,
         )  # fmt: skip
 
-    def _draw(self, count: int, usable: Tensor, beta: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _draw(self, count: int, beta: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Steps, counted from the first one ever, their rows, and importance weights."""
+        usable = self.counts[2]
         filled = usable.clamp(max=self.length - 1)
         if not self.priority_alpha:
             drawn = torch.rand(2, count, device=self.device, dtype=torch.float64)
@@ -201,13 +243,16 @@ class DeviceReplay:
         return (self.counts[0] - 1 - ids // self.num_rows) % self.length
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it. The tensors are the buffer's own, so save them before the next `add`."""
+        """All that is used. The tensors share the buffer's memory, so save them before the next `add`."""
+        used = self.written + 1
         return {
-            "rings": dict(self.rings),
+            "length": self.length,
+            "rings": {name: ring if used >= self.length else ring[:used].clone() for name, ring in self.rings.items()},
             "finals": self.finals,
             "counts": self.counts,
             "priorities": self.priorities,
             "highest": self.highest,
+            "draws": self.draws,
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -216,14 +261,16 @@ class DeviceReplay:
         Raises:
             HurtleError: It was saved with other settings, or is a buffer of the CPU.
         """
-        rings = saved.get("rings", {})
-        if {name: ring.shape for name, ring in rings.items()} != {name: ring.shape for name, ring in self.rings.items()}:
+        fits = saved.get("length") == self.length and saved["rings"].keys() == self.rings.keys()
+        others = {"finals": self.finals, "priorities": self.priorities}
+        fits = fits and all(saved["rings"][name].shape[1:] == ring.shape[1:] for name, ring in self.rings.items())
+        if not fits or any(saved[name].shape != own.shape for name, own in others.items()):
             raise HurtleError(
-                "The saved replay buffer has another size or layout: use the settings that it was saved with, on the same kind "
-                "of device, or resume without it."
+                "The saved one has another size or layout: continue with the settings that it was saved with, on the same kind "
+                "of device, to use it."
             )
         for name, ring in self.rings.items():
-            ring.copy_(rings[name])
-        for name in ("finals", "counts", "priorities", "highest"):
+            ring[: len(saved["rings"][name])].copy_(saved["rings"][name])
+        for name in ("finals", "counts", "priorities", "highest", "draws"):
             getattr(self, name).copy_(saved[name])
         self.written = int(self.counts[0])

@@ -370,10 +370,12 @@ class Replay:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it. The tensors share the buffer's memory, so save them before the next `add`."""
+        """All that is used. The tensors may share the buffer's memory, so save them before the next `add`."""
+        used = int(self._heads.max()) + 1
+        rings = {name: ring if used >= self.length else ring[:, :used].copy() for name, ring in self._memory.items()}
         return {
             "description": self._description,
-            "rings": {name: torch.from_numpy(ring) for name, ring in self._memory.items()},
+            "rings": {name: torch.from_numpy(ring) for name, ring in rings.items()},
             "heads": torch.from_numpy(self._heads.copy()),
             "pending": torch.from_numpy(self._pending.copy()),
             "seed": int(self._seed),
@@ -389,13 +391,15 @@ class Replay:
             HurtleError: It was saved with other settings.
         """
         for name, own in self._description.items():
-            if saved["description"].get(name) != own:
+            found = saved.get("description", {}).get(name)
+            if found != own:
                 raise HurtleError(
-                    f"The saved replay buffer has {name}={saved['description'].get(name)}, this one {name}={own}: use the "
-                    "settings that it was saved with, or start with an empty one."
+                    f"The saved replay buffer has {name}={found}, this one {name}={own}: use the settings that it was saved "
+                    "with, or start with an empty one."
                 )
+        self._rings["flags"][:] = kernels.GAP
         for name, ring in saved["rings"].items():
-            self._memory[name][:] = ring.numpy()
+            self._memory[name][:, : ring.shape[1]] = ring.numpy()
         self._heads[:], self._pending[:] = saved["heads"].numpy(), saved["pending"].numpy()
         self._head_slots[:] = self._heads % self.length
         self._seed, self._drawn, self._highest = np.uint64(saved["seed"]), saved["drawn"], saved["highest"]

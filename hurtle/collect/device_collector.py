@@ -25,7 +25,7 @@ from hurtle.kernels.cuda_graphs import WARM_UPS, Graphs, Readback, autocast, sid
 from hurtle.kernels.device_rows import Draw, Outcome, Step
 from hurtle.kernels.row_kernels import RowKernels
 from hurtle.native.rng import ACTION_STREAM, seed_range, stream_states
-from hurtle.policies.distributions import Categorical, Distribution, Gaussian, MultiCategorical
+from hurtle.policies.distributions import Categorical, Distribution, EpsilonGreedy, Gaussian, MultiCategorical, masked
 from hurtle.policies.numpy_acting import see
 from hurtle.policies.policy import Policy
 from hurtle.tracking.timing import Timer
@@ -327,6 +327,8 @@ class DeviceCollector(Collector):
     def _sample(self, rollout: Rollout, t: int, distribution: Distribution) -> None:
         mask = None if rollout.masks is None else rollout.masks[t]
         target = self._actions
+        if isinstance(distribution, EpsilonGreedy) and mask is not None:
+            distribution = masked(distribution, mask)  # the best action must be a legal one
         if isinstance(distribution, Categorical | MultiCategorical) and target.is_discrete:
             logits = distribution.flat_log_probs()
             taken = rollout.actions.view(rollout.num_steps, rollout.num_rows, len(target.nvec))

@@ -56,7 +56,7 @@ class Critics(nn.Module):
         x = x.expand(self.count, *x.shape)
         for layer in self.layers[:-1]:
             x = self.activation(layer(x))
-        return self.layers[-1](x)
+        return self.layers[-1](x).float()
 
 
 class StackedLinear(nn.Module):
@@ -70,4 +70,4 @@ class StackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[count, B, inputs] → [count, B, outputs]."""
-        return torch.baddbmm(self.bias, x, self.weight)
+        return torch.bmm(x, self.weight) + self.bias

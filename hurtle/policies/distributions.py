@@ -103,13 +103,14 @@ class EpsilonGreedy(Categorical):
     """
 
     def __init__(self, action_values: Tensor, epsilon: Tensor | float, legal: Tensor | None = None):
-        self.action_values, self.epsilon, self.legal = _full_precision(action_values), epsilon, legal
+        self.action_values, self.epsilon = _full_precision(action_values), epsilon
+        self.legal = None if legal is None else legal | ~legal.any(-1, keepdim=True)
 
     @cached_property
     def log_probs(self) -> Tensor:  # type: ignore[override]
         """Log-probabilities of all choices, [B, n]; computed where they are needed."""
         values, legal = self.action_values, self.legal
-        share = torch.ones_like(values) if legal is None else torch.where(legal | ~legal.any(-1, keepdim=True), 1.0, 0.0)
+        share = torch.ones_like(values) if legal is None else legal.float()
         share = share * (self.epsilon / share.sum(-1, keepdim=True))
         best = torch.zeros_like(values).scatter_(-1, self.mode().unsqueeze(-1), 1.0)
         return (share + best * (1.0 - self.epsilon)).log()

@@ -84,7 +84,7 @@ class NetworkPlan:
     NUMBERS: ClassVar[tuple[str, ...]] = (
         *("split", "actor", "critic", "num_values", "head_kind", "mask_size", "log_std_at", "num_uniforms", "memory"),
     )
-    """What jobs of acting kernels have of a plan."""
+    """The fields that jobs of acting kernels take from a plan."""
     layers: np.ndarray
     split: int
     actor: int

@@ -63,7 +63,7 @@ class TanhActor(nn.Module):
 
     def outputs(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log standard deviation, before the tanh: [B, D] and [B, D] or [D]."""
-        outputs = self.last(features)
+        outputs = self.last(features).float()
         if not self.has_own_noise:
             return outputs, self.log_noise
         mean, raw = outputs.chunk(2, -1)

@@ -59,14 +59,25 @@ class Request:
         """The algorithm's learner for a gear; raises `UnsupportedError` if it has none."""
         train = self.train
         common = LearnerSetup(
-            train.seed, self.rewards, train.compile, train.precision, train.num_workers, num_rows=self.num_rows, **setup
+            train.seed,
+            self.rewards,
+            train.compile,
+            train.precision,
+            train.num_workers,
+            num_rows=self.num_rows,
+            is_pool=self.is_pool,
+            **setup,
         )
         return self.algorithm.make_learner(gear, self.policy, self.config, common)
 
     def stepping_collector(self, make_actor: Callable[[int], Actor]) -> Collector:
         """A collector for envs that step from Python, and an actor for their rows."""
-        is_pool = getattr(self.vec, "batch_size", self.vec.num_envs) < self.vec.num_envs
-        return (PoolCollector if is_pool else GeneralCollector)(self.vec, make_actor(self.num_rows), self.seed, self.timer)
+        return (PoolCollector if self.is_pool else GeneralCollector)(self.vec, make_actor(self.num_rows), self.seed, self.timer)
+
+    @property
+    def is_pool(self) -> bool:
+        """Whether envs step in batches of those that are ready."""
+        return bool(getattr(self.vec, "batch_size", self.vec.num_envs) < self.vec.num_envs)
 
     @property
     def num_rows(self) -> int:
@@ -125,9 +136,16 @@ def _device(request: Request) -> Gear:
         learner = request.learner("general")
         reason = f"envs and policy run {where}; the update is launched by torch, op by op"
     collector = DeviceCollector(
-        request.vec, request.policy, request.seed, request.timer, postprocess=learner.postprocess, graphs=graphs,
-        fused=learner.acting_kernels, precision=request.train.precision, compiled=request.train.compile,
-    )  # fmt: skip
+        request.vec,
+        request.policy,
+        request.seed,
+        request.timer,
+        postprocess=learner.postprocess,
+        graphs=graphs,
+        fused=learner.acting_kernels,
+        precision=request.train.precision,
+        compiled=request.train.compile,
+    )
     return Gear("device", reason, collector, learner)
 
 
@@ -160,9 +178,13 @@ def _native(request: Request) -> Gear:
         )
     else:
         collector = NativeCollector(
-            request.vec, request.policy, request.seed, request.timer, postprocess=learner.postprocess,
+            request.vec,
+            request.policy,
+            request.seed,
+            request.timer,
+            postprocess=learner.postprocess,
             num_threads=request.train.num_workers,
-        )  # fmt: skip
+        )
     return Gear("native", reason, collector, learner)
 
 

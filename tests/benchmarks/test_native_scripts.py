@@ -17,6 +17,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
         ("gemm.py", "| 1 × 64 "),
         ("gpu.py --device cpu --parts rates solve", "| breakout, minGRU, 1 epoch, bf16 "),
         ("buffers.py", "| 17-dim observations, 6-dim actions "),
+        ("off_policy.py", "| DQN, 64 × 64, batch 64 "),
         ("inference.py", "| 64×64, batch 1 "),
         ("where.py", "| learn: backward"),
         ("contention.py --situations quiet --rounds 1", "| step() of 512 envs "),

@@ -192,7 +192,7 @@ def test_files_may_have_tables(toml):
         ("num_envs = 'eight'", r"num_envs in .*my\.toml must be a whole number, got 'eight'"),
         ("gamma = 0.9\n[ppo]\ngamma = 0.8", r"gamma in .*my\.toml: set twice, the second time in \[ppo\]"),
         ("gamma = ", r"my\.toml is not a TOML file: Invalid value"),
-        ("[sac]\ngamma = 0.9", r"No setting sac in .*my\.toml"),
+        ("[trpo]\ngamma = 0.9", r"No setting trpo in .*my\.toml"),
     ],
 )
 def test_mistakes_in_a_file_name_the_file(toml, text, message):

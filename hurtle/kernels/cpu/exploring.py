@@ -30,7 +30,9 @@ def sample_greedy(count, outputs, stride, rows, epsilon, uniforms, masks, has_ma
         every = options == 0  # no masks, or nothing is legal
         options = count if every else options
         best = _best(outputs, q * stride, count, none if every else legal, 0)
-        drawn, sum_, chosen = uniforms[q], f4(0.0), best
+        drawn, sum_, chosen, finite = uniforms[q], f4(0.0), best, f4(0.0)
+        for k in range(count):
+            finite += outputs[q * stride + k] * f4(0.0)
         for k in range(count):
             share = f4(0.0) if not every and not legal[k] else epsilon / f4(options)
             share += f4(1.0) - epsilon if k == best else f4(0.0)
@@ -39,7 +41,7 @@ def sample_greedy(count, outputs, stride, rows, epsilon, uniforms, masks, has_ma
                 chosen = k
                 break
         actions[q] = chosen
-        log_probs[q] = outputs[q * stride + best] * f4(0.0)
+        log_probs[q] = finite
 
 
 @jit

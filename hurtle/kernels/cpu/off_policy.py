@@ -27,9 +27,9 @@ from .vector_math import exp
 
 LEARNING_RATE, EPS, MAX_GRAD_NORM, TARGET_RATE = 0, 1, 2, 3
 """Numbers of every step; TARGET_RATE is 0 where targets stay."""
-CRITIC_RATE, TEMPERATURE, ADAPTS, TARGET_ENTROPY, ACTOR_STEP, IS_SAC, NOISE, NOISE_CLIP, LOW, HIGH = range(4, 14)
-"""Those of SAC and TD3: TEMPERATURE is a logarithm; ADAPTS, ACTOR_STEP and IS_SAC are 0 or 1."""
-NUMBERS = 14
+CRITIC_RATE, ADAPTS, TARGET_ENTROPY, ACTOR_STEP, IS_SAC, NOISE, NOISE_CLIP, LOW, HIGH = range(4, 13)
+"""Those of SAC and TD3: ADAPTS, ACTOR_STEP and IS_SAC are 0 or 1."""
+NUMBERS = 13
 BETA1, BETA2 = 0.9, 0.999
 LN2 = f4(math.log(2.0))
 HALF_LOG_2PI = f4(0.5 * math.log(2.0 * math.pi))
@@ -74,7 +74,7 @@ def _adam(weights, gradients, first, second, layers, rate, eps, clip, steps):
 def _move(target, weights, rate, size):
     """Move a target network; only what a forward pass needs."""
     for k in range(size):
-        target[k] += f4(rate) * (weights[k] - target[k])
+        target[k] = weights[k] if rate == 1.0 else target[k] + f4(rate) * (weights[k] - target[k])
 
 
 @joined
@@ -159,7 +159,7 @@ def actor_critic_step(
     Args: addresses of forward, backward and input slopes; steps: those of critics and of the actor, this one included; the
     batch: obs, actions in (-1, 1), rewards, next_obs, discounts, importance; noise: standard normals [2, B, D] for next and
     current actions; works: actor's and critics' workspaces and slopes, [A], [A], [E, C], [E, C]; temperature: its logarithm
-    and two moments. Output: TD errors [B]; results: value loss, policy loss, entropy, temperature, mean Q, mean |TD error|.
+    and two moments. Output: TD errors [B]; results: value loss, mean Q, mean |TD error|, policy loss, entropy, temperature.
     Returns whether gradients are finite; if not, what was about to be stepped is unchanged.
     """
     obs, actions, rewards, next_obs, discounts, importance = batch
@@ -216,8 +216,7 @@ def actor_critic_step(
     for e in range(ensemble):
         norm += sum_of_squares(critics[1][e])
     norm = math.sqrt(norm)
-    results[0], results[3], results[4], results[5] = loss, alpha, total / (count * ensemble), distance / count
-    results[1] = results[2] = np.nan
+    results[0], results[1], results[2] = loss, total / (count * ensemble), distance / count
     if not math.isfinite(norm + loss):
         return False
     clip = _clip_of(norm, numbers[MAX_GRAD_NORM])
@@ -318,9 +317,7 @@ def _improve(
                 into[k] = slope
         call_backward(addresses[1], weights, actor_layers, 1, a_last + 1, work, 0, 0, rows, work, slopes, gradients, 0, lists)
     norm = math.sqrt(sum_of_squares(gradients))
-    results[1] = loss / count
-    if is_sac:
-        results[2] = entropy / count
+    results[3], results[4], results[5] = loss / count, entropy / count, alpha
     if not math.isfinite(norm + loss):
         return False
     clip = _clip_of(norm, numbers[MAX_GRAD_NORM])

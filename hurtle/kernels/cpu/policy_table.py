@@ -48,8 +48,8 @@ CATEGORICAL, MULTI_CATEGORICAL, GAUSSIAN, BETA, SQUASHED_GAUSSIAN = range(5)
 """Kinds of heads, numbered as in `HEAD_KINDS` of policies/action_transform.py."""
 EPSILON_GREEDY = 5
 """One choice from the values of all, sampled ε-greedily; where env actions and modes are concerned, it is CATEGORICAL."""
-UNSCALED, SCALED_ACTIONS, SQUASHED_ACTIONS = range(3)
-"""What is done to a Box's raw actions before they are clipped."""
+SCALED_ACTIONS, SQUASHED_ACTIONS = 1, 2
+"""What is done to a Box's raw actions before they are clipped; 0: nothing. `SCALINGS` of policies/action_transform.py."""
 DTYPES = tuple(map(np.dtype, ("bool", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f4", "f8")))
 BOOL, I1, U1, I2, U2, I4, U4, I8, U8, F4, F8 = range(len(DTYPES))
 REFUSED = -(2**63)

@@ -1,0 +1,123 @@
+"""DQN, SAC, TD3 and PQN on a GPU: gradient steps in CUDA graphs are those without, sampling is that of torch, runs resume."""
+
+import pytest
+import torch
+from replay_worlds import GAMMA, World
+from test_replay import WORLDS
+
+import hurtle
+from hurtle.buffers.device_replay import DeviceReplay
+from hurtle.buffers.rollout import Finals, Rollout
+
+pytestmark = pytest.mark.gpu
+HOW = {"progress": "quiet", "trackers": (), "eval_episodes": 2, "num_envs": 16, "device": "cuda", "preset": False}
+REPLAY = {"learning_starts": 64, "capacity": 20_000, "batch_size": 64, "hidden_sizes": (32, 32)}
+
+
+def moved(rollout, world):
+    """A rollout on the GPU."""
+    made = Rollout(world.policy, rollout.num_steps, rollout.num_rows, rollout.masks is not None, "cuda")
+    for name in ("obs", "actions", "rewards", "terminated", "truncated", "starts", "valid", "last_obs", "masks"):
+        if getattr(rollout, name) is not None:
+            getattr(made, name).copy_(getattr(rollout, name))
+    made.finals = Finals(*(part.cuda() for part in rollout.finals[:3]), ())
+    made.all_valid = rollout.all_valid
+    return made
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("kind", ["plain", "bytes", "absent", "masks"])
+def test_what_is_sampled_is_what_happened(kind, n_step, alpha):
+    world = World(0, **WORLDS[kind])
+    replay = DeviceReplay(moved(world.rollout(), world), 60, n_step=n_step, gamma=GAMMA, priority_alpha=alpha)
+    for _ in range(8):
+        replay.add(moved(world.rollout(), world))
+    assert replay.fused == (kind != "masks")
+    expected, batch = world.transitions(n_step), replay.sample(512)
+    known = [b for b in range(512) if batch.weights[b] > 0]
+    assert len(known) > 100
+    for b in known:
+        action, _, total, factor, after, _ = expected[batch.obs[b].cpu().numpy().tobytes()]
+        assert int(batch.actions[b]) == action
+        assert float(batch.rewards[b]) == pytest.approx(total, abs=1e-4)
+        assert float(batch.discounts[b]) == pytest.approx(factor, abs=1e-5)
+        assert not factor or torch.equal(batch.next_obs[b].cpu(), torch.from_numpy(after))
+
+
+@pytest.mark.parametrize(
+    ("env", "algorithm", "options"),
+    [
+        ("cartpole", "dqn", {"priority_alpha": 0.6, "target_every": 5}),
+        ("cartpole", "rainbow", {}),
+        ("breakout", "dqn", {"replay_ratio": 0.05}),
+        ("cartpole", "sac", {}),
+        ("pendulum", "sac", {"temperature": 0.1, "normalize_observations": True, "reward_mode": "normalize"}),
+        ("pendulum", "td3", {"precision": "tf32", "policy_every": 3}),
+        ("Pendulum-v1", "sac", {"backend": "serial", "num_envs": 2}),
+        ("Pendulum-v1", "td3", {"backend": "process", "num_workers": 2, "num_envs": 4}),
+    ],
+)
+def test_runs_learn_in_graphs_and_resume(env, algorithm, options, tmp_path):
+    how = {**HOW, **REPLAY, "runs": tmp_path, "total_steps": 1_000, **options}
+    run = hurtle.train(env, algorithm=algorithm, **how)
+    losses = []
+    again = hurtle.train(
+        resume=run.path, total_steps=1_500, progress="quiet",
+        callbacks=[lambda trainer: losses.append(trainer.metrics.get("value_loss"))],
+    )  # fmt: skip
+    assert again.steps >= 1_500
+    assert losses[-1] is not None
+    assert torch.isfinite(torch.tensor(losses[-1]))
+
+
+def test_pqn(tmp_path):
+    run = hurtle.train("cartpole", algorithm="pqn", total_steps=4_096, runs=tmp_path, minibatch_size=128, **HOW)
+    assert run.steps >= 4_096
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "sac", "td3"])
+def test_graphs_take_the_steps_of_the_cpu(algorithm):
+    """The same batches: after several steps in graphs, weights are those of plain steps on the CPU."""
+    from test_off_policy_native import batch, learners
+
+    from hurtle.algorithms.algorithm import LearnerSetup, find_algorithm
+    from hurtle.kernels.cuda_graphs import Graphs
+
+    (plain,) = learners(algorithm, gears=("general",), **({"target_every": 2} if algorithm == "dqn" else {}))
+    import copy
+
+    policy = copy.deepcopy(plain.policy).cuda()
+    graphs = LearnerSetup(3, graphs=Graphs("cuda"))
+    device = find_algorithm(algorithm).make_learner("device", policy, plain.config, graphs)
+    given, noise = batch(64, algorithm == "dqn"), torch.zeros(64, 2)
+    if algorithm != "dqn":
+        device.critics.load_state_dict(plain.critics.state_dict())
+        device._move_targets()
+        for target, source in (*device._targets, *plain._targets):
+            target.load_state_dict(source.state_dict())
+        plain.normals = lambda *shape: noise.view(shape)
+        device.normals = lambda *shape: noise.cuda().view(shape)
+    fixed = type(given)(*(part if part is None else part.cuda() for part in given))
+    if algorithm != "dqn":
+        still = noise.cuda()
+        device.normals = lambda *shape: still.view(shape)
+
+    class Given:
+        def sample(self, size, beta):
+            return fixed
+
+        def update_priorities(self, ids, errors):
+            pass
+
+    device._replay = Given()
+    for _ in range(4):
+        device._launches.run(2, 1.0)
+    assert not device._launches.graphs.failure
+    for _ in range(8):
+        plain.gradient_step(given, 0.0)
+        plain.gradient_steps += 1
+        if plain.gradient_steps % plain.config.target_every == 0:
+            plain._move_targets()
+    for own, parameter in zip(device.policy.parameters(), plain.policy.parameters(), strict=True):
+        torch.testing.assert_close(own.cpu(), parameter, atol=3e-4, rtol=1e-2)

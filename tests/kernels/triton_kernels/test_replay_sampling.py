@@ -1,0 +1,48 @@
+"""Sampling from a device's replay buffer in Triton's interpreter, against the same in torch."""
+
+import pytest
+import torch
+from replay_worlds import GAMMA, World
+from test_replay import WORLDS
+
+from hurtle.buffers.device_replay import DeviceReplay
+
+
+def filled(kind, n_step, alpha=0.0):
+    world = World(0, **WORLDS[kind])
+    replay = DeviceReplay(world.new_rollout(5), 60, n_step=n_step, gamma=GAMMA, priority_alpha=alpha)
+    for _ in range(6):
+        replay.add(world.rollout())
+    return world, replay
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("kind", ["plain", "bytes", "absent"])
+def test_the_kernel_reads_what_torch_reads(kind, n_step):
+    _, replay = filled(kind, n_step, alpha=0.5)
+    torch.manual_seed(0)
+    expected = replay.sample(64, 0.4)
+    replay.fused = True
+    torch.manual_seed(0)
+    found = replay.sample(64, 0.4)
+    there = expected.weights > 0
+    assert torch.equal(found.ids, expected.ids)
+    torch.testing.assert_close(found.weights, expected.weights)
+    for name in ("obs", "actions", "rewards", "discounts"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), msg=name)
+    bootstraps = there & (expected.discounts > 0)
+    assert torch.equal(found.next_obs[bootstraps], expected.next_obs[bootstraps])
+    assert bootstraps.any()
+
+
+def test_uniform_draws_are_uniform_and_differ():
+    world, replay = filled("plain", 1)
+    replay.fused = True
+    counts = torch.zeros(replay.capacity)
+    for _ in range(20):
+        counts.index_add_(0, replay.sample(256).ids, torch.ones(256))
+    newest = {row.steps[-1][0].tobytes() for row in world.rows}
+    assert newest <= {obs.numpy().tobytes() for obs in replay.sample(256).obs}
+    drawn = counts[counts > 0]
+    assert len(drawn) == len(replay)
+    assert (drawn / drawn.mean() - 1).abs().max() < 0.5
