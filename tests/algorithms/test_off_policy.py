@@ -73,7 +73,7 @@ def env_for(algorithm):
 )
 def test_each_learns_a_tiny_task(algorithm, options, tmp_path):
     """A random policy has 0.25 (0.3 with continuous actions); the loss falls with it."""
-    how = {**HOW, **SETTINGS[algorithm], **options}
+    how = {**HOW, **SETTINGS[algorithm], "backend": "serial", **options}
     how |= {"learning_rate": 3e-3, "gamma": 0.5} if algorithm in ("dqn", "rainbow", "pqn") else {}
     how |= {"replay_ratio": 0.5} if algorithm in ("dqn", "rainbow") else {}
     losses = []
@@ -130,7 +130,15 @@ def test_without_its_replay_buffer_a_run_first_collects_again(tmp_path):
 @pytest.mark.parametrize("algorithm", ["dqn", "sac"])
 def test_only_legal_actions_are_taken(algorithm, tmp_path):
     """The env asserts it, in training and in evaluation."""
-    how = {**HOW, **SETTINGS[algorithm], "learning_rate": 3e-3, "gamma": 0.5, "replay_ratio": 0.5, "eval_episodes": 200}
+    how = {
+        **HOW,
+        **SETTINGS[algorithm],
+        "learning_rate": 3e-3,
+        "gamma": 0.5,
+        "replay_ratio": 0.5,
+        "eval_episodes": 200,
+        "backend": "serial",
+    }
     run = hurtle.train(masked_guess, algorithm=algorithm, total_steps=1_000, runs=tmp_path, **how)
     assert run.evaluation.mean > 0.5  # a random policy has 0.25; the best one 0.6, as the best action may be illegal
 
