@@ -69,6 +69,7 @@ bench: $(BENCH_READY)  ## Benchmarks beside the peers; results go to benchmarks/
 	@$(BIN)/python benchmarks/compile.py
 	@$(BIN)/python benchmarks/collect.py
 	@$(BIN)/python benchmarks/buffers.py
+	@$(BIN)/python benchmarks/off_policy.py
 	@$(BIN)/python benchmarks/train.py
 	@$(BIN)/python benchmarks/train.py --time-to-solve
 	@$(BIN)/python benchmarks/advantages.py
