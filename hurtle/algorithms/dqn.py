@@ -14,8 +14,9 @@ from torch.nn import functional
 
 from hurtle.algorithms.algorithm import LearnerSetup
 from hurtle.algorithms.dqn_config import DQNConfig
-from hurtle.algorithms.off_policy import OffPolicy, annealed_epsilon, checked_network
+from hurtle.algorithms.off_policy import OffPolicy
 from hurtle.algorithms.q_targets import cross_entropy, project, quantile_huber, rescaled, unscaled
+from hurtle.algorithms.trained import network_of
 from hurtle.buffers.replay import Transitions
 from hurtle.policies.action_head import ActionHead
 from hurtle.policies.policy import Policy
@@ -45,16 +46,16 @@ class DQN(OffPolicy):
 
     def __init__(self, policy: Policy, config: DQNConfig, setup: LearnerSetup | None = None):
         super().__init__(policy, config, setup)
-        self.network: Any = checked_network(policy, QNetwork)
+        self.network: Any = network_of(policy, QNetwork)
         self.online = self.trained("q", self.network)
         self.target: QNetwork = self.target_of(self.network)
         self.compile("value_loss")
 
     def exploration(self, progress: float) -> float:
         """ε, annealed linearly; 0 with noisy layers."""
-        return 0.0 if self.config.noisy else annealed_epsilon(self.config, progress)
+        return 0.0 if self.config.noisy else self.config.epsilon(progress)
 
-    def gradient_step(self, batch: Transitions, progress: float) -> tuple[Tensor, Tensor]:
+    def gradient_step(self, batch: Transitions) -> tuple[Tensor, Tensor]:
         """See `OffPolicy.gradient_step`."""
         if self.config.noisy:
             self.network.reset_noise(self.random)

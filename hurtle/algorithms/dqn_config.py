@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from hurtle.algorithms.algorithm import Algorithm
-from hurtle.algorithms.replay_settings import ReplayConfig
+from hurtle.algorithms.replay_settings import EpsilonConfig, ReplayConfig
 from hurtle.errors import HurtleError
 from hurtle.ranges import at_least, between, positive
 
 
 @dataclass(frozen=True)
-class DQNConfig(ReplayConfig):
+class DQNConfig(EpsilonConfig, ReplayConfig):
     """DQN."""
 
     num_steps: Annotated[int, at_least(1)] = 4
@@ -31,12 +31,6 @@ class DQNConfig(ReplayConfig):
     """Clip the global norm of the gradients to this."""
     capacity: Annotated[int, at_least(1)] = 100_000
     """Steps that the replay buffer holds."""
-    epsilon_start: Annotated[float, between(0, 1)] = 1.0
-    """Share of random actions at the start …"""
-    epsilon_end: Annotated[float, between(0, 1)] = 0.05
-    """… and at the end,"""
-    epsilon_fraction: Annotated[float, between(0, 1)] = 0.2
-    """after this part of the run."""
     double: bool = True
     """The trained network chooses, the target network evaluates."""
     dueling: bool = False

@@ -11,23 +11,24 @@ import sys
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hurtle.algorithms.algorithm import LearnerSetup
+from hurtle.algorithms.off_policy_graphs import StepGraphs
 from hurtle.algorithms.ppo import AUTOCAST, not_finite
 from hurtle.algorithms.replay_settings import ReplayConfig
+from hurtle.algorithms.trained import Trained
 from hurtle.buffers.device_replay import DeviceReplay
 from hurtle.buffers.replay import REPLAY_STREAM, Replay, Transitions
 from hurtle.buffers.rollout import Rollout
 from hurtle.collect.rewards import RewardRule
 from hurtle.contracts import Learner, Metrics, Weights
 from hurtle.errors import HurtleError
-from hurtle.kernels.cuda_graphs import Graphs, Readback, autocast
-from hurtle.kernels.optimizers import FlatOptimizer, FlatParameters, Optimizers
+from hurtle.kernels.cuda_graphs import Graphs, autocast
+from hurtle.kernels.optimizers import FlatParameters
 from hurtle.native.rng import stream_state
 from hurtle.policies.numpy_acting import see
 from hurtle.policies.policy import Policy
@@ -35,8 +36,6 @@ from hurtle.policies.policy import Policy
 NOISE_STREAM, WEIGHTS_STREAM = 12, 13
 """The random streams of a learner's own draws, such as the actions of SAC's loss, and of its critics' initial weights."""
 
-MOST_STEPS = 32
-"""Gradient steps in one CUDA graph."""
 AGE_EVERY = 32
 """Updates between measurements of how old the sampled steps are."""
 
@@ -75,20 +74,19 @@ class OffPolicy(Learner):
         self._flat_targets: list[tuple[Tensor, Tensor] | None] = []  # of the same, where parameters are flat
         self._acting: Any = policy.network
         self._replay: Replay | DeviceReplay | None = None
-        self._launches: Launches | None = None
+        self._graphs: StepGraphs | None = None
         if self.setup.graphs is not None or (self.device.type == "cuda" and not self.setup.is_pool):
-            self._launches = Launches(self, self.setup.graphs or Graphs(self.device))
+            self._graphs = StepGraphs(self, self.setup.graphs or Graphs(self.device))
         self._saved_replay: dict[str, Any] | None = None
 
     # For subclasses.
 
     @abstractmethod
-    def gradient_step(self, batch: Transitions, progress: float) -> tuple[Tensor, Tensor]:
+    def gradient_step(self, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Take one gradient step.
 
         Args:
             batch: Observations as the policy sees them, rewards scaled; on the learner's device.
-            progress: The finished part of the run.
 
         Returns:
             The TD errors [B], and the METRICS, one number each.
@@ -100,7 +98,7 @@ class OffPolicy(Learner):
 
     def trained(self, name: str, module: nn.Module, learning_rate: float | None = None) -> Trained:
         """Train a module from now on; `name` is its name in checkpoints."""
-        self._trained[name] = Trained(module.to(self.device), self.config, learning_rate, flat=self._launches is not None)
+        self._trained[name] = Trained(module.to(self.device), self.config, learning_rate, flat=self._graphs is not None)
         return self._trained[name]
 
     @contextmanager
@@ -156,7 +154,7 @@ class OffPolicy(Learner):
 
     def _new_replay(self, experience: Rollout) -> Replay | DeviceReplay:
         config = self.config
-        if self._launches is not None:
+        if self._graphs is not None:
             return DeviceReplay(
                 experience, config.capacity, n_step=config.n_step, gamma=config.gamma, priority_alpha=config.priority_alpha,
                 seed=stream_state(self.setup.seed, REPLAY_STREAM) >> 34,
@@ -213,14 +211,14 @@ class OffPolicy(Learner):
             return {}
         config, seen = self.config, []
         beta = config.priority_beta + (1.0 - config.priority_beta) * progress
-        if self._launches is not None:
-            return self._launches.run(count, beta)
+        if self._graphs is not None:
+            return self._graphs.run(count, beta)
         for _ in range(count):
             drawn = self.replay.sample(config.batch_size, beta)
-            errors, numbers = self.gradient_step(self._prepared(drawn), progress)
+            errors, numbers = self.gradient_step(self.prepared(drawn))
             self.gradient_steps += 1
             if self.gradient_steps % config.target_every == 0:
-                self._move_targets()
+                self.move_targets()
             if config.priority_alpha:
                 self.replay.update_priorities(drawn.ids, errors)
             seen.append(numbers)
@@ -254,7 +252,7 @@ class OffPolicy(Learner):
             self.rewards.normalizer.scale(rollout.rewards, ended, rollout.valid, rollout.columns)
 
     @torch.no_grad()
-    def _prepared(self, batch: Transitions) -> Transitions:
+    def prepared(self, batch: Transitions) -> Transitions:
         """A batch as `gradient_step` takes it."""
         batch = batch._replace(
             obs=see(self.policy, batch.obs, self.device), next_obs=see(self.policy, batch.next_obs, self.device)
@@ -268,7 +266,8 @@ class OffPolicy(Learner):
         return Transitions(*moved)
 
     @torch.no_grad()
-    def _move_targets(self) -> None:
+    def move_targets(self) -> None:
+        """Move target networks toward the trained ones."""
         rate = self.config.target_rate
         for (target, source), flat in zip(self._targets, self._flat_targets, strict=True):
             if flat is not None:
@@ -280,11 +279,11 @@ class OffPolicy(Learner):
 
     def pending(self, wait: bool = False) -> Metrics:
         """See `Learner.pending`."""
-        return {} if self._launches is None else self._launches.pending(wait)
+        return {} if self._graphs is None else self._graphs.pending(wait)
 
     def seconds(self) -> dict[str, float]:
         """See `Learner.seconds`."""
-        return {} if self._launches is None else self._launches.graphs.seconds("learn")
+        return {} if self._graphs is None else self._graphs.graphs.seconds("learn")
 
     def weights(self) -> Weights:
         """See `Learner.weights`."""
@@ -314,129 +313,3 @@ class OffPolicy(Learner):
         self._saved_replay, self._is_resumed = saved["replay"], True
         if self._saved_replay is None:
             self.steps = 0
-
-
-class Launches:
-    """Gradient steps on a device: several per CUDA graph, sampling included; metrics come back without waiting.
-
-    On the CPU it runs the same steps one by one, for tests.
-
-    Args:
-        learner: Takes the steps.
-        graphs: Captures them.
-    """
-
-    def __init__(self, learner: OffPolicy, graphs: Graphs):
-        self.learner, self.graphs = learner, graphs
-        self.beta = torch.ones((), device=graphs.device)
-        self.metrics = torch.zeros(len(learner.METRICS), device=graphs.device)
-        self.readback = Readback(graphs.device)
-        self._captured: dict[tuple[int, int], Any] = {}  # by number of steps, and phase of the first
-
-    def run(self, count: int, beta: float) -> dict[str, float]:
-        """Take `count` gradient steps."""
-        learner, config = self.learner, self.learner.config
-        self.beta.fill_(beta)
-        while count:
-            before, every = learner.gradient_steps, config.target_every
-            size = min(count, MOST_STEPS, every - before % every if every > 1 else count)
-            size = 1 << (size.bit_length() - 1)  # few different graphs
-            phase = before % learner.period
-            if (size, phase) not in self._captured:
-                self._captured[size, phase] = self.graphs.wrap(partial(self._take, size, phase), "learn")
-            self._captured[size, phase]()
-            learner.gradient_steps = before + size
-            count -= size
-            if every > 1 and learner.gradient_steps % every == 0:
-                learner._move_targets()
-        self.readback.send(self.metrics)
-        return self.pending()
-
-    def _take(self, count: int, phase: int) -> None:
-        learner, seen = self.learner, []
-        for step in range(phase, phase + count):
-            learner.gradient_steps = step  # only its phase matters, which a graph repeats
-            drawn = learner.replay.sample(learner.config.batch_size, self.beta)
-            errors, numbers = learner.gradient_step(learner._prepared(drawn), 0.0)
-            learner.replay.update_priorities(drawn.ids, errors * (drawn.weights > 0))
-            seen.append(numbers)
-            if learner.config.target_every == 1:
-                learner._move_targets()
-        self.metrics.copy_(torch.stack(seen).nanmean(0))
-
-    def pending(self, wait: bool = False) -> dict[str, float]:
-        """The newest metrics that have arrived."""
-        arrived = self.readback.arrived(wait)
-        return self.learner.checked(arrived[-1].tolist()) if arrived else {}
-
-
-def annealed_epsilon(config: Any, progress: float) -> float:
-    """The share of random actions: from epsilon_start to epsilon_end in the first epsilon_fraction of the run."""
-    done = min(1.0, progress / config.epsilon_fraction) if config.epsilon_fraction else 1.0
-    return config.epsilon_start + (config.epsilon_end - config.epsilon_start) * done
-
-
-def checked_network(policy: Policy, *kinds: type[nn.Module]) -> Any:
-    """The policy's network, which must be of one of these kinds.
-
-    Raises:
-        HurtleError: It is of another kind.
-    """
-    if not isinstance(policy.network, kinds):
-        wanted = " or ".join(kind.__name__ for kind in kinds)
-        raise HurtleError(
-            f"This algorithm trains a {wanted}, got a {type(policy.network).__name__}: leave policy at 'auto', or give the "
-            "name of one of Hurtle's networks."
-        )
-    return policy.network
-
-
-class Trained:
-    """A module and its optimizer.
-
-    Args:
-        module: Trained in place.
-        config: Learning rate, clipping.
-        learning_rate: None: the config's.
-        flat: Keep all parameters in one tensor, and step in a few launches that a CUDA graph can hold.
-    """
-
-    def __init__(self, module: nn.Module, config: ReplayConfig, learning_rate: float | None = None, flat: bool = False):
-        self.module, self.max_grad_norm = module, config.max_grad_norm
-        self.learning_rate = rate = learning_rate or config.learning_rate
-        self.saved_optimizer: dict[str, Any] | None = None  # of a compiled learner, which steps without torch
-        if not flat:
-            self.optimizer: Any = Optimizers("adam", module, rate, config.adam_eps)
-            self.flat = None
-            return
-        self.flat = FlatParameters(module)
-        self.optimizer = FlatOptimizer(self.flat, "adam", config.adam_eps, max_grad_norm=config.max_grad_norm)
-        self.optimizer.set_learning_rate(rate)
-        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-
-    def step(self, loss: Tensor) -> Tensor:
-        """One gradient step; only this module's parameters get gradients. Returns the gradient's norm."""
-        if self.flat is None:
-            return self.optimizer.step(loss, self.max_grad_norm, only_these=True)
-        gradients = torch.autograd.grad(loss, self._parameters)
-        torch.cat([gradient.reshape(-1) for gradient in gradients], out=self.flat.gradients)
-        return self.optimizer.step()
-
-    def step_along(self, slope: Tensor) -> None:
-        """One step along a given gradient of the module's only parameter."""
-        if self.flat is None:
-            (parameter,) = self.optimizer.parameters
-            self.step((parameter * slope).sum())
-            return
-        self.flat.gradients.copy_(slope)
-        self.optimizer.step()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights and moments."""
-        return {"module": self.module.state_dict(), "optimizer": self.saved_optimizer or self.optimizer.state_dict()}
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Continue with saved weights and moments."""
-        self.module.load_state_dict(saved["module"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self.optimizer.set_learning_rate(self.learning_rate)  # the run's, not the saved one's

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from hurtle.algorithms.algorithm import LearnerSetup
 from hurtle.algorithms.dqn import DQN
 from hurtle.algorithms.dqn_config import DQNConfig
-from hurtle.algorithms.off_policy import OffPolicy, Trained
+from hurtle.algorithms.off_policy import OffPolicy
 from hurtle.algorithms.sac import SAC
 from hurtle.algorithms.sac_config import SACConfig
 from hurtle.algorithms.td3 import TD3
 from hurtle.algorithms.td3_config import TD3Config
+from hurtle.algorithms.trained import Trained
 from hurtle.buffers.replay import Transitions
 from hurtle.buffers.rollout import Rollout
 from hurtle.contracts import Metrics, Weights
@@ -181,7 +182,7 @@ class Compiled(OffPolicy):
         due = (self.gradient_steps + 1) % self.config.target_every == 0
         self.numbers[numbers.TARGET_RATE] = self.config.target_rate if due else 0.0
 
-    def _move_targets(self) -> None:
+    def move_targets(self) -> None:
         """Kernels have moved them."""
 
     def prepare(self, experience: Rollout) -> None:
@@ -250,7 +251,7 @@ class NativeDQN(DQN, Compiled):
         """Indices of actions."""
         return batch.actions.numpy()
 
-    def gradient_step(self, batch: Transitions, progress: float) -> tuple[Tensor, Tensor]:
+    def gradient_step(self, batch: Transitions) -> tuple[Tensor, Tensor]:
         """See `OffPolicy.gradient_step`."""
         own, errors = self.packed["actor"], np.empty(len(batch.rewards), np.float32)
         self._set_target_rate()
@@ -325,7 +326,7 @@ class NativeSAC(SAC, _ActorCritic):
             self.numbers[place] = value
         self.temperature_numbers[0] = float(self.temperature.log.detach())
 
-    def gradient_step(self, batch: Transitions, progress: float) -> tuple[Tensor, Tensor]:
+    def gradient_step(self, batch: Transitions) -> tuple[Tensor, Tensor]:
         """See `OffPolicy.gradient_step`."""
         size = self.actor.num_actions
         noise = torch.stack([self.normals(len(batch.rewards), size) for _ in range(2)])
@@ -363,7 +364,7 @@ class NativeTD3(TD3, _ActorCritic):
         self.numbers[numbers.NOISE], self.numbers[numbers.NOISE_CLIP] = config.target_noise, config.target_noise_clip
         self.results[3] = np.nan  # the policy loss of the last step that had one
 
-    def gradient_step(self, batch: Transitions, progress: float) -> tuple[Tensor, Tensor]:
+    def gradient_step(self, batch: Transitions) -> tuple[Tensor, Tensor]:
         """See `OffPolicy.gradient_step`."""
         self.numbers[numbers.ACTOR_STEP] = self.gradient_steps % self.config.policy_every == 0
         noise = self.normals(1, len(batch.rewards), self.actor.num_actions).expand(2, -1, -1)

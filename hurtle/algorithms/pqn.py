@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from hurtle.algorithms.algorithm import LearnerSetup
-from hurtle.algorithms.off_policy import annealed_epsilon, checked_network
 from hurtle.algorithms.ppo import AUTOCAST, MinibatchOrder, annealed, explained_variance, not_finite
 from hurtle.algorithms.pqn_config import PQNConfig
+from hurtle.algorithms.trained import network_of
 from hurtle.buffers.rollout import Minibatch, Rollout
 from hurtle.collect.postprocess import Postprocess
 from hurtle.contracts import Learner, Metrics, Weights
@@ -48,7 +48,7 @@ class PQN(Learner):
     def __init__(self, policy: Policy, config: PQNConfig, setup: LearnerSetup | None = None):
         setup = setup or LearnerSetup()
         self.policy, self.config, self.updates = policy, config, 0
-        self.network: Any = checked_network(policy, QNetwork)
+        self.network: Any = network_of(policy, QNetwork)
         self._autocast = AUTOCAST[setup.precision]
         self.postprocess = Postprocess(policy, config.gamma, config.return_lambda, setup.rewards, self._autocast)
         self.order = MinibatchOrder(config, policy.is_recurrent, setup.seed)
@@ -69,7 +69,7 @@ class PQN(Learner):
                 if len(batch.actions):
                     seen.append(self.step(batch))
         self.updates += 1
-        epsilon = annealed_epsilon(config, progress)
+        epsilon = config.epsilon(progress)
         self.network.epsilon.fill_(epsilon)
         metrics = dict(zip(METRICS, torch.stack(seen).mean(0).tolist(), strict=True)) if seen else {}
         if not all(map(math.isfinite, metrics.values())):

@@ -7,11 +7,12 @@ from typing import Annotated
 
 from hurtle.algorithms.algorithm import Algorithm, AlgorithmConfig
 from hurtle.algorithms.ppo_config import check_divides, segments_per_minibatch
+from hurtle.algorithms.replay_settings import EpsilonConfig
 from hurtle.ranges import at_least, between, positive
 
 
 @dataclass(frozen=True)
-class PQNConfig(AlgorithmConfig):
+class PQNConfig(EpsilonConfig, AlgorithmConfig):
     """PQN."""
 
     num_steps: Annotated[int, at_least(1)] = 32
@@ -28,10 +29,6 @@ class PQNConfig(AlgorithmConfig):
     """Discount of future rewards."""
     return_lambda: Annotated[float, between(0, 1)] = 0.65
     """λ-returns: bias (0: one step) against variance (1)."""
-    epsilon_start: Annotated[float, between(0, 1)] = 1.0
-    """Share of random actions at the start …"""
-    epsilon_end: Annotated[float, between(0, 1)] = 0.05
-    """… and at the end,"""
     epsilon_fraction: Annotated[float, between(0, 1)] = 0.1
     """after this part of the run."""
     max_grad_norm: Annotated[float, positive(allows_infinity=True)] = 10.0

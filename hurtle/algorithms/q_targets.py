@@ -66,3 +66,19 @@ def unscaled(values: Tensor) -> Tensor:
     eps = RESCALING_EPS
     root = (1.0 + 4.0 * eps * (values.abs() + 1.0 + eps)).sqrt()
     return values.sign() * (((root - 1.0) / (2.0 * eps)) ** 2 - 1.0)
+
+
+def critic_loss(values: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The squared error of several critics toward one target.
+
+    Args:
+        values: [E, B]
+        target: [B]
+        weights: Importance weights, [B].
+
+    Returns:
+        The loss, the TD errors [B] (means over the critics), and loss, mean value and mean |TD error| for reports.
+    """
+    loss = (weights * (values - target).square()).mean(1).sum()
+    errors = (target - values).detach().mean(0)
+    return loss, errors, torch.stack([loss.detach(), values.detach().mean(), errors.abs().mean()])

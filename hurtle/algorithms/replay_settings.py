@@ -1,4 +1,4 @@
-"""The settings that algorithms with a replay buffer share; imports no torch, since `hurtle train --help` reads them."""
+"""The settings that several algorithms share; imports no torch, since `hurtle train --help` reads them."""
 
 from __future__ import annotations
 
@@ -58,3 +58,30 @@ class ReplayConfig(AlgorithmConfig):
                 "This algorithm draws single steps from its replay buffer, which a policy with a memory cannot learn from: set "
                 "recurrent='none', or use ppo, a2c or pqn."
             )
+
+
+@dataclass(frozen=True)
+class ActorCriticConfig(ReplayConfig):
+    """The settings of every algorithm with an actor and several critics."""
+
+    critic_learning_rate: Annotated[float | None, positive()] = None
+    """Of the critics; none: learning_rate."""
+    num_critics: Annotated[int, at_least(1)] = 2
+    """Critics, of which the lowest value counts."""
+
+
+@dataclass(frozen=True)
+class EpsilonConfig:
+    """The settings of ε-greedy exploration."""
+
+    epsilon_start: Annotated[float, between(0, 1)] = 1.0
+    """Share of random actions at the start …"""
+    epsilon_end: Annotated[float, between(0, 1)] = 0.05
+    """… and at the end,"""
+    epsilon_fraction: Annotated[float, between(0, 1)] = 0.2
+    """after this part of the run."""
+
+    def epsilon(self, progress: float) -> float:
+        """The share of random actions, annealed linearly."""
+        done = min(1.0, progress / self.epsilon_fraction) if self.epsilon_fraction else 1.0
+        return self.epsilon_start + (self.epsilon_end - self.epsilon_start) * done

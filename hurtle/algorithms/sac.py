@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from hurtle.algorithms.algorithm import LearnerSetup
-from hurtle.algorithms.off_policy import OffPolicy, checked_network
+from hurtle.algorithms.off_policy import OffPolicy
+from hurtle.algorithms.q_targets import critic_loss
 from hurtle.algorithms.sac_config import SACConfig
+from hurtle.algorithms.trained import network_of
 from hurtle.buffers.replay import Transitions
 from hurtle.policies.action_head import ActionHead
 from hurtle.policies.critics import Critics
@@ -46,7 +48,7 @@ class SAC(OffPolicy):
 
     def __init__(self, policy: Policy, config: SACConfig, setup: LearnerSetup | None = None):
         super().__init__(policy, config, setup)
-        self.actor: Any = checked_network(policy, TanhActor, SoftmaxActor)
+        self.actor: Any = network_of(policy, TanhActor, SoftmaxActor)
         self.is_discrete = isinstance(self.actor, SoftmaxActor)
         size = self.actor.num_actions
         action_size, num_outputs = (0, size) if self.is_discrete else (size, 1)
@@ -61,7 +63,7 @@ class SAC(OffPolicy):
         natural = ENTROPY_SHARE * math.log(size) if self.is_discrete else -float(size)
         self.target_entropy = natural if config.target_entropy is None else config.target_entropy
 
-    def gradient_step(self, batch: Transitions, progress: float) -> tuple[Tensor, Tensor]:
+    def gradient_step(self, batch: Transitions) -> tuple[Tensor, Tensor]:
         """See `OffPolicy.gradient_step`."""
         size = () if self.is_discrete else (len(batch.rewards), self.actor.num_actions)
         with self.mixed():
@@ -79,10 +81,7 @@ class SAC(OffPolicy):
         with torch.no_grad():
             following = self.soft_value(batch.next_obs, batch.next_masks, self.temperature.log.exp(), noise)
             target = batch.rewards + batch.discounts * following
-        values = self.values_of(batch)
-        loss = (batch.weights * (values - target).square()).mean(1).sum()
-        errors = (target - values).detach().mean(0)
-        return loss, errors, torch.stack([loss.detach(), values.detach().mean(), errors.abs().mean()])
+        return critic_loss(self.values_of(batch), target, batch.weights)
 
     def policy_loss(self, batch: Transitions, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The actor's loss, the slope for the temperature's logarithm, and the other METRICS; `noise` gives the actions."""

@@ -6,18 +6,14 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from hurtle.algorithms.algorithm import Algorithm
-from hurtle.algorithms.replay_settings import ReplayConfig
-from hurtle.ranges import at_least, positive
+from hurtle.algorithms.replay_settings import ActorCriticConfig
+from hurtle.ranges import positive
 
 
 @dataclass(frozen=True)
-class SACConfig(ReplayConfig):
+class SACConfig(ActorCriticConfig):
     """SAC."""
 
-    critic_learning_rate: Annotated[float | None, positive()] = None
-    """Of the critics; none: learning_rate."""
-    num_critics: Annotated[int, at_least(1)] = 2
-    """Critics, of which the lowest value counts."""
     temperature: Annotated[float | None, positive()] = None
     """Weight of the entropy; none: adapted to target_entropy."""
     initial_temperature: Annotated[float, positive()] = 1.0

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from hurtle.algorithms.algorithm import LearnerSetup
-from hurtle.algorithms.off_policy import OffPolicy, checked_network
+from hurtle.algorithms.off_policy import OffPolicy
+from hurtle.algorithms.q_targets import critic_loss
 from hurtle.algorithms.td3_config import TD3Config
+from hurtle.algorithms.trained import network_of
 from hurtle.buffers.replay import Transitions
 from hurtle.policies.action_head import ActionHead
 from hurtle.policies.critics import Critics
@@ -41,7 +43,7 @@ class TD3(OffPolicy):
     def __init__(self, policy: Policy, config: TD3Config, setup: LearnerSetup | None = None):
         super().__init__(policy, config, setup)
         self.period = config.policy_every
-        self.actor: Any = checked_network(policy, TanhActor)
+        self.actor: Any = network_of(policy, TanhActor)
         with self.own_stream():
             self.critics = Critics(self.actor, self.actor.num_actions, count=config.num_critics)
         self.trained_actor = self.trained("actor", self.actor)
@@ -51,7 +53,7 @@ class TD3(OffPolicy):
         self.last_policy_loss = torch.full((1,), torch.nan, device=self.device)
         self.compile("value_loss", "policy_loss")
 
-    def gradient_step(self, batch: Transitions, progress: float) -> tuple[Tensor, Tensor]:
+    def gradient_step(self, batch: Transitions) -> tuple[Tensor, Tensor]:
         """See `OffPolicy.gradient_step`."""
         noise = self.normals(len(batch.rewards), self.actor.num_actions)
         with self.mixed():
@@ -70,9 +72,7 @@ class TD3(OffPolicy):
             following = self.target_critics(batch.next_obs, self.target_actions(batch.next_obs, noise))
             target = batch.rewards + batch.discounts * following.amin(0).squeeze(-1)
         values = self.critics(batch.obs, batch.actions.tanh()).squeeze(-1)  # [E, B]
-        loss = (batch.weights * (values - target).square()).mean(1).sum()
-        errors = (target - values).detach().mean(0)
-        return loss, errors, torch.stack([loss.detach(), values.detach().mean(), errors.abs().mean()])
+        return critic_loss(values, target, batch.weights)
 
     def policy_loss(self, batch: Transitions) -> Tensor:
         """The actor's loss: the first critic's value of its actions, negated."""

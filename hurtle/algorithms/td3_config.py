@@ -6,18 +6,14 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from hurtle.algorithms.algorithm import Algorithm
-from hurtle.algorithms.replay_settings import ReplayConfig
+from hurtle.algorithms.replay_settings import ActorCriticConfig
 from hurtle.ranges import at_least, positive
 
 
 @dataclass(frozen=True)
-class TD3Config(ReplayConfig):
+class TD3Config(ActorCriticConfig):
     """TD3."""
 
-    critic_learning_rate: Annotated[float | None, positive()] = None
-    """Of the critics; none: learning_rate."""
-    num_critics: Annotated[int, at_least(1)] = 2
-    """Critics, of which the lowest value counts."""
     exploration_noise: Annotated[float, at_least(0)] = 0.1
     """Noise of actions, relative to half their range."""
     target_noise: Annotated[float, at_least(0)] = 0.2

@@ -120,6 +120,8 @@ def _own_network(
     if kind == "structured" and layout is None:
         raise HurtleError(f"policy='structured' needs an emulated env, but its observations are {space}; use 'auto'.")
     if make_network is not None:
+        if config.separate_networks or config.log_std_init:
+            raise HurtleError("separate_networks and log_std_init are settings of an actor–critic: ppo's and a2c's.")
         return make_network(head, _body_maker(kind, config, space, layout))
     has_memory = config.recurrent != "none"
     if config.separate_networks and has_memory:

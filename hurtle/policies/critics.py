@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from hurtle.policies.layers import ACTIVATIONS
 from hurtle.policies.mlp import VectorBody
@@ -41,12 +42,14 @@ class Critics(nn.Module):
             linear = [layer for layer in body.hidden if isinstance(layer, nn.Linear)]
             sizes: Sequence[int] = [layer.out_features for layer in linear]
             activation = next((type(layer) for layer in body.hidden if type(layer) in ACTIVATIONS.values()), nn.ReLU)
+            has_norms = any(isinstance(layer, nn.LayerNorm) for layer in body.hidden)
         else:
-            self.encoder, sizes, activation = actor.make_body(), DEFAULT_SIZES, nn.ReLU
+            self.encoder, sizes, activation, has_norms = actor.make_body(), DEFAULT_SIZES, nn.ReLU, False
         num_features = int(self.encoder.num_features)  # type: ignore[arg-type]
         widths = [num_features + action_size, *sizes, num_outputs]
         self.layers = nn.ModuleList(StackedLinear(count, inputs, outputs) for inputs, outputs in pairwise(widths))
-        self.activation, self.count = activation(), count
+        norms = [StackedLayerNorm(count, size) if has_norms else nn.Identity() for size in sizes]
+        self.norms, self.activation, self.count = nn.ModuleList(norms), activation(), count
 
     def forward(self, obs: Tensor, actions: Tensor | None = None) -> Tensor:
         """[B, …], [B, action_size] in (-1, 1) → [E, B, num_outputs]."""
@@ -54,8 +57,8 @@ class Critics(nn.Module):
         if actions is not None:
             x = torch.cat([x, actions], -1)
         x = x.expand(self.count, *x.shape)
-        for layer in self.layers[:-1]:
-            x = self.activation(layer(x))
+        for layer, norm in zip(self.layers[:-1], self.norms, strict=True):  # type: ignore[arg-type]
+            x = self.activation(norm(layer(x)))
         return self.layers[-1](x).float()
 
 
@@ -71,3 +74,15 @@ class StackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[count, B, inputs] → [count, B, outputs]."""
         return torch.bmm(x, self.weight) + self.bias
+
+
+class StackedLayerNorm(nn.Module):
+    """`count` layer norms side by side."""
+
+    def __init__(self, count: int, size: int):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(count, 1, size)), nn.Parameter(torch.zeros(count, 1, size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[count, B, size] → the same."""
+        return functional.layer_norm(x, x.shape[-1:]) * self.weight + self.bias

@@ -76,7 +76,7 @@ def test_steps_are_those_of_torch(name, network, settings):
     torch_one, native = learners(name, learning_rate=1e-3, **network, **settings)
     for k in range(6):
         given = batch(100, name == "dqn", masked=name == "dqn" and k % 2 == 1, seed=k)
-        (errors, numbers), (own_errors, own_numbers) = (learner.gradient_step(given, 0.0) for learner in (torch_one, native))
+        (errors, numbers), (own_errors, own_numbers) = (learner.gradient_step(given) for learner in (torch_one, native))
         torch.testing.assert_close(own_errors, errors, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(own_numbers.float(), numbers, atol=1e-4, rtol=1e-4, equal_nan=True)
         for learner in (torch_one, native):
@@ -94,7 +94,7 @@ def test_a_run_can_change_gears(name):
     """A state saved by either version continues in the other."""
     torch_one, native = learners(name)
     for k in range(3):
-        native.gradient_step(batch(64, name == "dqn", seed=k), 0.0)
+        native.gradient_step(batch(64, name == "dqn", seed=k))
         native.gradient_steps += 1
     saved = copy.deepcopy({**native.state_dict(), "policy": native.policy.state_dict()})
     fresh_torch, fresh_native = learners(name)
@@ -102,7 +102,7 @@ def test_a_run_can_change_gears(name):
         learner.policy.load_state_dict(saved["policy"])
         learner.load_state_dict(copy.deepcopy(saved))
     given = batch(64, name == "dqn", seed=9)
-    results = [learner.gradient_step(given, 0.0) for learner in (native, fresh_native, fresh_torch)]
+    results = [learner.gradient_step(given) for learner in (native, fresh_native, fresh_torch)]
     torch.testing.assert_close(results[1][0], results[0][0], atol=0.0, rtol=0.0)
     torch.testing.assert_close(results[2][0], results[0][0], atol=1e-4, rtol=1e-4)
     assert torch_one.gradient_steps == 0
@@ -116,7 +116,7 @@ def test_inputs_that_are_not_plain_numbers():
     both = [algorithm.make_learner(gear, copy.deepcopy(policy), config, LearnerSetup()) for gear in ("general", "native")]
     given = batch(64, True)._replace(obs=torch.randint(5, (64,)), next_obs=torch.randint(5, (64,)))
     for _ in range(3):
-        (errors, _), (own_errors, _) = (learner.gradient_step(given, 0.0) for learner in both)
+        (errors, _), (own_errors, _) = (learner.gradient_step(given) for learner in both)
         torch.testing.assert_close(own_errors, errors, atol=1e-5, rtol=1e-4)
         given.obs.copy_(torch.randint(5, (64,)))
 
@@ -140,7 +140,7 @@ def test_a_loss_that_is_not_finite_changes_nothing():
     given = batch(64, False)
     given.rewards[3] = np.inf
     with pytest.raises(hurtle.errors.NonFiniteError, match="value_loss"):
-        native.gradient_step(given, 0.0)
+        native.gradient_step(given)
     after = native.state_dict()["trained"]["critics"]["module"]
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -165,7 +165,7 @@ def test_the_device_loop_takes_the_steps_of_the_plain_one(name, settings):
     device._replay = Given()
     metrics = [device._launches.run(4, 1.0), device._launches.run(3, 1.0)]
     for k in range(7):
-        plain.gradient_step(batch(64, name == "dqn", seed=k), 0.0)
+        plain.gradient_step(batch(64, name == "dqn", seed=k))
         plain.gradient_steps += 1
         if plain.gradient_steps % config.target_every == 0:
             plain._move_targets()

@@ -115,7 +115,7 @@ def test_graphs_take_the_steps_of_the_cpu(algorithm):
         device._launches.run(2, 1.0)
     assert not device._launches.graphs.failure
     for _ in range(8):
-        plain.gradient_step(given, 0.0)
+        plain.gradient_step(given)
         plain.gradient_steps += 1
         if plain.gradient_steps % plain.config.target_every == 0:
             plain._move_targets()

@@ -42,7 +42,7 @@ def stop_after(updates):
 def metrics_of(run, without=("seconds", "steps_per_second")):
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     updates = [line for line in lines if "eval_return" not in line]
-    return [{k: v for k, v in line.items() if k not in without and not k.startswith("time")} for line in updates]
+    return [{k: v for k, v in line.items() if k not in without and not k.startswith(("time", "threads"))} for line in updates]
 
 
 @pytest.fixture

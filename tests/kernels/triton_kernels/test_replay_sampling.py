@@ -8,9 +8,9 @@ from test_replay import WORLDS
 from hurtle.buffers.device_replay import DeviceReplay
 
 
-def filled(kind, n_step, alpha=0.0):
+def filled(kind, n_step, alpha=0.0, capacity=60):
     world = World(0, **WORLDS[kind])
-    replay = DeviceReplay(world.new_rollout(5), 60, n_step=n_step, gamma=GAMMA, priority_alpha=alpha)
+    replay = DeviceReplay(world.new_rollout(5), capacity, n_step=n_step, gamma=GAMMA, priority_alpha=alpha)
     for _ in range(6):
         replay.add(world.rollout())
     return world, replay
@@ -36,13 +36,13 @@ def test_the_kernel_reads_what_torch_reads(kind, n_step):
 
 
 def test_uniform_draws_are_uniform_and_differ():
-    world, replay = filled("plain", 1)
+    """Few of them: the interpreter takes 20 ms for each."""
+    world, replay = filled("plain", 1, capacity=21)
     replay.fused = True
-    counts = torch.zeros(replay.capacity)
-    for _ in range(20):
-        counts.index_add_(0, replay.sample(256).ids, torch.ones(256))
+    drawn = [replay.sample(64) for _ in range(3)]
+    assert not torch.equal(drawn[0].ids, drawn[1].ids)
+    counts = torch.bincount(torch.cat([part.ids for part in drawn]), minlength=replay.capacity)
+    assert (counts > 0).sum() == len(replay)
+    assert counts.max() < 4 * counts[counts > 0].float().mean()
     newest = {row.steps[-1][0].tobytes() for row in world.rows}
-    assert newest <= {obs.numpy().tobytes() for obs in replay.sample(256).obs}
-    drawn = counts[counts > 0]
-    assert len(drawn) == len(replay)
-    assert (drawn / drawn.mean() - 1).abs().max() < 0.5
+    assert newest <= {obs.numpy().tobytes() for part in drawn for obs in part.obs}
