@@ -233,7 +233,7 @@ def gpu_steps(quick: bool) -> tuple[dict[str, Any], list[list[str]]]:
         seen = {}
         for compiled in (False, True):
             learner = learner_for(case, "device", "cuda", graphs=Graphs("cuda"), compiled=compiled, precision="tf32")
-            run: Callable[..., Any] = learner._launches.run  # type: ignore[union-attr]
+            run: Callable[..., Any] = learner._graphs.run  # type: ignore[union-attr]
             for _ in range(4):
                 run(32, 1.0)
             best = 0.0

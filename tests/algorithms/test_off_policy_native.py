@@ -82,7 +82,7 @@ def test_steps_are_those_of_torch(name, network, settings):
         for learner in (torch_one, native):
             learner.gradient_steps += 1
             if learner.gradient_steps % learner.config.target_every == 0:
-                learner._move_targets()
+                learner.move_targets()
     native.weights()
     for own, parameter in zip(native.policy.parameters(), torch_one.policy.parameters(), strict=True):
         torch.testing.assert_close(own, parameter, atol=2e-6, rtol=1e-4)
@@ -163,12 +163,12 @@ def test_the_device_loop_takes_the_steps_of_the_plain_one(name, settings):
             pass
 
     device._replay = Given()
-    metrics = [device._launches.run(4, 1.0), device._launches.run(3, 1.0)]
+    metrics = [device._graphs.run(4, 1.0), device._graphs.run(3, 1.0)]
     for k in range(7):
         plain.gradient_step(batch(64, name == "dqn", seed=k))
         plain.gradient_steps += 1
         if plain.gradient_steps % config.target_every == 0:
-            plain._move_targets()
+            plain.move_targets()
     assert device.gradient_steps == 7
     assert np.isfinite(metrics[1]["value_loss"])
     for own, parameter in zip(device.policy.parameters(), plain.policy.parameters(), strict=True):

@@ -93,7 +93,7 @@ def test_graphs_take_the_steps_of_the_cpu(algorithm):
     given, noise = batch(64, algorithm == "dqn"), torch.zeros(64, 2)
     if algorithm != "dqn":
         device.critics.load_state_dict(plain.critics.state_dict())
-        device._move_targets()
+        device.move_targets()
         for target, source in (*device._targets, *plain._targets):
             target.load_state_dict(source.state_dict())
         plain.normals = lambda *shape: noise.view(shape)
@@ -112,12 +112,12 @@ def test_graphs_take_the_steps_of_the_cpu(algorithm):
 
     device._replay = Given()
     for _ in range(4):
-        device._launches.run(2, 1.0)
-    assert not device._launches.graphs.failure
+        device._graphs.run(2, 1.0)
+    assert not device._graphs.graphs.failure
     for _ in range(8):
         plain.gradient_step(given)
         plain.gradient_steps += 1
         if plain.gradient_steps % plain.config.target_every == 0:
-            plain._move_targets()
+            plain.move_targets()
     for own, parameter in zip(device.policy.parameters(), plain.policy.parameters(), strict=True):
         torch.testing.assert_close(own.cpu(), parameter, atol=3e-4, rtol=1e-2)
