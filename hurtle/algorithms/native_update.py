@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hurtle.algorithms.a2c_config import A2CConfig
+from hurtle.algorithms.kernel_crew import KernelCrew
 from hurtle.algorithms.ppo import METRICS
 from hurtle.algorithms.ppo_config import PPOConfig
 from hurtle.buffers.rollout import Rollout
@@ -24,9 +25,9 @@ from hurtle.kernels.cpu import network
 from hurtle.kernels.loader import load_kernels
 from hurtle.kernels.optimizers import BETAS, FlatParameters, Optimizers, loaded_moments, saved_moments
 from hurtle.native.batch_arrays import aligned_zeros
-from hurtle.native.build import COMPILING, address_of_entry
+from hurtle.native.build import COMPILING
 from hurtle.native.thread_tuner import ThreadTuner
-from hurtle.native.threads import Crew, thread_count
+from hurtle.native.threads import thread_count
 from hurtle.policies.input_table import InputTable
 from hurtle.policies.native_plan import plan_for
 from hurtle.policies.network_plan import NESTED, PLAIN, NetworkPlan
@@ -94,8 +95,7 @@ class NativeUpdate:
         self._most = thread_count(num_threads, self._kernels.MAX_SHARDS)
         self._tuners: dict[int, ThreadTuner] = {}  # by the most threads that minibatches of a size can use
         self.tuner = ThreadTuner(1)
-        self._crew = Crew(self._most) if self._most > 1 else None
-        self._barrier = load_kernels().sync.new_barrier()
+        self._crew = KernelCrew(self._kernels.learn, self._most)
         self.steps = 0  # optimizer steps
         self._job = np.zeros(1, self._kernels.JOB)
         self._kept: dict[str, np.ndarray] = {}  # arrays the job points to
@@ -247,16 +247,7 @@ class NativeUpdate:
 
     def _call(self, first: int, last: int, threads: int) -> int:
         self._job[0]["first"], self._job[0]["last"] = first, last
-        if self._crew is None or threads == 1:
-            return self._kernels.learn(self._job.ctypes.data, 0, 1)
-        try:
-            return min(self._crew.run(self._address, self._job.ctypes.data, threads, self._abort))
-        except BaseException:
-            self._barrier[:] = 0
-            raise
-
-    def _abort(self) -> None:
-        load_kernels().sync.abort(self._barrier)
+        return self._crew.run(self._job.ctypes.data, threads)
 
     def _pack_weights(self) -> None:
         """Repack the weights if torch's parameters were changed elsewhere."""
@@ -272,7 +263,9 @@ class NativeUpdate:
 
     def _describe_network(self) -> None:
         plan, job, update = self.plan, self._job[0], self._kernels
-        blocks = _blocks(plan, update.BLOCK)
+        blocks = network.weight_blocks(plan.layers)
+        if plan.log_stds:
+            blocks = np.vstack([blocks, [plan.log_std_at, plan.log_stds, -1, 0, 0, 0]])
         size = plan.trained_size + update.STATS
         self._keep("weights", self._packed.packed)
         self._keep("total", aligned_zeros((size,), np.float32))
@@ -280,7 +273,7 @@ class NativeUpdate:
         self._keep("layers", plan.layers)
         self._keep("blocks", blocks)
         self._keep("nvec", plan.nvec)
-        self._keep("barrier", self._barrier)
+        self._keep("barrier", self._crew.barrier)
         job["num_layers"], job["num_blocks"] = len(plan.layers), len(blocks)
         for name in job.dtype.names:
             if hasattr(plan, name) and name not in self._kept:
@@ -290,11 +283,8 @@ class NativeUpdate:
             job["forward"], job["backward"] = plan.compiled()
             job["score"] = kernels.head_calls.score_address(plan.head_kind)
             job["gradient"] = kernels.head_calls.gradient_address(plan.head_kind)
-            self._address = address_of_entry(update.learn)
             if plan.memory >= 0:
                 job["add_segments"] = kernels.segments.segments_address()
-            if self._crew is not None:
-                kernels.sync.abort(self._barrier.copy())  # compiles it
             if plan.input_kind == NESTED:
                 self._table = InputTable.of(self.policy, plan)
                 kernels.stepwise.read_rows(self._table.address, 0, 0, 0)  # compiles it
@@ -367,23 +357,4 @@ class NativeUpdate:
 
     def close(self) -> None:
         """Stop the helper threads."""
-        if self._crew is not None:
-            self._crew.close()
-
-
-def _blocks(plan: NetworkPlan, size: int) -> np.ndarray:
-    """The trained weights in blocks: start, length; for weights that have a transposed copy, the layer, panel and its rows."""
-    blocks: list[tuple[int, ...]] = []
-    for n, layer in enumerate(plan.layers):
-        inputs, panels, width = (int(layer[column]) for column in (network.INPUTS, network.PANELS, network.PANEL_WIDTH))
-        own = n if layer[network.TRANSPOSED] >= 0 else -1
-        for panel in range(panels):
-            for first in range(0, inputs, max(1, size // width)):
-                last = min(inputs, first + max(1, size // width))
-                start = layer[network.WEIGHT] + (panel * inputs + first) * width
-                blocks.append((start, (last - first) * width, own, panel, first, last))
-        if layer[network.FLAT_BIAS] >= 0:
-            blocks.append((layer[network.BIAS], panels * width, -1, 0, 0, 0))
-    if plan.log_stds:
-        blocks.append((plan.log_std_at, plan.log_stds, -1, 0, 0, 0))
-    return np.array(blocks, np.int64)
+        self._crew.close()

@@ -6,7 +6,7 @@ torch version and saves the same state, so that a run can change gears.
 
 from __future__ import annotations
 
-from operator import is_
+import time
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hurtle.algorithms.algorithm import LearnerSetup
 from hurtle.algorithms.dqn import DQN
 from hurtle.algorithms.dqn_config import DQNConfig
+from hurtle.algorithms.kernel_crew import KernelCrew
 from hurtle.algorithms.off_policy import OffPolicy
 from hurtle.algorithms.sac import SAC
 from hurtle.algorithms.sac_config import SACConfig
@@ -26,11 +27,15 @@ from hurtle.buffers.replay import Transitions
 from hurtle.buffers.rollout import Rollout
 from hurtle.contracts import Metrics, Weights
 from hurtle.errors import NonFiniteError, UnsupportedError
-from hurtle.kernels.cpu import off_policy as numbers
+from hurtle.kernels.cpu import network
+from hurtle.kernels.cpu import off_policy as step
+from hurtle.kernels.cpu.host import TILE
 from hurtle.kernels.loader import load_kernels
 from hurtle.kernels.optimizers import FlatParameters, loaded_moments, saved_moments
 from hurtle.native.batch_arrays import aligned_zeros
 from hurtle.native.build import COMPILING
+from hurtle.native.thread_tuner import ThreadTuner
+from hurtle.native.threads import thread_count
 from hurtle.policies.critics import Critics
 from hurtle.policies.dense_chain import DenseChain, Matrices, chain_of
 from hurtle.policies.off_policy_actors import LOG_STD_RANGE
@@ -39,7 +44,7 @@ from hurtle.policies.policy import Policy
 
 
 class Packed:
-    """A network's weights, gradients and moments as the kernels take them; several networks of one shape are rows.
+    """A network's weights and moments as the kernels take them; several networks of one shape are rows.
 
     Args:
         chain: The layout.
@@ -52,14 +57,9 @@ class Packed:
         lead = (module.count,) if isinstance(module, Critics) else ()
         self.weights = aligned_zeros((*lead, chain.packed_size), np.float32)
         size = chain.trained_size if trained is not None else 0
-        self.gradients, self.first, self.second = (aligned_zeros((*lead, size), np.float32) for _ in range(3))
+        self.first, self.second = (aligned_zeros((*lead, size), np.float32) for _ in range(2))
         self.steps = 0
         self.pack()
-
-    @property
-    def arrays(self) -> tuple[np.ndarray, ...]:
-        """What kernels take."""
-        return self.weights, self.gradients, self.first, self.second
 
     def pack(self) -> None:
         """Copy torch's weights here."""
@@ -119,71 +119,133 @@ def _write(chain: DenseChain, packed: np.ndarray, networks: list[list[tuple[Tens
             bias.detach().copy_(torch.from_numpy(own_bias))
 
 
+class Net:
+    """A trained network and its target as one record, `kernels.cpu.off_policy.NET`."""
+
+    def __init__(self, own: Packed, target: Packed | None):
+        chain, self.record = own.chain, np.zeros(1, step.NET)
+        self._kept: dict[str, np.ndarray] = {}
+        count, blocks = own.weights.size // chain.packed_size, network.weight_blocks(chain.layers)
+        self.size = count * chain.trained_size
+        sizes = (count, chain.packed_size, chain.trained_size, len(chain.layers), len(blocks), chain.work_size)
+        for name, size in zip(("count", *step.NET.names[-5:]), sizes, strict=True):  # type: ignore[index]
+            self.record[name] = size
+        self.keep("weights", own.weights)
+        self.keep("first", own.first)
+        self.keep("second", own.second)
+        self.keep("target", (target or own).weights)
+        self.keep("layers", chain.layers)
+        self.keep("blocks", blocks)
+        self.keep("norms", aligned_zeros((count * len(blocks),), np.float32))
+        self.keep("total", aligned_zeros((self.size,), np.float32))
+
+    def keep(self, name: str, array: np.ndarray) -> None:
+        """Write an array's address into the record, and keep the array alive."""
+        self._kept[name], self.record[name] = array, array.ctypes.data
+
+
 class Compiled(OffPolicy):
     """What the compiled learners share: kernels, and weights that are copied back to torch when somebody reads them."""
 
-    def _compile(self, packed: dict[str, Packed], size: int) -> None:
-        """Find the kernels.
+    def _compile(self, kernel: str, packed: dict[str, Packed], targets: dict[str, str], num_results: int) -> None:
+        """Find the kernels and describe the networks to them.
 
         Args:
+            kernel: Name of the kernel.
             packed: All networks; those that act have the name "actor".
-            size: Metrics of a step.
+            targets: Names of trained networks, and of their targets.
+            num_results: Metrics of a step.
         """
-        kernels = load_kernels()
-        with COMPILING:
-            network = kernels.network
-            addresses = network.forward_address(True), network.backward_address(True), network.input_slopes_address()
-        self.kernels, self.addresses = kernels.off_policy, np.array(addresses, np.int64)
+        kernels, config = load_kernels(), self.config
+        most = thread_count(self.setup.num_threads, step.MAX_SHARDS)
+        self._crew = KernelCrew(getattr(kernels.off_policy, kernel), most)
+        self._most, self.tuner = most, ThreadTuner(1)
         self.packed, self._is_current = packed, True
         parameters = list(self.policy.parameters())
         self._flat, self._places = FlatParameters(self.policy, has_gradients=False), packed["actor"].places_of(parameters)
         self._buffers = tuple(self.policy.buffers())
-        self._seen: tuple[Any, ...] = (None,) * 5  # tensors of the last batch, and their arrays
-        self._views: list[Any] = []
-        self.lists = np.zeros(0, np.int32)
-        self.numbers, self.results = np.zeros(numbers.NUMBERS), np.zeros(size)
-        self.numbers[numbers.LEARNING_RATE], self.numbers[numbers.EPS] = self.config.learning_rate, self.config.adam_eps
-        self.numbers[numbers.MAX_GRAD_NORM] = self.config.max_grad_norm
+        self.nets = {name: Net(packed[name], packed.get(target)) for name, target in targets.items()}
+        self.results, self.temperature_numbers = np.zeros(num_results), np.zeros(3, np.float32)  # as torch saves them
+        self.job = np.zeros(1, step.JOB)
+        self._kept: dict[str, Any] = {}  # arrays that the job points to
+        self._seen: tuple[Tensor | None, ...] = (None, None)  # observations of the last batch, if the job points to them
+        with COMPILING:
+            self.job["forward"], self.job["backward"] = (
+                kernels.network.forward_address(True),
+                kernels.network.backward_address(True),
+            )
+            self.job["input_slopes"] = kernels.network.input_slopes_address()
+        self._keep("results", self.results)
+        self._keep("temperature", self.temperature_numbers)
+        self._keep("barrier", self._crew.barrier)
+        for name, net in self.nets.items():
+            self._keep(name, net.record)
+        self.job["learning_rate"], self.job["eps"] = config.learning_rate, config.adam_eps
+        self.job["max_grad_norm"] = config.max_grad_norm
 
-    def arrays_of(self, batch: Transitions) -> tuple[np.ndarray, ...]:
-        """Observations as vectors, and the other fields, as kernels take them; the last ones if these are the same tensors."""
-        if not all(map(is_, batch[:5], self._seen)):
+    def _keep(self, name: str, array: np.ndarray) -> None:
+        self._kept[name], self.job[name] = array, array.ctypes.data
+
+    def _make_room(self, count: int) -> None:
+        """Allocate what steps on batches of that size need."""
+        self.job["count"], self.job["shard_rows"] = count, (rows := step.shard_rows(count))
+        shards = -(-count // rows)
+        self.tuner = ThreadTuner(min(self._most, shards))
+        for net in self.nets.values():
+            net.keep("gradients", aligned_zeros((shards * net.size,), np.float32))
+        works = sum(2 * int(net.record["count"][0] * net.record["work_size"][0]) for net in self.nets.values())
+        self.job["memory_size"] = size = 2 * works + TILE * (int(self.job["action_size"][0]) + 1)
+        self._keep("memory", aligned_zeros((self.tuner.most * size,), np.float32))
+        self._keep("stats", np.zeros((shards, step.STATS)))
+
+    def _step(self, batch: Transitions, **arrays: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the kernel on a batch and other arrays; returns what `gradient_step` does."""
+        job = self.job
+        if batch.obs is not self._seen[0] or batch.next_obs is not self._seen[1]:
             encode: Any = self._acting.body.input
-            obs, following = (encode(part).flatten(1).contiguous() for part in (batch.obs, batch.next_obs))
-            rewards, discounts, weights = batch.rewards.numpy(), batch.discounts.numpy(), batch.weights.numpy()
-            self._views = [obs.numpy(), None, rewards, following.numpy(), discounts, weights]
+            obs, following = self._kept["inputs"] = tuple(
+                encode(part).flatten(1).contiguous() for part in (batch.obs, batch.next_obs)
+            )
             in_place = obs.data_ptr() == batch.obs.data_ptr() and following.data_ptr() == batch.next_obs.data_ptr()
-            self._seen = batch[:5] if in_place else (None,) * 5
-        self._views[1] = self.actions_of(batch)
-        return tuple(self._views)
-
-    def actions_of(self, batch: Transitions) -> np.ndarray:
-        """Actions as the kernels take them."""
-        return batch.actions.tanh().numpy()
-
-    def stepped(self, is_finite: bool, errors: np.ndarray) -> tuple[Tensor, Tensor]:
-        """What `gradient_step` returns."""
+            self._seen = (batch.obs, batch.next_obs) if in_place else (None, None)
+            job["obs"], job["next_obs"], job["obs_size"] = obs.data_ptr(), following.data_ptr(), obs.shape[1]
+        arrays |= {"rewards": batch.rewards, "discounts": batch.discounts, "importance": batch.weights}
+        for name, array in arrays.items():
+            assert array.is_contiguous(), name
+            job[name] = array.data_ptr()
+        if job["count"][0] != len(batch.rewards):
+            self._make_room(len(batch.rewards))
+        errors = torch.empty(len(batch.rewards))
+        job["errors"] = errors.data_ptr()
+        due = (self.gradient_steps + 1) % self.config.target_every == 0
+        job["target_rate"] = self.config.target_rate if due else 0.0
+        began = time.perf_counter()
+        is_finite = self._crew.run(job.ctypes.data, self.tuner.count)
+        self.tuner.took(1.0, time.perf_counter() - began)
         if not is_finite:
             raise NonFiniteError(
                 f"The loss or its gradient is not finite: {dict(zip(self.METRICS, self.results.tolist(), strict=False))}. "
                 "Continue from a checkpoint, with a lower learning_rate."
             )
         self._is_current = False
-        return torch.from_numpy(errors), torch.from_numpy(self.results.copy())
+        return errors, torch.from_numpy(self.results.copy())
 
     def scale_learning_rates(self, factor: float) -> None:
         """Set all learning rates to a part of what they were at first."""
-        for place, name in ((numbers.LEARNING_RATE, "actor"), (numbers.CRITIC_RATE, "critics")):
+        for field, name in (("learning_rate", "actor"), ("critic_rate", "critics")):
             trained = self.packed[name].trained if name in self.packed else None
-            self.numbers[place] = factor * trained.learning_rate if trained is not None else 0.0
-
-    def _set_target_rate(self) -> None:
-        """Move targets in this step if it is due."""
-        due = (self.gradient_steps + 1) % self.config.target_every == 0
-        self.numbers[numbers.TARGET_RATE] = self.config.target_rate if due else 0.0
+            self.job[field] = factor * trained.learning_rate if trained is not None else 0.0
 
     def move_targets(self) -> None:
         """Kernels have moved them."""
+
+    def threads(self) -> tuple[int, int]:
+        """See `Learner.threads`."""
+        return self.tuner.best, self.tuner.most
+
+    def close(self) -> None:
+        """Stop the helper threads."""
+        self._crew.close()
 
     def prepare(self, experience: Rollout) -> None:
         """See `OffPolicy.prepare`."""
@@ -241,27 +303,17 @@ class NativeDQN(DQN, Compiled):
         super().__init__(policy, config, setup)
         network, target = self.network, self.target
         self.chain = chain_of(network.body, network.body.input.num_features, network.num_actions)
-        self.other = Packed(self.chain, _linear_layers(target.body, target.advantage))
+        other = Packed(self.chain, _linear_layers(target.body, target.advantage))
         own = Packed(self.chain, _linear_layers(network.body, network.advantage), self.online)
-        self._compile({"actor": own, "target": self.other}, len(self.METRICS))
-        self.works = [aligned_zeros((self.chain.work_size,), np.float32) for _ in range(3)]
-        self.no_masks = np.zeros((0, 0), np.bool_)
-
-    def actions_of(self, batch: Transitions) -> np.ndarray:
-        """Indices of actions."""
-        return batch.actions.numpy()
+        self._compile("dqn_step", {"actor": own, "target": other}, {"actor": "target"}, len(self.METRICS))
+        self.job["double"] = config.double
 
     def gradient_step(self, batch: Transitions) -> tuple[Tensor, Tensor]:
         """See `OffPolicy.gradient_step`."""
-        own, errors = self.packed["actor"], np.empty(len(batch.rewards), np.float32)
-        self._set_target_rate()
+        own, masks = self.packed["actor"], batch.next_masks
         own.steps += 1
-        masks = self.no_masks if batch.next_masks is None else batch.next_masks.numpy()
-        is_finite = self.kernels.dqn_step(
-            self.addresses, self.lists, self.numbers, np.array([own.steps, self.config.double]), self.chain.layers, own.arrays,
-            self.other.weights, *self.works, self.arrays_of(batch), masks, errors, self.results,
-        )  # fmt: skip
-        return self.stepped(is_finite, errors)
+        self.job["actor_steps"], self.job["has_masks"] = own.steps, masks is not None
+        return self._step(batch, actions=batch.actions, masks=batch.actions if masks is None else masks)
 
 
 class _ActorCritic(Compiled):
@@ -284,28 +336,17 @@ class _ActorCritic(Compiled):
         }
         if target_actor is not None:
             packed["target_actor"] = Packed(self.actor_chain, _linear_layers(target_actor.body, target_actor.last))
-        self._compile(packed, 6)
-        self.numbers[numbers.CRITIC_RATE] = config.critic_learning_rate or config.learning_rate  # type: ignore[attr-defined]
-        count = self.critics.count
-        self.works = (
-            *(aligned_zeros((self.actor_chain.work_size,), np.float32) for _ in range(2)),
-            *(aligned_zeros((count, self.critic_chain.work_size), np.float32) for _ in range(2)),
-        )
-        self.temperature_numbers = np.zeros(3, np.float32)  # as torch saves them
+        self._compile("actor_critic_step", packed, {"actor": "target_actor", "critics": "targets"}, 6)
+        self.job["action_size"] = size
+        self.job["critic_rate"] = config.critic_learning_rate or config.learning_rate  # type: ignore[attr-defined]
 
-    def _step(self, batch: Transitions, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def _improve(self, batch: Transitions, noise: Tensor, improves: bool) -> tuple[Tensor, Tensor]:
+        """A step of the critics and, if it `improves`, of the actor."""
         own, critics = self.packed["actor"], self.packed["critics"]
-        errors = np.empty(len(batch.rewards), np.float32)
-        self._set_target_rate()
         critics.steps += 1
-        own.steps += int(self.numbers[numbers.ACTOR_STEP])
-        target_actor = self.packed.get("target_actor", own).weights
-        is_finite = self.kernels.actor_critic_step(
-            self.addresses, self.lists, self.numbers, np.array([critics.steps, own.steps]), self.actor_chain.layers,
-            self.critic_chain.layers, own.arrays, target_actor, critics.arrays, self.packed["targets"].weights,
-            self.temperature_numbers, self.works, self.arrays_of(batch), noise.numpy(), errors, self.results,
-        )  # fmt: skip
-        return self.stepped(is_finite, errors)
+        own.steps += improves
+        self.job["critic_steps"], self.job["actor_steps"], self.job["improves"] = critics.steps, own.steps, improves
+        return self._step(batch, actions=batch.actions.tanh(), noise=noise)
 
 
 class NativeSAC(SAC, _ActorCritic):
@@ -320,17 +361,16 @@ class NativeSAC(SAC, _ActorCritic):
         if self.is_discrete:
             raise UnsupportedError("its actions are discrete")
         self._pack(self.target, None, 2 * self.actor.num_actions)
-        settings = {numbers.IS_SAC: 1.0, numbers.ACTOR_STEP: 1.0, numbers.ADAPTS: float(self.trained_temperature is not None)}
-        settings |= {numbers.TARGET_ENTROPY: self.target_entropy, numbers.LOW: LOG_STD_RANGE[0], numbers.HIGH: LOG_STD_RANGE[1]}
-        for place, value in settings.items():
-            self.numbers[place] = value
+        self.job["is_sac"], self.job["adapts"] = True, self.trained_temperature is not None
+        self.job["target_entropy"] = self.target_entropy
+        self.job["log_std_low"], self.job["log_std_high"] = LOG_STD_RANGE
         self.temperature_numbers[0] = float(self.temperature.log.detach())
 
     def gradient_step(self, batch: Transitions) -> tuple[Tensor, Tensor]:
         """See `OffPolicy.gradient_step`."""
         size = self.actor.num_actions
         noise = torch.stack([self.normals(len(batch.rewards), size) for _ in range(2)])
-        return self._step(batch, noise)
+        return self._improve(batch, noise, True)
 
     def state_dict(self) -> dict[str, Any]:
         """As of the torch version."""
@@ -361,14 +401,14 @@ class NativeTD3(TD3, _ActorCritic):
     def __init__(self, policy: Policy, config: TD3Config, setup: LearnerSetup | None = None):
         super().__init__(policy, config, setup)
         self._pack(self.target_critics, self.target_actor, self.actor.num_actions)
-        self.numbers[numbers.NOISE], self.numbers[numbers.NOISE_CLIP] = config.target_noise, config.target_noise_clip
+        self.job["target_noise"], self.job["target_noise_clip"] = config.target_noise, config.target_noise_clip
         self.results[3] = np.nan  # the policy loss of the last step that had one
 
     def gradient_step(self, batch: Transitions) -> tuple[Tensor, Tensor]:
         """See `OffPolicy.gradient_step`."""
-        self.numbers[numbers.ACTOR_STEP] = self.gradient_steps % self.config.policy_every == 0
-        noise = self.normals(1, len(batch.rewards), self.actor.num_actions).expand(2, -1, -1)
-        errors, found = self._step(batch, noise)
+        noise = torch.zeros(2, len(batch.rewards), self.actor.num_actions)  # the actor's own actions have none
+        noise[0] = self.normals(*noise.shape[1:])
+        errors, found = self._improve(batch, noise, self.gradient_steps % self.config.policy_every == 0)
         return errors, found[: len(self.METRICS)]  # a deterministic actor has no entropy
 
 

@@ -57,7 +57,7 @@ class Critics(nn.Module):
         if actions is not None:
             x = torch.cat([x, actions], -1)
         x = x.expand(self.count, *x.shape)
-        for layer, norm in zip(self.layers[:-1], self.norms, strict=True):  # type: ignore[arg-type]
+        for layer, norm in zip(self.layers[:-1], self.norms, strict=True):
             x = self.activation(norm(layer(x)))
         return self.layers[-1](x).float()
 

@@ -46,7 +46,7 @@ class DenseChain:
         rows[:, network.SOURCE] = np.arange(len(sizes)) - 1
         rows[1:, network.INPUTS] = sizes[:-1]
         rows[:, network.WORK] = TILE * (np.cumsum(rows[:, network.STRIDE]) - rows[:, network.STRIDE])
-        rows[0, network.KIND] = network.HELD
+        rows[0, network.KIND], rows[0, network.FLAT_BIAS] = network.INPUT, -1
         rows[1:-1, network.ACTIVATION] = getattr(gemm, activation.upper())
         self.work_size = TILE * int(rows[:, network.STRIDE].sum())
         self.places: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []

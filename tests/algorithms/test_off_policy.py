@@ -11,6 +11,7 @@ import hurtle
 from hurtle.errors import HurtleError
 from hurtle.tracking.checkpoints import Checkpoints, load_checkpoint
 
+SLOW = pytest.mark.slow
 HOW = {"progress": "quiet", "trackers": (), "eval_episodes": 20, "num_envs": 4, "preset": False, "hidden_sizes": (32, 32)}
 REPLAY = {"learning_starts": 64, "capacity": 2_000, "batch_size": 64}
 SETTINGS = {
@@ -61,7 +62,7 @@ def env_for(algorithm):
     ("algorithm", "options"),
     [
         ("dqn", {}),
-        ("dqn", {"double": False, "dueling": True, "n_step": 3, "target_rate": 0.1, "target_every": 1}),
+        pytest.param("dqn", {"double": False, "dueling": True, "n_step": 3, "target_rate": 0.1, "target_every": 1}, marks=SLOW),
         ("dqn", {"distributional": "qr", "num_atoms": 11, "priority_alpha": 0.6, "rescale_values": True}),
         ("rainbow", {}),
         ("sac", {}),
@@ -102,11 +103,11 @@ def weights_of(run):
     ],
 )
 def test_a_resumed_run_equals_one_that_was_never_stopped(env, algorithm, options, tmp_path):
-    how = {**HOW, **SETTINGS[algorithm], "batch_size": 16, "total_steps": 512, "runs": tmp_path, "eval_episodes": 2, **options}
+    how = {**HOW, **SETTINGS[algorithm], "batch_size": 16, "total_steps": 256, "runs": tmp_path, "eval_episodes": 2, **options}
     if algorithm == "pqn":
         del how["batch_size"]
     whole = hurtle.train(env, algorithm=algorithm, name="whole", **how)
-    half = hurtle.train(env, algorithm=algorithm, callbacks=[lambda trainer: trainer.steps < 256], **how)
+    half = hurtle.train(env, algorithm=algorithm, callbacks=[lambda trainer: trainer.steps < 128], **how)
     resumed = hurtle.train(resume=half.path, progress="quiet", trackers=())
     expected, found = weights_of(whole), weights_of(resumed)
     assert resumed.steps == whole.steps
@@ -127,7 +128,7 @@ def test_without_its_replay_buffer_a_run_first_collects_again(tmp_path):
     assert shares[-1] < 1.0
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "sac"])
+@pytest.mark.parametrize("algorithm", ["dqn", pytest.param("sac", marks=SLOW)])
 def test_only_legal_actions_are_taken(algorithm, tmp_path):
     """The env asserts it, in training and in evaluation."""
     how = {
@@ -148,8 +149,8 @@ def test_only_legal_actions_are_taken(algorithm, tmp_path):
     [
         ("cartpole", "dqn", {}),
         ("cartpole", "rainbow", {}),
-        ("cartpole", "dqn", {"dueling": True, "noisy": True, "distributional": "qr", "num_atoms": 5}),
-        ("cartpole", "sac", {}),
+        pytest.param("cartpole", "dqn", {"dueling": True, "noisy": True, "distributional": "qr", "num_atoms": 5}, marks=SLOW),
+        pytest.param("cartpole", "sac", {}, marks=SLOW),
         ("pendulum", "sac", {"normalize_observations": True}),
         ("pendulum", "td3", {}),
     ],

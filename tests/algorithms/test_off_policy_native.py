@@ -108,6 +108,23 @@ def test_a_run_can_change_gears(name):
     assert torch_one.gradient_steps == 0
 
 
+@pytest.mark.parametrize("name", ["dqn", "sac", "td3"])
+def test_results_do_not_depend_on_the_number_of_threads(name, other_number_each_call):
+    alone, together = learners(name, gears=("native", "native"))
+    alone._most = 1
+    for k in range(8):
+        results = [learner.gradient_step(batch(300, name == "dqn", seed=k)) for learner in (alone, together)]
+        for one, other in zip(*results, strict=True):
+            assert torch.equal(one, other) or torch.isnan(one).any()
+        if not k:
+            other_number_each_call(together, "tuner")
+    assert together.threads()[1] == 4
+    for one, other in zip(alone.packed.values(), together.packed.values(), strict=True):
+        assert np.array_equal(one.weights, other.weights)
+        assert np.array_equal(one.second, other.second)
+    together.close()
+
+
 def test_inputs_that_are_not_plain_numbers():
     """One-hot inputs are made anew for each batch, although the buffer's memory is the same."""
     algorithm = find_algorithm("dqn")

@@ -221,6 +221,7 @@ def test_a_disk_that_is_full_leaves_the_old_file(tmp_path, traced_before, monkey
     assert file.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_threads_export_one_at_a_time(tmp_path, monkeypatch):
     """Each sets the process's logging, output and random numbers, and must find them as they were."""
     run, at_work, most = hand_made(tmp_path), [], []
@@ -263,6 +264,7 @@ def test_the_rounding_of_large_observations_is_no_difference(tmp_path, seed):
     hurtle.export(relu_run(tmp_path, seed), tmp_path / "policy.onnx", outputs=("action", "value", "logits"))
 
 
+@pytest.mark.slow
 def test_large_observations_do_not_hide_a_difference_elsewhere(tmp_path, monkeypatch):
     spoil(monkeypatch, 1e-3)  # far less than rounding at the largest observations
     with pytest.raises(PolicyFileError, match=r"'logits' differs by"):

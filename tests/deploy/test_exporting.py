@@ -155,6 +155,7 @@ def test_sampled_gaussians_have_the_mean_and_the_deviation_of_the_distribution(t
     assert_mean((actions - heads["mean"]) ** 2, deviation**2, np.sqrt(2) * deviation**2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [pytest.param(".onnx", marks=pytest.mark.slow), ".pt2"])
 def test_sampled_betas_have_the_mean_and_the_deviation_of_the_distribution(tmp_path, suffix):
     actions, heads = drawn(export_sampling(tmp_path, suffix, (WIDE, "beta")))
@@ -166,6 +167,7 @@ def test_sampled_betas_have_the_mean_and_the_deviation_of_the_distribution(tmp_p
     assert_mean(squares, variance, squares.std(0))
 
 
+@pytest.mark.slow
 def test_squashed_samples_stay_inside(tmp_path):
     actions, heads = drawn(export_sampling(tmp_path, ".onnx", "squashed"))
     low, high = np.array([-2.0, 0.0]), np.array([2.0, 3.0])
@@ -190,6 +192,7 @@ def test_a_file_is_either_deterministic_or_not(shared_export):
             sampling.act(obs, deterministic=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".onnx", pytest.param(".pt2", marks=pytest.mark.slow)])
 def test_a_sampling_recurrent_policy_with_masks(tmp_path, suffix):
     run, file = hand_made(tmp_path, recurrent="gru"), tmp_path / f"policy{suffix}"
@@ -200,6 +203,7 @@ def test_a_sampling_recurrent_policy_with_masks(tmp_path, suffix):
     assert set(actions) == {0, 2}  # actions begin at -1
 
 
+@pytest.mark.slow
 def test_a_users_distribution_that_draws_by_itself_is_not_sampled(tmp_path):
     module = own_module(OBSERVATIONS["float32"], spaces.Discrete(3))
     run, _ = write_run(tmp_path, random_env(OBSERVATIONS["float32"], spaces.Discrete(3)), module=module)
@@ -303,6 +307,7 @@ def test_export_and_eval_on_the_command_line(tmp_path, capsys):
     assert "none.onnx" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_sampling_files_on_the_command_line(tmp_path, capsys):
     run, _ = write_run(tmp_path / "runs", "cartpole")
     file = tmp_path / "cartpole.pt2"

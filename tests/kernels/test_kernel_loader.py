@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from hurtle.kernels import loader as kernel_loader
 
 
@@ -37,6 +39,7 @@ def test_another_kind_of_policy_says_once_that_it_compiles(monkeypatch, capsys):
         marker.unlink()
 
 
+@pytest.mark.slow
 def test_two_processes_that_start_together_both_find_it(tmp_path):
     code = "from hurtle.kernels.loader import load_kernels; print(load_kernels().__name__)"
     env = {**os.environ, "HURTLE_CACHE_DIR": str(tmp_path)}

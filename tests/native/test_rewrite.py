@@ -711,6 +711,7 @@ def test_numba_errors_name_the_authors_line(write_module, lines, blamed):
     assert "debug=True" in message
 
 
+@pytest.mark.slow
 def test_numba_errors_name_the_authors_line_wherever_the_cache_is(write_module, tmp_path, monkeypatch):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -115,6 +115,7 @@ def test_what_comes_in_the_warm_up_is_not_counted():
     assert 0 < found.answers < server.requests * 0.6
 
 
+@pytest.mark.slow
 @repeated
 def test_an_open_loop_counts_from_when_a_request_was_due():
     """One answer takes 0.3 s, the others none: a closed loop sees one slow request, yet all that were due then are late."""

@@ -102,6 +102,7 @@ def test_names_that_are_none_do_not_travel(server):
     assert b"hurtle_processes 2" in ask(port, path="/metrics")[1]
 
 
+@pytest.mark.slow
 def test_many_models_are_counted_too(tmp_path):
     for n in range(150):
         (tmp_path / f"m{n}" / "1").mkdir(parents=True)

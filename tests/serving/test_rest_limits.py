@@ -186,6 +186,7 @@ def test_what_a_slow_client_has_read_is_no_longer_counted(server):
     wait_until(lambda: memory.used == 0)
 
 
+@pytest.mark.slow
 def test_a_slow_client_gets_all_of_the_last_answer_while_it_reads(server, monkeypatch):
     monkeypatch.setattr(http, "WRITE_SECONDS", 1)
     server.service.outputs = {"x": np.zeros(32 * MIB, np.uint8)}

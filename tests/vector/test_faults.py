@@ -234,6 +234,7 @@ def test_restart_in_a_reset(tmp_path):
         assert "worker_restarted" not in infos
 
 
+@pytest.mark.slow
 def test_gives_up_on_a_worker_that_always_dies():
     vec = make(partial(Faulty, what="exit", at=0, seeds=(1,)), 2, num_workers=1, restart_workers=True)
     with pytest.raises(WorkerDiedError, match=r"Gave up after 3 restarts in a row\. Worker 0 .* exited with code 7"):
@@ -251,6 +252,7 @@ def test_stuck_env_is_named_with_its_stack():
     vec.close()
 
 
+@pytest.mark.slow
 def test_stuck_env_in_a_pool_is_noticed_though_others_go_on():
     vec = make(partial(Faulty, what="stick", seeds=(1,)), 2, step_timeout=0.4, batch_size=1)
     vec.async_reset(seed=0)
@@ -289,6 +291,7 @@ def test_an_env_is_not_charged_for_those_before_it():
         step(vec, 2)
 
 
+@pytest.mark.slow
 def test_slow_envs_are_not_stuck():
     """The limit is for one step of one env, not for all of a worker's work."""
     with make(partial(Slow, seconds=0.3), 4, num_workers=1, step_timeout=1.0, check=False) as vec:
@@ -459,6 +462,7 @@ def test_a_call_that_takes_too_long():
     vec.close()
 
 
+@pytest.mark.slow
 def test_a_call_to_a_dead_worker_that_is_replaced():
     with make(Counter, 2, restart_workers=True) as vec:
         vec.reset(seed=0)
@@ -479,6 +483,7 @@ class Chatty(Counter):
         return obs, {"map": 5}
 
 
+@pytest.mark.slow
 def test_restarted_envs_that_say_something_are_all_marked():
     with make(Chatty, 8, restart_workers=True) as vec:
         vec.reset(seed=0)

@@ -154,6 +154,7 @@ def test_pool_by_env_id(order):
             assert counts.max() - counts.min() <= 1
 
 
+@pytest.mark.slow
 def test_a_pool_returns_the_first_that_are_ready():
     with make(partial(Slow, seconds=0.0, slow=0.5, slow_seed=1), 2, batch_size=1) as vec:
         vec.async_reset(seed=0)
@@ -165,6 +166,7 @@ def test_a_pool_returns_the_first_that_are_ready():
         assert sum(slow) <= 2
 
 
+@pytest.mark.slow
 def test_single_envs_and_their_processes():
     with make(Placed, 3, render_mode="rgb_array") as vec:
         vec.reset(seed=0)
@@ -212,6 +214,7 @@ def test_a_killed_actor_is_an_error():
     assert ray.is_initialized()  # not ours to shut down
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["SAME_STEP", pytest.param("NEXT_STEP", marks=pytest.mark.slow)])
 def test_lost_envs_come_back_truncated(mode, tmp_path):
     """Env 3 kills its process in its second step; envs 2 and 3 start new episodes, and envs 0 and 1 are unaffected."""
@@ -289,6 +292,7 @@ def test_makers_that_fail(maker, message):
         make(maker, num_workers=1)
 
 
+@pytest.mark.slow
 def test_a_stuck_env_is_named():
     """Env 2 of three in the worker; the traceback says where."""
     with make(partial(Faulty, "stick", at=2, seeds=(2,)), 3, num_workers=1, step_timeout=0.4) as vec:

@@ -44,11 +44,30 @@ COLUMNS = 27
 DENSE = 0
 OWN_CODE = 1  # another function runs it
 HELD = 2  # has no code of its own: weights or memory for one with OWN_CODE
+INPUT = 3  # holds the inputs of a chain (policies/dense_chain.py)
 
+BLOCK, BLOCK_COLUMNS = 512, 6
+"""Weights that one thread sums and steps at a time, and the columns of `weight_blocks`."""
 PAGE, FEW_PAGES = 1024, 32
 """Rows this far apart, in floats, are on a memory page each; so many fit into the CPU's table of pages, with room to spare."""
 TRANSPOSED_ROWS = WIDTH
 """Inputs transposed at a time; they must start at a multiple of this."""
+
+
+def weight_blocks(layers: np.ndarray) -> np.ndarray:
+    """The trained weights in blocks: start, length; for those that have a transposed copy, the layer, panel and its rows."""
+    blocks: list[tuple[int, ...]] = []
+    for n, layer in enumerate(layers):
+        inputs, panels, width = (int(layer[column]) for column in (INPUTS, PANELS, PANEL_WIDTH))
+        own, step = n if layer[TRANSPOSED] >= 0 else -1, max(1, BLOCK // width)
+        for panel in range(panels):
+            for first in range(0, inputs, step):
+                last = min(inputs, first + step)
+                start = layer[WEIGHT] + (panel * inputs + first) * width
+                blocks.append((start, (last - first) * width, own, panel, first, last))
+        if layer[FLAT_BIAS] >= 0:
+            blocks.append((layer[BIAS], panels * width, -1, 0, 0, 0))
+    return np.array(blocks, np.int64).reshape(-1, BLOCK_COLUMNS)
 
 
 @jit
@@ -107,7 +126,9 @@ def backward(weights, layers, first, last, x, x_at, x_stride, rows, work, slopes
         for q in range(0, rows, step):
             left, right = (a[0], a[1] + q * a[2], a[2]), (slopes, own + q * stride, stride, width)
             add_transposed(c, left, right, (slopes, 0, 0), inputs, min(step, rows - q), panels, width)
-        if layers[n, KIND] == HELD or source < 0 or (n + 1 < last and layers[n + 1, SOURCE] == source):
+        if layers[n, KIND] == HELD or source < 0 or layers[source, KIND] == INPUT:
+            continue
+        if n + 1 < last and layers[n + 1, SOURCE] == source:
             continue
         if n > first and layers[n - 1, SOURCE] == source:  # two heads on one body: the policy's part first, then the value's
             _backward_inputs(weights, layers, n - 1, rows, work, slopes, more)

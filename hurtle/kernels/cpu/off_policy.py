@@ -1,7 +1,8 @@
 """One gradient step of DQN, or of SAC and TD3, on a batch from a replay buffer: losses, gradients, Adam, target networks.
 
-batch → tiles of rows → forward, slopes, backward → Adam on packed weights. Networks are chains of dense layers whose layer 0 is
-the input, see `policies/dense_chain.py`. Their arrays come as tuples: (weights, gradients, first moments, second moments).
+batch → shards of rows → gradient of each → sum → norm → Adam on packed weights, on several threads. Networks are chains of
+dense layers whose layer 0 is the input, see `policies/dense_chain.py`. Shards of rows and blocks of weights depend only on
+sizes, so results are the same on any number of threads.
 """
 
 from __future__ import annotations
@@ -10,37 +11,266 @@ import math
 
 import numpy as np
 
-from .host import TILE, entry, f4, jit, joined
-from .network import (
-    INPUTS,
-    OUTPUTS,
-    PANELS,
-    STRIDE,
-    WORK,
-    call_backward,
-    call_forward,
-    call_input_slopes,
-    transpose_rows,
-)
-from .update import flushed, sum_of_squares
+from . import network
+from .host import TILE, entry, f4, jit, joined, viewing
+from .memory import ANY, bools_at, doubles_at, floats_at, ints_at, places_at, table_at, view
+from .network import OUTPUTS, STRIDE, WORK, call_backward, call_forward, call_input_slopes, transpose_rows
+from .sync import wait_for_all
+from .update import flushed, sum_shards
 from .vector_math import exp
 
-LEARNING_RATE, EPS, MAX_GRAD_NORM, TARGET_RATE = 0, 1, 2, 3
-"""Numbers of every step; TARGET_RATE is 0 where targets stay."""
-CRITIC_RATE, ADAPTS, TARGET_ENTROPY, ACTOR_STEP, IS_SAC, NOISE, NOISE_CLIP, LOW, HIGH = range(4, 13)
-"""Those of SAC and TD3: ADAPTS, ACTOR_STEP and IS_SAC are 0 or 1."""
-NUMBERS = 13
+MAX_SHARDS = 8
 BETA1, BETA2 = 0.9, 0.999
 LN2 = f4(math.log(2.0))
 HALF_LOG_2PI = f4(0.5 * math.log(2.0 * math.pi))
+STATS = 4
+"""Sums of a shard: those of its losses and of what is reported."""
+
+NET = np.dtype(
+    [(name, np.uint64) for name in ["weights", "gradients", "total", "first", "second", "target", "layers", "blocks", "norms"]]
+    + [(name, np.int64) for name in ["count", "packed_size", "trained_size", "depth", "num_blocks", "work_size"]]
+)
+"""A network, or `count` of one shape: [count, packed_size] weights and targets, [count, trained_size] moments and gradients."""
+_ARRAYS = """
+obs actions rewards next_obs discounts importance masks noise errors results stats temperature barrier memory actor critics
+"""
+_INTS = """
+forward backward input_slopes count obs_size action_size has_masks double is_sac adapts improves critic_steps actor_steps
+shard_rows memory_size
+"""
+_FLOATS = """
+learning_rate critic_rate eps max_grad_norm target_rate target_entropy target_noise target_noise_clip log_std_low log_std_high
+"""
+JOB = np.dtype(
+    [(name, np.uint64) for name in _ARRAYS.split()]
+    + [(name, np.int64) for name in _INTS.split()]
+    + [(name, np.float64) for name in _FLOATS.split()]
+)
+"""The arguments of a step. `target_rate` is 0 where targets stay; `actor` and `critics` are addresses of `NET`s; `masks`,
+`noise` [2, B, D] and `temperature` (its logarithm and two moments) are read where the algorithm has them."""
+jobs_at, nets_at = view(JOB), view(NET)
+
+
+def shard_rows(count: int) -> int:
+    """Rows per shard for batches of `count`: whole tiles, at most MAX_SHARDS shards."""
+    return TILE * max(1, -(-count // (TILE * MAX_SHARDS)))
+
+
+@entry
+def dqn_step(job, thread, threads):
+    """A step of DQN, whose network is the job's actor, as one of `threads` threads.
+
+    Output: TD errors [B]; results: loss, mean Q, mean |TD error|, norm. Returns whether the gradient is finite; if not, or if a
+    thread aborted, nothing was changed.
+    """
+    j = jobs_at(job, 1)[0]
+    net, barrier, results = nets_at(j.actor, 1)[0], ints_at(j.barrier, ANY), doubles_at(j.results, 4)
+    memory, shards = np.int64(j.memory) + 4 * thread * j.memory_size, (j.count + j.shard_rows - 1) // j.shard_rows
+    for s in range(thread, shards, threads):
+        stats, gradients = _begin_shard(j, net, s)
+        for low in range(s * j.shard_rows, min(j.count, (s + 1) * j.shard_rows), TILE):
+            _add_q_tile(j, net, memory, low, min(TILE, j.count - low), gradients, stats)
+    if not wait_for_all(barrier, threads):
+        return 0
+    _sum_gradients(net, shards, thread, threads)
+    if not wait_for_all(barrier, threads):
+        return 0
+    norm, loss = _norm_of(net), _sum_stats(j, shards, 0)
+    if thread == 0:
+        results[0], results[1], results[2] = loss, _sum_stats(j, shards, 1) / j.count, _sum_stats(j, shards, 2) / j.count
+        results[3] = norm
+    if not math.isfinite(norm + loss):
+        return 0
+    _step(j, net, j.learning_rate, norm, j.actor_steps, thread, threads)
+    _move_target(j, net, thread, threads)
+    return 1
+
+
+@entry
+def actor_critic_step(job, thread, threads):
+    """A step of SAC or TD3 with any number of critics, as one of `threads` threads.
+
+    Output: TD errors [B]; results: value loss, mean Q, mean |TD error|, policy loss, entropy, temperature. Returns whether
+    gradients are finite; if not, or if a thread aborted, what was about to be stepped is unchanged.
+    """
+    j = jobs_at(job, 1)[0]
+    actor, critics, barrier = nets_at(j.actor, 1)[0], nets_at(j.critics, 1)[0], ints_at(j.barrier, ANY)
+    results, temperature = doubles_at(j.results, 6), floats_at(j.temperature, 3)
+    memory, shards = np.int64(j.memory) + 4 * thread * j.memory_size, (j.count + j.shard_rows - 1) // j.shard_rows
+    alpha = f4(math.exp(temperature[0])) if j.is_sac else f4(0.0)
+    for s in range(thread, shards, threads):
+        stats, gradients = _begin_shard(j, critics, s)
+        for low in range(s * j.shard_rows, min(j.count, (s + 1) * j.shard_rows), TILE):
+            _add_critic_tile(j, actor, critics, memory, alpha, low, min(TILE, j.count - low), gradients, stats)
+    if not wait_for_all(barrier, threads):
+        return 0
+    _sum_gradients(critics, shards, thread, threads)
+    if not wait_for_all(barrier, threads):
+        return 0
+    norm, loss = _norm_of(critics), _sum_stats(j, shards, 0)
+    if thread == 0:
+        results[0], results[1] = loss, _sum_stats(j, shards, 1) / (j.count * critics.count)
+        results[2] = _sum_stats(j, shards, 2) / j.count
+    if not math.isfinite(norm + loss):
+        return 0
+    _step(j, critics, j.critic_rate, norm, j.critic_steps, thread, threads)
+    if j.improves:
+        if not wait_for_all(barrier, threads):
+            return 0
+        for s in range(thread, shards, threads):
+            stats, gradients = _begin_shard(j, actor, s)
+            for low in range(s * j.shard_rows, min(j.count, (s + 1) * j.shard_rows), TILE):
+                _add_actor_tile(j, actor, critics, memory, alpha, low, min(TILE, j.count - low), gradients, stats)
+        if not wait_for_all(barrier, threads):
+            return 0
+        _sum_gradients(actor, shards, thread, threads)
+        if not wait_for_all(barrier, threads):
+            return 0
+        norm, loss, entropy = _norm_of(actor), _sum_stats(j, shards, 0), _sum_stats(j, shards, 1) / j.count
+        if thread == 0:
+            results[3], results[4], results[5] = loss / j.count, entropy, alpha
+        if not math.isfinite(norm + loss):
+            return 0
+        _step(j, actor, j.learning_rate, norm, j.actor_steps, thread, threads)
+        if j.adapts and thread == 0:
+            _adapt(j, temperature, entropy - j.target_entropy)
+    _move_target(j, critics, thread, threads)
+    if not j.is_sac:
+        _move_target(j, actor, thread, threads)
+    return 1
+
+
+@viewing
+def _begin_shard(j, net, s):
+    """A shard's sums and gradients, set to zero."""
+    stats = doubles_at(np.int64(j.stats) + 8 * s * STATS, STATS)
+    stats[:] = 0.0
+    size = net.count * net.trained_size
+    gradients = floats_at(np.int64(net.gradients) + 4 * s * size, size)
+    gradients[:] = f4(0.0)
+    return stats, gradients
 
 
 @jit
-def _fill(work, layers, source, first, rows, column):
-    """Copy rows of a matrix into the input of a network, from a column on."""
-    at, stride, width = layers[0, WORK], layers[0, STRIDE], source.shape[1]
+def _sum_stats(j, shards, k):
+    stats, total = doubles_at(j.stats, ANY), 0.0
+    for s in range(shards):
+        total += stats[s * STATS + k]
+    return total
+
+
+@jit
+def _sum_gradients(net, shards, thread, threads):
+    """Sum a thread's share of the weights' gradients over the shards, and their squares by block."""
+    size, blocks = net.count * net.trained_size, table_at(net.blocks, net.num_blocks, network.BLOCK_COLUMNS)
+    gradients, total, norms = floats_at(net.gradients, ANY), floats_at(net.total, size), floats_at(net.norms, ANY)
+    for b in range(thread, net.count * net.num_blocks, threads):
+        e, k = b // net.num_blocks, b % net.num_blocks
+        norms[b] = sum_shards(gradients, 0, size, shards, total, e * net.trained_size + blocks[k, 0], blocks[k, 1])
+
+
+@jit
+def _norm_of(net):
+    norms, total = floats_at(net.norms, ANY), 0.0
+    for b in range(net.count * net.num_blocks):
+        total += norms[b]
+    return math.sqrt(total)
+
+
+@jit
+def _step(j, net, learning_rate, norm, steps, thread, threads):
+    """Adam on a thread's share of the weights, then the transposed copies."""
+    beta1, beta2, rest1, rest2 = f4(BETA1), f4(BETA2), f4(1.0 - BETA1), f4(1.0 - BETA2)
+    step_size, inverse_root = f4(learning_rate / (1.0 - BETA1**steps)), f4(1.0 / math.sqrt(1.0 - BETA2**steps))
+    eps, clip = f4(j.eps), f4(_clip_of(norm, j.max_grad_norm))
+    layers, blocks = _layers_of(net), table_at(net.blocks, net.num_blocks, network.BLOCK_COLUMNS)
+    for b in range(thread, net.count * net.num_blocks, threads):
+        e, k = b // net.num_blocks, b % net.num_blocks
+        at, length = e * net.trained_size + blocks[k, 0], blocks[k, 1]
+        own = floats_at(np.int64(net.weights) + 4 * e * net.packed_size, net.packed_size)
+        weights, gradients = own[blocks[k, 0] : blocks[k, 0] + length], floats_at(net.total, ANY)[at : at + length]
+        first, second = floats_at(net.first, ANY)[at : at + length], floats_at(net.second, ANY)[at : at + length]
+        for i in range(length):
+            gradient = clip * gradients[i]
+            first[i] = flushed(beta1 * first[i] + rest1 * gradient)
+            second[i] = flushed(beta2 * second[i] + rest2 * gradient * gradient)
+            weights[i] -= step_size * first[i] / (f4(math.sqrt(second[i])) * inverse_root + eps)
+        if blocks[k, 2] >= 0:
+            transpose_rows(own, layers, blocks[k, 2], blocks[k, 3], blocks[k, 4], blocks[k, 5])
+
+
+@jit
+def _move_target(j, net, thread, threads):
+    """Move a thread's share of the target's weights; only what a forward pass needs."""
+    rate, blocks = f4(j.target_rate), table_at(net.blocks, net.num_blocks, network.BLOCK_COLUMNS)
+    if rate == f4(0.0):
+        return
+    for b in range(thread, net.count * net.num_blocks, threads):
+        e, k = b // net.num_blocks, b % net.num_blocks
+        at, length = e * net.packed_size + blocks[k, 0], blocks[k, 1]
+        weights, target = floats_at(net.weights, ANY)[at : at + length], floats_at(net.target, ANY)[at : at + length]
+        for i in range(length):
+            target[i] = weights[i] if rate == f4(1.0) else target[i] + rate * (weights[i] - target[i])
+
+
+@jit
+def _adapt(j, temperature, slope):
+    """Adam on the logarithm of the temperature."""
+    slope *= _clip_of(abs(slope), j.max_grad_norm)
+    temperature[1] = BETA1 * temperature[1] + (1.0 - BETA1) * slope
+    temperature[2] = BETA2 * temperature[2] + (1.0 - BETA2) * slope * slope
+    corrected = math.sqrt(temperature[2] / (1.0 - BETA2**j.actor_steps)) + j.eps
+    temperature[0] -= j.learning_rate / (1.0 - BETA1**j.actor_steps) * temperature[1] / corrected
+
+
+@joined
+def _clip_of(norm, bound):
+    return min(1.0, bound / (norm + 1e-6))
+
+
+# Networks and their workspaces: in a thread's memory, the actor's outputs and slopes, those of each critic, then actions
+
+
+@viewing
+def _layers_of(net):
+    return table_at(net.layers, net.depth, network.COLUMNS)
+
+
+@viewing
+def _work_of(memory, net, e):
+    """The outputs of a network's layers; the slopes follow them."""
+    return floats_at(memory + 8 * e * net.work_size, net.work_size)
+
+
+@viewing
+def _slopes_of(memory, net, e):
+    return floats_at(memory + (8 * e + 4) * net.work_size, net.work_size)
+
+
+@jit
+def _forward(j, net, e, weights, work, rows):
+    """Run network e of the array of weights at that address."""
+    own = floats_at(np.int64(weights) + 4 * e * net.packed_size, net.packed_size)
+    call_forward(j.forward, own, _layers_of(net), 1, net.depth, work, 0, 0, rows, work, places_at(0, 0))
+
+
+@jit
+def _backward(j, net, e, work, slopes, rows, gradients):
+    """Add the gradient of network e."""
+    own = floats_at(np.int64(net.weights) + 4 * e * net.packed_size, net.packed_size)
+    at = e * net.trained_size
+    call_backward(
+        j.backward, own, _layers_of(net), 1, net.depth, work, 0, 0, rows, work, slopes, gradients, at, places_at(0, 0)
+    )  # fmt: skip
+
+
+@jit
+def _fill(work, layers, source, width, first, rows, column):
+    """Copy rows of a matrix of that width into the input of a network, from a column on."""
+    at, stride = layers[0, WORK], layers[0, STRIDE]
     for q in range(rows):
-        into, row = work[at + q * stride + column : at + q * stride + column + width], source[first + q]
+        into = work[at + q * stride + column : at + q * stride + column + width]
+        row = source[(first + q) * width : (first + q + 1) * width]
         for k in range(width):
             into[k] = row[k]
 
@@ -48,38 +278,180 @@ def _fill(work, layers, source, first, rows, column):
 @jit
 def _clear_slopes(slopes, layers, rows):
     last = layers.shape[0] - 1
-    at, size = layers[last, WORK], rows * layers[last, STRIDE]
-    part = slopes[at : at + size]
-    for k in range(size):
+    part = slopes[layers[last, WORK] : layers[last, WORK] + rows * layers[last, STRIDE]]
+    for k in range(part.shape[0]):
         part[k] = f4(0.0)
 
 
-@jit
-def _adam(weights, gradients, first, second, layers, rate, eps, clip, steps):
-    """Adam on one network's weights, then the transposed copies."""
-    beta1, beta2, rest1, rest2 = f4(BETA1), f4(BETA2), f4(1.0 - BETA1), f4(1.0 - BETA2)
-    step_size, inverse_root = f4(rate / (1.0 - BETA1**steps)), f4(1.0 / math.sqrt(1.0 - BETA2**steps))
-    epsilon, scale = f4(eps), f4(clip)
-    for k in range(first.shape[0]):
-        gradient = scale * gradients[k]
-        first[k] = flushed(beta1 * first[k] + rest1 * gradient)
-        second[k] = flushed(beta2 * second[k] + rest2 * gradient * gradient)
-        weights[k] -= step_size * first[k] / (f4(math.sqrt(second[k])) * inverse_root + epsilon)
-    for n in range(1, layers.shape[0]):
-        for panel in range(layers[n, PANELS]):
-            transpose_rows(weights, layers, n, panel, 0, layers[n, INPUTS])
+# DQN
 
 
 @jit
-def _move(target, weights, rate, size):
-    """Move a target network; only what a forward pass needs."""
-    for k in range(size):
-        target[k] = weights[k] if rate == 1.0 else target[k] + f4(rate) * (weights[k] - target[k])
+def _add_q_tile(j, net, memory, low, rows, gradients, stats):
+    """Add the gradient of Huber's loss on `rows` transitions, and loss, values and |TD errors|."""
+    layers, work, slopes, other = (
+        _layers_of(net),
+        _work_of(memory, net, 0),
+        _slopes_of(memory, net, 0),
+        _work_of(memory, net, 1),
+    )
+    at, stride, choices = layers[net.depth - 1, WORK], layers[net.depth - 1, STRIDE], layers[net.depth - 1, OUTPUTS]
+    obs, next_obs, actions = floats_at(j.obs, ANY), floats_at(j.next_obs, ANY), ints_at(j.actions, j.count)
+    rewards, discounts = floats_at(j.rewards, j.count), floats_at(j.discounts, j.count)
+    importance, errors, masks = floats_at(j.importance, j.count), floats_at(j.errors, j.count), bools_at(j.masks, ANY)
+    _fill(other, layers, next_obs, j.obs_size, low, rows, 0)
+    _forward(j, net, 0, net.target, other, rows)
+    if j.double:
+        _fill(work, layers, next_obs, j.obs_size, low, rows, 0)
+        _forward(j, net, 0, net.weights, work, rows)
+    for q in range(rows):
+        best, highest = -1, f4(-np.inf)
+        for k in range(choices):
+            value = work[at + q * stride + k] if j.double else other[at + q * stride + k]
+            legal = not j.has_masks or masks[(low + q) * choices + k]
+            if legal and (best < 0 or value > highest):
+                best, highest = k, value
+        following = other[at + q * stride + max(0, best)]
+        errors[low + q] = rewards[low + q] + discounts[low + q] * following
+    _fill(work, layers, obs, j.obs_size, low, rows, 0)
+    _forward(j, net, 0, net.weights, work, rows)
+    _clear_slopes(slopes, layers, rows)
+    for q in range(rows):
+        place = at + q * stride + actions[low + q]
+        error, share = work[place] - errors[low + q], importance[low + q] / f4(j.count)
+        size = abs(error)
+        slopes[place] = share * (f4(-1.0) if error < f4(-1.0) else f4(1.0) if error > f4(1.0) else error)
+        stats[0] += share * (f4(0.5) * error * error if size < f4(1.0) else size - f4(0.5))
+        stats[1] += work[place]
+        stats[2] += size
+        errors[low + q] = -error
+    _backward(j, net, 0, work, slopes, rows, gradients)
+
+
+# SAC and TD3
+
+
+@jit
+def _add_critic_tile(j, actor, critics, memory, alpha, low, rows, gradients, stats):
+    """Add the gradient of the critics' squared errors on `rows` transitions, and loss, values and |TD errors|."""
+    layers, depth, work = _layers_of(critics), critics.depth, _work_of(memory, actor, 0)
+    at, stride, own_memory = layers[depth - 1, WORK], layers[depth - 1, STRIDE], memory + 8 * actor.work_size
+    obs, next_obs, actions = floats_at(j.obs, ANY), floats_at(j.next_obs, ANY), floats_at(j.actions, ANY)
+    rewards, discounts = floats_at(j.rewards, j.count), floats_at(j.discounts, j.count)
+    importance, errors = floats_at(j.importance, j.count), floats_at(j.errors, j.count)
+    share = f4(1.0) / f4(j.count)
+    chosen = floats_at(own_memory + 8 * critics.count * critics.work_size, TILE * (j.action_size + 1))
+    log_probs = chosen[TILE * j.action_size :]
+    _fill(work, _layers_of(actor), next_obs, j.obs_size, low, rows, 0)
+    _forward(j, actor, 0, actor.weights if j.is_sac else actor.target, work, rows)
+    _act(j, actor, work, floats_at(j.noise, ANY), low, rows, f4(j.target_noise), chosen, log_probs)
+    for e in range(critics.count):
+        own = _work_of(own_memory, critics, e)
+        _fill(own, layers, next_obs, j.obs_size, low, rows, 0)
+        _fill(own, layers, chosen, j.action_size, 0, rows, j.obs_size)
+        _forward(j, critics, e, critics.target, own, rows)
+    first = _work_of(own_memory, critics, 0)
+    for q in range(rows):
+        lowest = first[at + q * stride]
+        for e in range(1, critics.count):
+            lowest = min(lowest, first[2 * e * critics.work_size + at + q * stride])
+        errors[low + q] = rewards[low + q] + discounts[low + q] * (lowest - alpha * log_probs[q])
+    for e in range(critics.count):
+        own, slopes = _work_of(own_memory, critics, e), _slopes_of(own_memory, critics, e)
+        _fill(own, layers, obs, j.obs_size, low, rows, 0)
+        _fill(own, layers, actions, j.action_size, low, rows, j.obs_size)
+        _forward(j, critics, e, critics.weights, own, rows)
+        _clear_slopes(slopes, layers, rows)
+        for q in range(rows):
+            value = own[at + q * stride]
+            error, weight = value - errors[low + q], importance[low + q] * share
+            slopes[at + q * stride] = f4(2.0) * weight * error
+            stats[0] += weight * error * error
+            stats[1] += value
+        _backward(j, critics, e, own, slopes, rows, gradients)
+    for q in range(rows):
+        mean = f4(0.0)
+        for e in range(critics.count):
+            mean += first[2 * e * critics.work_size + at + q * stride]
+        errors[low + q] -= mean / f4(critics.count)
+        stats[2] += abs(errors[low + q])
+
+
+@jit
+def _add_actor_tile(j, actor, critics, memory, alpha, low, rows, gradients, stats):
+    """Add the actor's gradient on `rows` observations, up the lowest critic (SAC) or the first (TD3), its loss and entropy."""
+    layers, own_layers, ensemble = _layers_of(critics), _layers_of(actor), critics.count if j.is_sac else 1
+    at, stride = layers[critics.depth - 1, WORK], layers[critics.depth - 1, STRIDE]
+    in_at, in_stride = layers[0, WORK] + j.obs_size, layers[0, STRIDE]
+    own_at, own_stride = own_layers[actor.depth - 1, WORK], own_layers[actor.depth - 1, STRIDE]
+    work, slopes, own_memory = _work_of(memory, actor, 0), _slopes_of(memory, actor, 0), memory + 8 * actor.work_size
+    size, share, obs = j.action_size, f4(1.0) / f4(j.count), floats_at(j.obs, ANY)
+    noise = floats_at(np.int64(j.noise) + 4 * j.count * size, j.count * size)
+    chosen = floats_at(own_memory + 8 * critics.count * critics.work_size, TILE * (size + 1))
+    log_probs = chosen[TILE * size :]
+    _fill(work, own_layers, obs, j.obs_size, low, rows, 0)
+    _forward(j, actor, 0, actor.weights, work, rows)
+    _act(j, actor, work, noise, low, rows, f4(0.0), chosen, log_probs)
+    for e in range(ensemble):
+        own = _work_of(own_memory, critics, e)
+        _fill(own, layers, obs, j.obs_size, low, rows, 0)
+        _fill(own, layers, chosen, size, 0, rows, j.obs_size)
+        _forward(j, critics, e, critics.weights, own, rows)
+        _clear_slopes(_slopes_of(own_memory, critics, e), layers, rows)
+    first, first_slopes, step = _work_of(own_memory, critics, 0), _slopes_of(own_memory, critics, 0), 2 * critics.work_size
+    for q in range(rows):
+        lowest = 0
+        for e in range(1, ensemble):
+            if first[e * step + at + q * stride] < first[lowest * step + at + q * stride]:
+                lowest = e
+        first_slopes[lowest * step + at + q * stride] = -share
+        stats[0] += alpha * log_probs[q] - first[lowest * step + at + q * stride]
+        stats[1] -= log_probs[q]
+    for e in range(ensemble):
+        weights = floats_at(np.int64(critics.weights) + 4 * e * critics.packed_size, critics.packed_size)
+        call_input_slopes(
+            j.input_slopes, weights, layers, rows, _work_of(own_memory, critics, e), _slopes_of(own_memory, critics, e)
+        )
+    _clear_slopes(slopes, own_layers, rows)
+    for q in range(rows):
+        row, into = work[own_at + q * own_stride :], slopes[own_at + q * own_stride :]
+        for k in range(size):
+            action, slope = chosen[q * size + k], f4(0.0)
+            for e in range(ensemble):
+                slope += first_slopes[e * step + in_at + q * in_stride + k]
+            slope = slope * (f4(1.0) - action * action)
+            if j.is_sac:
+                slope += f4(2.0) * alpha * share * action
+                flat = _tanh(row[size + k])
+                of_log_std = slope * exp(_log_std(j, row[size + k])) * noise[(low + q) * size + k] - alpha * share
+                into[size + k] = of_log_std * f4(0.5) * f4(j.log_std_high - j.log_std_low) * (f4(1.0) - flat * flat)
+            into[k] = slope
+    _backward(j, actor, 0, work, slopes, rows, gradients)
+
+
+@jit
+def _act(j, actor, work, noise, low, rows, std, chosen, log_probs):
+    """Actions in (-1, 1) from the actor's outputs and normals, and SAC's log-probabilities of them."""
+    layers, size, bound = _layers_of(actor), j.action_size, f4(j.target_noise_clip)
+    at, stride = layers[actor.depth - 1, WORK], layers[actor.depth - 1, STRIDE]
+    for q in range(rows):
+        row, total = work[at + q * stride : at + (q + 1) * stride], f4(0.0)
+        for k in range(size):
+            normal = noise[(low + q) * size + k]
+            if j.is_sac:
+                log_std = _log_std(j, row[size + k])
+                raw = row[k] + exp(log_std) * normal
+                chosen[q * size + k] = _tanh(raw)
+                total += f4(-0.5) * normal * normal - log_std - HALF_LOG_2PI - _log_slope(raw)
+            else:
+                added = max(-bound, min(bound, std * normal))
+                chosen[q * size + k] = max(f4(-1.0), min(f4(1.0), _tanh(row[k]) + added))
+        log_probs[q] = total
 
 
 @joined
-def _clip_of(norm, bound):
-    return min(1.0, bound / (norm + 1e-6))
+def _log_std(j, raw):
+    return f4(j.log_std_low) + f4(0.5) * f4(j.log_std_high - j.log_std_low) * (_tanh(raw) + f4(1.0))
 
 
 @joined
@@ -92,241 +464,3 @@ def _tanh(x):
 def _log_slope(u):
     """log(1 - tanh(u)^2)."""
     return f4(2.0) * (LN2 - u - f4(math.log1p(math.exp(-2.0 * u))) if u > f4(-15.0) else LN2 + u)
-
-
-@entry
-def dqn_step(addresses, lists, numbers, steps, layers, online, target, work, other_work, slopes, batch, masks, errors, results):
-    """DQN with double Q-learning where `steps[1]` is 1; `steps[0]` counts this step.
-
-    Args: addresses of forward and backward; the batch: obs, actions int64 [B], rewards, next_obs, discounts, importance.
-    Output: TD errors [B]; results: loss, mean Q, mean |TD error|, norm. Returns whether the gradient is finite; if not, nothing
-    was changed.
-    """
-    obs, actions, rewards, next_obs, discounts, importance = batch
-    weights, gradients, first, second = online
-    count, depth = obs.shape[0], layers.shape[0]
-    at, stride, choices = layers[depth - 1, WORK], layers[depth - 1, STRIDE], layers[depth - 1, OUTPUTS]
-    gradients[:] = f4(0.0)
-    loss, total, distance = 0.0, 0.0, 0.0
-    for low in range(0, count, TILE):
-        rows = min(TILE, count - low)
-        _fill(other_work, layers, next_obs, low, rows, 0)
-        call_forward(addresses[0], target, layers, 1, depth, other_work, 0, 0, rows, other_work, lists)
-        chooser = other_work
-        if steps[1]:
-            _fill(work, layers, next_obs, low, rows, 0)
-            call_forward(addresses[0], weights, layers, 1, depth, work, 0, 0, rows, work, lists)
-            chooser = work
-        for q in range(rows):
-            best, highest = -1, f4(-np.inf)
-            for k in range(choices):
-                legal = masks.shape[1] == 0 or masks[low + q, k]
-                if legal and (best < 0 or chooser[at + q * stride + k] > highest):
-                    best, highest = k, chooser[at + q * stride + k]
-            best = 0 if best < 0 else best
-            errors[low + q] = rewards[low + q] + discounts[low + q] * other_work[at + q * stride + best]
-        _fill(work, layers, obs, low, rows, 0)
-        call_forward(addresses[0], weights, layers, 1, depth, work, 0, 0, rows, work, lists)
-        _clear_slopes(slopes, layers, rows)
-        for q in range(rows):
-            place = at + q * stride + actions[low + q]
-            error, share = work[place] - errors[low + q], importance[low + q] / f4(count)
-            size = abs(error)
-            slopes[place] = share * (f4(-1.0) if error < f4(-1.0) else f4(1.0) if error > f4(1.0) else error)
-            loss += share * (f4(0.5) * error * error if size < f4(1.0) else size - f4(0.5))
-            total += work[place]
-            distance += size
-            errors[low + q] = -error
-        call_backward(addresses[1], weights, layers, 1, depth, work, 0, 0, rows, work, slopes, gradients, 0, lists)
-    norm = math.sqrt(sum_of_squares(gradients))
-    results[0], results[1], results[2], results[3] = loss, total / count, distance / count, norm
-    if not math.isfinite(norm + loss):
-        return False
-    clip = _clip_of(norm, numbers[MAX_GRAD_NORM])
-    _adam(weights, gradients, first, second, layers, numbers[LEARNING_RATE], numbers[EPS], clip, steps[0])
-    if numbers[TARGET_RATE] > 0.0:
-        _move(target, weights, numbers[TARGET_RATE], first.shape[0])
-    return True
-
-
-@entry
-def actor_critic_step(
-    addresses, lists, numbers, steps, actor_layers, critic_layers, actor, target_actor, critics, targets, temperature,
-    works, batch, noise, errors, results,
-):  # fmt: skip
-    """SAC or TD3 with any number of critics, which are the rows of their arrays.
-
-    Args: addresses of forward, backward and input slopes; steps: those of critics and of the actor, this one included; the
-    batch: obs, actions in (-1, 1), rewards, next_obs, discounts, importance; noise: standard normals [2, B, D] for next and
-    current actions; works: actor's and critics' workspaces and slopes, [A], [A], [E, C], [E, C]; temperature: its logarithm
-    and two moments. Output: TD errors [B]; results: value loss, mean Q, mean |TD error|, policy loss, entropy, temperature.
-    Returns whether gradients are finite; if not, what was about to be stepped is unchanged.
-    """
-    obs, actions, rewards, next_obs, discounts, importance = batch
-    work, _, critic_work, critic_slopes = works
-    count, size, ensemble = obs.shape[0], actions.shape[1], critics[0].shape[0]
-    last, a_last = critic_layers.shape[0] - 1, actor_layers.shape[0] - 1
-    at, stride = critic_layers[last, WORK], critic_layers[last, STRIDE]
-    alpha = f4(math.exp(temperature[0])) if numbers[IS_SAC] > 0.0 else f4(0.0)
-    share = f4(1.0) / f4(count)
-    chosen = np.empty((TILE, size), np.float32)
-    log_probs = np.empty(TILE, np.float32)
-    critics[1][:] = f4(0.0)
-    loss, total, distance = 0.0, 0.0, 0.0
-    for low in range(0, count, TILE):
-        rows = min(TILE, count - low)
-        _fill(work, actor_layers, next_obs, low, rows, 0)
-        acting = actor[0] if numbers[IS_SAC] > 0.0 else target_actor
-        call_forward(addresses[0], acting, actor_layers, 1, a_last + 1, work, 0, 0, rows, work, lists)
-        _act(work, actor_layers, noise[0], low, rows, numbers, numbers[NOISE], chosen, log_probs)
-        for e in range(ensemble):
-            _fill(critic_work[e], critic_layers, next_obs, low, rows, 0)
-            _fill(critic_work[e], critic_layers, chosen, 0, rows, obs.shape[1])
-            call_forward(
-                addresses[0], targets[e], critic_layers, 1, last + 1, critic_work[e], 0, 0, rows, critic_work[e], lists
-            )  # fmt: skip
-        for q in range(rows):
-            lowest = critic_work[0][at + q * stride]
-            for e in range(1, ensemble):
-                lowest = min(lowest, critic_work[e][at + q * stride])
-            errors[low + q] = rewards[low + q] + discounts[low + q] * (lowest - alpha * log_probs[q])
-        for e in range(ensemble):
-            own, own_slopes = critic_work[e], critic_slopes[e]
-            _fill(own, critic_layers, obs, low, rows, 0)
-            _fill(own, critic_layers, actions, low, rows, obs.shape[1])
-            call_forward(addresses[0], critics[0][e], critic_layers, 1, last + 1, own, 0, 0, rows, own, lists)
-            _clear_slopes(own_slopes, critic_layers, rows)
-            for q in range(rows):
-                value = own[at + q * stride]
-                error, weight = value - errors[low + q], importance[low + q] * share
-                own_slopes[at + q * stride] = f4(2.0) * weight * error
-                loss += weight * error * error
-                total += value
-            call_backward(
-                addresses[1], critics[0][e], critic_layers, 1, last + 1, own, 0, 0, rows, own, own_slopes, critics[1][e], 0,
-                lists,
-            )  # fmt: skip
-        for q in range(rows):
-            mean = f4(0.0)
-            for e in range(ensemble):
-                mean += critic_work[e][at + q * stride]
-            errors[low + q] -= mean / f4(ensemble)
-            distance += abs(errors[low + q])
-    norm = 0.0
-    for e in range(ensemble):
-        norm += sum_of_squares(critics[1][e])
-    norm = math.sqrt(norm)
-    results[0], results[1], results[2] = loss, total / (count * ensemble), distance / count
-    if not math.isfinite(norm + loss):
-        return False
-    clip = _clip_of(norm, numbers[MAX_GRAD_NORM])
-    for e in range(ensemble):
-        _adam(
-            critics[0][e], critics[1][e], critics[2][e], critics[3][e], critic_layers, numbers[CRITIC_RATE], numbers[EPS],
-            clip, steps[0],
-        )  # fmt: skip
-    if numbers[ACTOR_STEP] > 0.0 and not _improve(
-        addresses, lists, numbers, steps, actor_layers, critic_layers, actor, critics, temperature, works, obs, noise[1],
-        alpha, chosen, log_probs, results,
-    ):  # fmt: skip
-        return False
-    if numbers[TARGET_RATE] > 0.0:
-        for e in range(ensemble):
-            _move(targets[e], critics[0][e], numbers[TARGET_RATE], critics[2].shape[1])
-        if numbers[IS_SAC] == 0.0:
-            _move(target_actor, actor[0], numbers[TARGET_RATE], actor[2].shape[0])
-    return True
-
-
-@jit
-def _act(work, layers, noise, low, rows, numbers, std, chosen, log_probs):
-    """Actions in (-1, 1) from the actor's outputs and normals, and SAC's log-probabilities of them."""
-    last, size = layers.shape[0] - 1, chosen.shape[1]
-    at, stride = layers[last, WORK], layers[last, STRIDE]
-    for q in range(rows):
-        row, total = work[at + q * stride : at + (q + 1) * stride], f4(0.0)
-        for k in range(size):
-            if numbers[IS_SAC] > 0.0:
-                log_std = _log_std(row[size + k], numbers)
-                raw = row[k] + exp(log_std) * noise[low + q, k]
-                chosen[q, k] = _tanh(raw)
-                total += f4(-0.5) * noise[low + q, k] * noise[low + q, k] - log_std - HALF_LOG_2PI - _log_slope(raw)
-            else:
-                bound = f4(numbers[NOISE_CLIP])
-                added = max(-bound, min(bound, f4(std) * noise[low + q, k]))
-                chosen[q, k] = max(f4(-1.0), min(f4(1.0), _tanh(row[k]) + added))
-        log_probs[q] = total
-
-
-@joined
-def _log_std(raw, numbers):
-    return f4(numbers[LOW]) + f4(0.5) * f4(numbers[HIGH] - numbers[LOW]) * (_tanh(raw) + f4(1.0))
-
-
-@jit
-def _improve(
-    addresses, lists, numbers, steps, actor_layers, critic_layers, actor, critics, temperature, works, obs, noise, alpha,
-    chosen, log_probs, results,
-):  # fmt: skip
-    """The actor's step, up the lowest critic (SAC) or the first (TD3), and the temperature's."""
-    weights, gradients, first, second = actor
-    work, slopes, critic_work, critic_slopes = works
-    is_sac = numbers[IS_SAC] > 0.0
-    count, size, ensemble = obs.shape[0], chosen.shape[1], critics[0].shape[0] if is_sac else 1
-    last, a_last = critic_layers.shape[0] - 1, actor_layers.shape[0] - 1
-    at, stride = critic_layers[last, WORK], critic_layers[last, STRIDE]
-    a_at, a_stride = actor_layers[a_last, WORK], actor_layers[a_last, STRIDE]
-    in_at, in_stride = critic_layers[0, WORK] + obs.shape[1], critic_layers[0, STRIDE]
-    share, no_noise = f4(1.0) / f4(count), 0.0
-    gradients[:] = f4(0.0)
-    loss, entropy = 0.0, 0.0
-    for low in range(0, count, TILE):
-        rows = min(TILE, count - low)
-        _fill(work, actor_layers, obs, low, rows, 0)
-        call_forward(addresses[0], weights, actor_layers, 1, a_last + 1, work, 0, 0, rows, work, lists)
-        _act(work, actor_layers, noise, low, rows, numbers, no_noise, chosen, log_probs)
-        for e in range(ensemble):
-            own = critic_work[e]
-            _fill(own, critic_layers, obs, low, rows, 0)
-            _fill(own, critic_layers, chosen, 0, rows, obs.shape[1])
-            call_forward(addresses[0], critics[0][e], critic_layers, 1, last + 1, own, 0, 0, rows, own, lists)
-            _clear_slopes(critic_slopes[e], critic_layers, rows)
-        for q in range(rows):
-            lowest = 0
-            for e in range(1, ensemble):
-                if critic_work[e][at + q * stride] < critic_work[lowest][at + q * stride]:
-                    lowest = e
-            critic_slopes[lowest][at + q * stride] = -share
-            loss += alpha * log_probs[q] - critic_work[lowest][at + q * stride]
-            entropy -= log_probs[q]
-        for e in range(ensemble):
-            call_input_slopes(addresses[2], critics[0][e], critic_layers, rows, critic_work[e], critic_slopes[e])
-        _clear_slopes(slopes, actor_layers, rows)
-        for q in range(rows):
-            row, into = work[a_at + q * a_stride : a_at + (q + 1) * a_stride], slopes[a_at + q * a_stride :]
-            for k in range(size):
-                action, slope = chosen[q, k], f4(0.0)
-                for e in range(ensemble):
-                    slope += critic_slopes[e][in_at + q * in_stride + k]
-                slope = slope * (f4(1.0) - action * action)
-                if is_sac:
-                    slope += f4(2.0) * alpha * share * action
-                    flat = _tanh(row[size + k])
-                    of_log_std = slope * exp(_log_std(row[size + k], numbers)) * noise[low + q, k] - alpha * share
-                    into[size + k] = of_log_std * f4(0.5) * f4(numbers[HIGH] - numbers[LOW]) * (f4(1.0) - flat * flat)
-                into[k] = slope
-        call_backward(addresses[1], weights, actor_layers, 1, a_last + 1, work, 0, 0, rows, work, slopes, gradients, 0, lists)
-    norm = math.sqrt(sum_of_squares(gradients))
-    results[3], results[4], results[5] = loss / count, entropy / count, alpha
-    if not math.isfinite(norm + loss):
-        return False
-    clip = _clip_of(norm, numbers[MAX_GRAD_NORM])
-    _adam(weights, gradients, first, second, actor_layers, numbers[LEARNING_RATE], numbers[EPS], clip, steps[1])
-    if is_sac and numbers[ADAPTS] > 0.0:
-        slope = entropy / count - numbers[TARGET_ENTROPY]
-        slope *= _clip_of(abs(slope), numbers[MAX_GRAD_NORM])
-        temperature[1] = BETA1 * temperature[1] + (1.0 - BETA1) * slope
-        temperature[2] = BETA2 * temperature[2] + (1.0 - BETA2) * slope * slope
-        corrected = math.sqrt(temperature[2] / (1.0 - BETA2 ** steps[1])) + numbers[EPS]
-        temperature[0] -= numbers[LEARNING_RATE] / (1.0 - BETA1 ** steps[1]) * temperature[1] / corrected
-    return True

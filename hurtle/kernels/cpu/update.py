@@ -21,8 +21,6 @@ from .vector_math import exp
 MAX_SHARDS = 16
 MANY_WEIGHTS = 1 << 15
 """From this many weights on, summing gradients takes a significant part of the time."""
-BLOCK = 512
-"""Weights that one thread sums and steps at a time."""
 ADAM, ADAMW, RMSPROP = 0, 1, 2
 NEGLIGIBLE = np.float32(1e-30)
 """Moments below this are zero: Adam's eps makes their steps 1e-20 of the weight's size, or less."""
@@ -95,7 +93,7 @@ def learn(job, thread, threads):
     weights, moments1, moments2, total, norms = _own_arrays(j, thread)
     gradients, results = floats_at(j.gradients, ANY), floats_at(j.results, j.minibatches * RESULTS)
     layers = table_at(j.layers, j.num_layers, network.COLUMNS)
-    blocks = table_at(j.blocks, j.num_blocks, 6)
+    blocks = table_at(j.blocks, j.num_blocks, network.BLOCK_COLUMNS)
     bounds, order = ints_at(j.bounds, j.minibatches + 1), ints_at(j.order, ANY)
     barrier, segment_bounds = ints_at(j.barrier, ANY), ints_at(j.segment_bounds, ANY)
     advantages = floats_at(j.advantages, j.rollout_size)
@@ -123,9 +121,9 @@ def learn(job, thread, threads):
         if not wait_for_all(barrier, threads):
             return m - first
         for b in range(own, j.num_blocks, step):
-            norms[b] = _sum_shards(gradients, begin, stride, shards, total, blocks[b, 0], blocks[b, 1])
+            norms[b] = sum_shards(gradients, begin, stride, shards, total, blocks[b, 0], blocks[b, 1])
         if own == 0:
-            _sum_shards(gradients, begin, stride, shards, total, j.trained_size, np.int64(STATS))
+            sum_shards(gradients, begin, stride, shards, total, j.trained_size, np.int64(STATS))
         if not j.has_copies and not wait_for_all(barrier, threads):
             return m - first
         norm = math.sqrt(_sum(norms))
@@ -379,7 +377,7 @@ def _advantage_scale(advantages, order, low, high):
 
 
 @jit
-def _sum_shards(gradients, begin, size, shards, total, first, length):
+def sum_shards(gradients, begin, size, shards, total, first, length):
     """Sum a block over the shards, in order; returns its sum of squares."""
     into = total[first : first + length]
     into[:] = f4(0.0)

@@ -58,7 +58,7 @@ def test_gradients_with_relu():
     check_gradients(DISCRETE, 1e-5, activation="relu", parts=("masks",))
 
 
-@pytest.mark.parametrize("options", [{}, {"grid": GRID}])
+@pytest.mark.parametrize("options", [{}, pytest.param({"grid": GRID}, marks=pytest.mark.slow)])
 def test_gradients_of_masked_weighted_and_partly_invalid_steps(options):
     check_gradients(DISCRETE, 1e-5, parts=("masks", "valid", "weights"), **options)
     check_gradients(DISCRETE, 1e-5, parts=("valid",), normalizes=False, clip_values=False, **options)
@@ -72,7 +72,11 @@ def test_gradients_of_a_cnn(grid):
 
 @pytest.mark.parametrize(
     ("settings", "masked", "invalid"),
-    [({}, True, 0.3), ({"vtrace": True}, False, 0.0), ({"priority_alpha": 0.7, "minibatch_size": 48}, False, 0.0)],
+    [
+        ({}, True, 0.3),
+        pytest.param({"vtrace": True}, False, 0.0, marks=pytest.mark.slow),
+        ({"priority_alpha": 0.7, "minibatch_size": 48}, False, 0.0),
+    ],
 )
 def test_an_update_is_that_of_the_policy(settings, masked, invalid):
     """With fused kernels and without: all that lies between a rollout and a minibatch."""
