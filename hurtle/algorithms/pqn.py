@@ -58,8 +58,7 @@ class PQN(Learner):
     def update(self, experience: Rollout, progress: float = 0.0) -> Metrics:
         """Learn from one rollout; see `Learner.update`. Losses are means over the minibatches."""
         config = self.config
-        if experience.masks is not None:
-            raise HurtleError("pqn does not support action masks: use dqn, sac or ppo.")
+        refuse_masks(experience)
         learning_rate = annealed(config.learning_rate, config.anneal_learning_rate, progress)
         self.optimizer.set_learning_rate(learning_rate)
         self.postprocess(experience)
@@ -80,21 +79,10 @@ class PQN(Learner):
     def step(self, batch: Minibatch) -> Tensor:
         """One gradient step; returns the METRICS."""
         with autocast(batch.returns.device, self._autocast):
-            values = self.values_of(batch).float()
-        errors = values - batch.returns
-        loss = 0.5 * errors.square().mean()
+            values = chosen_values(self.policy, batch)
+        loss, seen = q_loss(values.float(), batch.returns)
         norm = self.optimizer.step(loss, self.config.max_grad_norm)
-        return torch.stack([loss.detach(), values.detach().mean(), errors.detach().abs().mean(), norm])
-
-    def values_of(self, batch: Minibatch) -> Tensor:
-        """Q of the actions that were taken, [batch]."""
-        if batch.starts is None:
-            distribution, _, _ = self.policy(batch.inputs)
-        else:
-            distribution, _, _ = self.policy.forward_sequence(batch.inputs, batch.state, batch.starts)
-        values: Tensor = distribution.action_values
-        values = values if batch.kept is None else values[batch.kept]
-        return values.gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1)
+        return torch.cat([seen, norm.view(1)])
 
     def weights(self) -> Weights:
         """See `Learner.weights`."""
@@ -115,3 +103,28 @@ class PQN(Learner):
         self.order.generator.set_state(saved["generator"].cpu())
         self.postprocess.load_state_dict(saved["postprocess"])
         self.updates = saved["updates"]
+
+
+def refuse_masks(rollout: Rollout) -> None:
+    """Raise a HurtleError if the env masks actions: the best legal action of the next state is not known here."""
+    if rollout.masks is not None:
+        raise HurtleError("pqn does not support action masks: use dqn, sac or ppo.")
+
+
+def chosen_values(policy: Policy, batch: Minibatch) -> Tensor:
+    """Q of the actions that were taken, [batch]."""
+    if batch.starts is None:
+        distribution, _, _ = policy(batch.inputs)
+    else:
+        distribution, _, _ = policy.forward_sequence(batch.inputs, batch.state, batch.starts)
+    values: Tensor = distribution.action_values
+    values = values if batch.kept is None else values[batch.kept]
+    return values.gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1)
+
+
+def q_loss(values: Tensor, returns: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The loss, and the METRICS but the norm; weights of the steps sum to 1, None: all count the same."""
+    weights = values.new_full((), 1.0 / max(1, len(values))) if weights is None else weights
+    errors = values - returns
+    loss = 0.5 * (weights * errors.square()).sum()
+    return loss, torch.stack([loss.detach(), (weights * values.detach()).sum(), (weights * errors.detach().abs()).sum()])

@@ -50,7 +50,7 @@ class PQNConfig(EpsilonConfig, AlgorithmConfig):
 
 ALGORITHM = Algorithm(
     PQNConfig,
-    {"general": "hurtle.algorithms.pqn:PQN"},
+    {"general": "hurtle.algorithms.pqn:PQN", "device": "hurtle.algorithms.pqn_device:DevicePQN"},
     network="hurtle.algorithms.pqn:make_network",
     defaults={"activation": "relu", "hidden_sizes": (128, 128), "orthogonal_init": False, "layer_norm": True},
 )

@@ -212,14 +212,14 @@ def test_the_device_learns_from_the_policys_own_parameters():
 
 def watched(learner):
     """All draws of the learner from now on, minibatch by minibatch: what was drawn, and the weights."""
-    draw, seen = learner._draw_minibatch, []
+    draw, seen = learner.draw, []
 
     def noted(k):
         chosen, weights = draw(k)
         seen.append((chosen.clone(), None if weights is None else weights.clone()))
         return chosen, weights
 
-    learner._draw_minibatch = noted
+    learner.draw = noted
     return seen
 
 

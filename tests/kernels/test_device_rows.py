@@ -263,7 +263,7 @@ def test_over_many_keys_everything_goes_everywhere(size):
 )
 def test_one_epochs_order_tells_nothing_about_the_next(size):
     """Keys of consecutive epochs differ by a constant: the pair (place now, place next) must be uniform, too."""
-    from hurtle.algorithms.ppo_device import NEXT_KEY
+    from hurtle.algorithms.device_epochs import NEXT_KEY
 
     with np.errstate(over="ignore"):
         keys = np.random.default_rng(size).integers(0, 2**62, 20_000)

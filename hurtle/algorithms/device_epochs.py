@@ -1,0 +1,263 @@
+"""`DeviceEpochs`: epochs of minibatches on the device; on a GPU, replays of two CUDA graphs. PPO and PQN add their losses.
+
+rollout → postprocessing → epochs of random minibatches → gradients, flat → clipped → optimizer. Everything that changes from
+update to update is in device tensors, and metrics are read once they have arrived. Knows no env.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hurtle.algorithms.algorithm import LearnerSetup
+from hurtle.algorithms.ppo import AUTOCAST, MinibatchOrder, explained_variance_on_device, not_finite
+from hurtle.algorithms.ppo_config import segments_per_minibatch
+from hurtle.buffers.rollout import Done, Minibatch, Rollout
+from hurtle.collect.postprocess import Postprocess
+from hurtle.contracts import Learner, Metrics, Weights
+from hurtle.errors import HurtleError, UnsupportedError
+from hurtle.kernels.cuda_graphs import WARM_UPS, Graphs, Readback
+from hurtle.kernels.optimizers import MOMENTS, FlatOptimizer, FlatParameters
+from hurtle.kernels.row_kernels import RowKernels
+from hurtle.policies.policy import Policy
+
+KEY_BITS = 62
+NEXT_KEY = 0x9E3779B97F4A7C15 - (1 << 64)  # as an int64; from one epoch's key to the next
+
+
+class DeviceEpochs(Learner):
+    """A learner of rollouts with its entire update on the device, without a loss.
+
+    Args:
+        policy: Trained in place; its parameters become views of one flat tensor.
+        config: With num_epochs, minibatch_size, shuffle, priority_alpha, adam_eps and max_grad_norm.
+        setup: Seed, graphs, precision.
+        return_lambda: λ of GAE.
+        optimizer: Its name.
+        weight_decay: That of the optimizer.
+
+    Attributes:
+        METRICS: What `gradients` returns, and the norm of the gradient.
+        parameters: All of the policy's, flat.
+
+    Raises:
+        UnsupportedError: The optimizer has no flat version.
+    """
+
+    METRICS: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        policy: Policy,
+        config: Any,
+        setup: LearnerSetup,
+        return_lambda: float,
+        optimizer: str = "adam",
+        weight_decay: float = 0.0,
+    ):
+        if optimizer not in MOMENTS:
+            raise UnsupportedError(f"its optimizer is {optimizer}")
+        self.policy, self.config, self.updates = policy, config, 0
+        self.parameters = FlatParameters(policy)
+        self.device = self.parameters.values.device
+        self.graphs = setup.graphs or Graphs(self.device)
+        self.half = AUTOCAST[setup.precision]
+        self.postprocess = Postprocess(policy, config.gamma, return_lambda, setup.rewards, self.half)
+        self.order = MinibatchOrder(config, policy.is_recurrent, setup.seed)
+        self.optimizer = FlatOptimizer(self.parameters, optimizer, config.adam_eps, weight_decay, config.max_grad_norm)
+        self.kernels = RowKernels(self.device)
+        self._readback = Readback(self.device)
+        self._buffers = tuple(policy.buffers())
+        self._rollout: Rollout | None = None
+        self._bound_to: Any = None  # the rollout, and what the graphs assume about it
+        self._rates: deque[dict[str, float]] = deque()  # of updates that the device has not yet reported
+        self.key = torch.zeros(1, dtype=torch.int64, device=self.device)  # of the minibatches; set before an update
+        self.sums = torch.zeros(len(self.METRICS) + 1, device=self.device)  # over the minibatches so far, and their number
+        self._one = torch.ones(1, device=self.device)
+        self._explained = torch.zeros(1, device=self.device)
+
+    # For subclasses.
+
+    @abstractmethod
+    def rates(self, progress: float) -> dict[str, float]:
+        """What is annealed, for reports, `learning_rate` among it; called before each update."""
+
+    @abstractmethod
+    def gradients(self, batch: Minibatch, valid: Tensor | None) -> Tensor:
+        """Leave the gradients of one minibatch in the flat tensor, which is zero; captured.
+
+        Args:
+            batch: Of whole segments if `order.by_segments`.
+            valid: Which of its steps count; None: all.
+
+        Returns:
+            The METRICS but the last.
+        """
+
+    def begin(self) -> None:
+        """What an update needs first, after postprocessing; captured."""
+
+    def begin_epoch(self) -> None:
+        """What an epoch needs first; captured."""
+        if self.config.shuffle:
+            self.kernels("shuffle_rows", len(self.items), len(self.items), self.key, self.items)
+
+    def draw(self, k: int) -> tuple[Tensor, Tensor | None]:
+        """Flat indices of the steps of minibatch k, or rows of its segments; with priorities, their importance weights."""
+        return self.items[k * self.size : (k + 1) * self.size], None
+
+    def goes_too_far(self) -> bool:
+        """Whether the update ends after this epoch."""
+        return False
+
+    # What a runner calls.
+
+    def prepare(self, rollout: Rollout) -> None:
+        """Capture the update; see `Learner.prepare`."""
+        done = rollout.done
+        weights, state = copy.deepcopy(self.policy.state_dict()), copy.deepcopy(self.state_dict())
+        for _ in range(WARM_UPS + 1):
+            rollout.done = done
+            self.update(rollout)
+        self.pending(wait=True)
+        self.policy.load_state_dict(weights)
+        self.load_state_dict(state)
+
+    def update(self, rollout: Rollout, progress: float = 0.0) -> Metrics:
+        """Learn from one rollout; see `Learner.update`.
+
+        Raises:
+            NonFiniteError: The loss or a gradient of an earlier minibatch was not finite; such minibatches change nothing.
+        """
+        self.parameters.check()
+        if self._bound_to != (id(rollout), rollout.all_valid, rollout.done):
+            self._bind(rollout)
+        self.key.fill_(int(torch.randint(1 << KEY_BITS, (1,), generator=self.order.generator)))
+        rates = self.rates(progress)
+        self.optimizer.set_learning_rate(rates["learning_rate"])
+        self._prepare()
+        for _ in range(self.config.num_epochs):
+            self._epoch()
+            if self.goes_too_far():
+                break
+        rollout.done = Done.NOTHING
+        self.updates += 1
+        self._rates.append(rates)
+        self._readback.send(torch.cat([self.sums, self._explained]))
+        return self.pending()
+
+    def pending(self, wait: bool = False) -> Metrics:
+        """See `Learner.pending`.
+
+        Raises:
+            NonFiniteError: The loss or a gradient of one of these updates was not finite.
+        """
+        metrics: dict[str, float] = {}
+        for numbers in self._readback.arrived(wait):
+            *sums, count, explained = numbers.tolist()
+            metrics = {name: total / count if count else np.nan for name, total in zip(self.METRICS, sums, strict=True)}
+            if count and not np.isfinite(sums).all():
+                raise not_finite(metrics)
+            metrics |= {"explained_variance": explained, **self._rates.popleft()}
+        return metrics
+
+    def weights(self) -> Weights:
+        """See `Learner.weights`; shares the learner's memory, unless some parameters are frozen."""
+        if not self.parameters.is_whole:
+            return Weights.of(self.policy, self.updates)
+        return Weights(self.parameters.values, self.updates, self._buffers, self.policy)
+
+    def seconds(self) -> dict[str, float]:
+        """See `Learner.seconds`."""
+        return self.graphs.seconds("learn")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer, the minibatch stream and the reward statistics, as the learners in torch save them."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "generator": self.order.generator.get_state(),
+            "postprocess": self.postprocess.state_dict(),
+            "updates": self.updates,
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continue from a saved state."""
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.order.generator.set_state(saved["generator"].cpu())
+        self.postprocess.load_state_dict(saved["postprocess"])
+        self.updates = saved["updates"]
+
+    def close(self) -> None:
+        """Release the graphs and the rollout."""
+        self.graphs.close()
+        self._rollout = self._bound_to = None
+        self.__dict__.pop("_prepare", None)
+        self.__dict__.pop("_epoch", None)
+
+    def _bind(self, rollout: Rollout) -> None:
+        """Prepare to learn from this rollout repeatedly."""
+        config = self.config
+        if self.order.by_segments:
+            self.size = segments_per_minibatch(config.minibatch_size, rollout.num_steps)
+            items = rollout.num_rows
+        else:
+            self.size, items = config.minibatch_size, rollout.num_steps * rollout.num_rows
+        if items % self.size:
+            raise HurtleError(
+                f"minibatch_size={config.minibatch_size} does not divide the rollout of {rollout.num_steps} steps of "
+                f"{rollout.num_rows} rows; minibatches on a device are all of one size."
+            )
+        self._minibatches_per_epoch = items // self.size
+        self.items = torch.arange(items, device=self.device)
+        self._rollout, self._done = rollout, rollout.done
+        self._bound_to = (id(rollout), rollout.all_valid, rollout.done)
+        self._prepare = self.graphs.wrap(self._prepare_update, "learn")
+        self._epoch = self.graphs.wrap(self._learn_epoch, "learn")
+
+    # Everything below is captured: the same launches on the same memory, regardless of the data.
+
+    @torch.no_grad()
+    def _prepare_update(self) -> None:
+        rollout = self.rollout
+        rollout.done = self._done  # a plain run after a capture would find it cleared
+        self.postprocess(rollout)
+        self._explained.copy_(explained_variance_on_device(rollout))
+        self.sums.zero_()
+        self.begin()
+
+    def _learn_epoch(self) -> None:
+        self.begin_epoch()
+        for k in range(self._minibatches_per_epoch):
+            self.learn(*self.draw(k))
+        self.key.add_(NEXT_KEY)
+
+    def learn(self, chosen: Tensor, weights: Tensor | None) -> None:
+        """Learn from one minibatch."""
+        rollout, whole, valid = self.rollout, self.order.by_segments, None
+        batch = rollout.segments(chosen, weights, keep_all=True) if whole else rollout.steps(chosen)
+        if not rollout.all_valid:
+            valid = (rollout.valid[:, chosen] if whole else rollout.valid.flatten()[chosen]).flatten()
+        self.parameters.zero_gradients()
+        means, any_valid = self.gradients(batch, valid), None if valid is None else valid.any()
+        with torch.no_grad():
+            if any_valid is not None:  # without valid steps nothing happens: the optimizer skips gradients that are not finite
+                flat = self.parameters.gradients
+                flat.copy_(torch.where(any_valid, flat, torch.nan))
+            seen = torch.cat([means, self.optimizer.step().view(1), self._one])
+            self.count(seen if any_valid is None else torch.where(any_valid, seen, 0.0))
+
+    def count(self, seen: Tensor) -> None:
+        """Add a minibatch's METRICS and number, 1 or 0, to the sums."""
+        self.sums.add_(seen)
+
+    @property
+    def rollout(self) -> Rollout:
+        """The rollout that the update learns from."""
+        assert self._rollout is not None
+        return self._rollout
