@@ -244,4 +244,12 @@ TASKS: dict[str, Task] = {
             "seaquest": Goal(),
         }.items()
     },
+    **{
+        f"pqn_{name}": Task(f"PQN: MinAtar {name}, 10M steps", name, goal, {"algorithm": "pqn", "device": "auto"})
+        for name, goal in {"breakout": _at_least(43.8), "asterix": _at_least(42.6)}.items()  # what our PPO reaches
+    },
+    **{
+        f"qr_{name}": Task(f"QR-DQN: MinAtar {name}, 5M steps", name, Goal(), {"algorithm": "dqn", "device": "auto"})
+        for name in ("breakout", "asterix")
+    },
 }
