@@ -60,9 +60,7 @@ class DQN(OffPolicy):
         if self.config.noisy:
             self.network.reset_noise(self.random)
             self.target.reset_noise(self.random)
-        with self.mixed():
-            loss, errors, seen = self.value_loss(batch)
-        norm = self.online.step(loss)
+        norm, errors, seen = self.descend(self.online, self.value_loss, batch)
         return errors, torch.cat([seen, norm.view(1)])
 
     def value_loss(self, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:

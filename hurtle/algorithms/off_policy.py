@@ -9,7 +9,7 @@ import copy
 import math
 import sys
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -123,9 +123,15 @@ class OffPolicy(Learner):
         for name in methods if self.setup.compiled else ():
             setattr(self, name, torch.compile(getattr(self, name)))
 
-    def mixed(self) -> Any:
-        """The context of losses: mixed precision, if the user asks for it."""
-        return autocast(self.device, self._autocast)
+    def descend(self, part: Trained, loss: Callable[..., tuple[Tensor, ...]], *inputs: Any) -> tuple[Tensor, ...]:
+        """One gradient step of a network on `loss(*inputs)[0]`.
+
+        Returns:
+            The gradient's norm, and what `loss` returned besides the loss.
+        """
+        with autocast(self.device, self._autocast):
+            first, *others = loss(*inputs)
+        return part.step(first), *others
 
     def normals(self, *shape: int) -> Tensor:
         """Standard normals from the learner's own stream."""

@@ -66,12 +66,8 @@ class SAC(OffPolicy):
     def gradient_step(self, batch: Transitions) -> tuple[Tensor, Tensor]:
         """See `OffPolicy.gradient_step`."""
         size = () if self.is_discrete else (len(batch.rewards), self.actor.num_actions)
-        with self.mixed():
-            value_loss, errors, seen = self.value_loss(batch, self.normals(*size))
-        self.trained_critics.step(value_loss)
-        with self.mixed():
-            policy_loss, slope, also_seen = self.policy_loss(batch, self.normals(*size))
-        self.trained_actor.step(policy_loss)
+        _, errors, seen = self.descend(self.trained_critics, self.value_loss, batch, self.normals(*size))
+        _, slope, also_seen = self.descend(self.trained_actor, self.policy_loss, batch, self.normals(*size))
         if self.trained_temperature is not None:
             self.trained_temperature.step_along(slope)
         return errors, torch.cat([seen, also_seen])

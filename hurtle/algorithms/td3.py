@@ -56,14 +56,10 @@ class TD3(OffPolicy):
     def gradient_step(self, batch: Transitions) -> tuple[Tensor, Tensor]:
         """See `OffPolicy.gradient_step`."""
         noise = self.normals(len(batch.rewards), self.actor.num_actions)
-        with self.mixed():
-            value_loss, errors, seen = self.value_loss(batch, noise)
-        self.trained_critics.step(value_loss)
+        _, errors, seen = self.descend(self.trained_critics, self.value_loss, batch, noise)
         if self.gradient_steps % self.config.policy_every == 0:
-            with self.mixed():
-                policy_loss = self.policy_loss(batch)
-            self.trained_actor.step(policy_loss)
-            self.last_policy_loss.copy_(policy_loss.detach())
+            _, policy_loss = self.descend(self.trained_actor, self.policy_loss, batch)
+            self.last_policy_loss.copy_(policy_loss)
         return errors, torch.cat([seen, self.last_policy_loss])
 
     def value_loss(self, batch: Transitions, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,10 +70,11 @@ class TD3(OffPolicy):
         values = self.critics(batch.obs, batch.actions.tanh()).squeeze(-1)  # [E, B]
         return critic_loss(values, target, batch.weights)
 
-    def policy_loss(self, batch: Transitions) -> Tensor:
-        """The actor's loss: the first critic's value of its actions, negated."""
+    def policy_loss(self, batch: Transitions) -> tuple[Tensor, Tensor]:
+        """The actor's loss, the first critic's value of its actions, negated; and once more for reports."""
         values = self.critics(batch.obs, self.actions(self.actor, batch.obs))[0].squeeze(-1)
-        return -(values * (batch.weights > 0)).mean()
+        loss = -(values * (batch.weights > 0)).mean()
+        return loss, loss.detach()
 
     def actions(self, actor: TanhActor, obs: Tensor) -> Tensor:
         """An actor's actions, [B, D] in (-1, 1)."""
