@@ -124,10 +124,11 @@ class AccessLog:
                 _unlock(self._file)
 
     def _rotate(self, path: Path) -> None:
-        for number in range(self._files - 1, 0, -1):
-            with suppress(FileNotFoundError):
-                path.with_name(f"{path.name}.{number}").replace(path.with_name(f"{path.name}.{number + 1}"))
-        path.replace(path.with_name(f"{path.name}.1"))
+        kept = [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, self._files + 1))]
+        last = next((n for n in range(1, self._files) if not kept[n].exists()), self._files)
+        for number in range(last, 0, -1):
+            with suppress(FileNotFoundError):  # another program has moved it
+                kept[number - 1].replace(kept[number])
 
     def _reopen(self, path: Path) -> None:
         """Open the file now at the path; closing the old one releases its lock."""

@@ -61,7 +61,8 @@ def test_lines_wait_in_a_buffer_and_are_written_whole(tmp_path, monkeypatch):
     assert numbers(path) == list(range(100))
 
 
-def test_several_writers_share_a_file_and_lose_nothing(tmp_path):
+def test_several_writers_share_a_file_and_lose_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("hurtle.serving.access_log.CLOSE_SECONDS", 30.0)  # of waiting for the others
     path = tmp_path / "access.jsonl"
     logs = [AccessLog(str(path), max_bytes=500, files=1000) for _ in range(3)]
 
