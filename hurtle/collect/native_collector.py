@@ -42,7 +42,8 @@ from hurtle.vector.native_vec import NativeVecEnv
 
 ROWS_PER_THREAD = 8
 """With fewer, shared cache lines cost more than another thread gains."""
-LARGE_ARRAYS = ("envs", "obs", "final_obs")
+SHARED_ARRAYS = ("envs", "obs", "final_obs", "max_steps")
+"""What threads do not copy: it is large, or nobody writes to it."""
 
 
 class NativeCollector(Collector):
@@ -392,7 +393,7 @@ class _Shard:
         self._own: dict[str, np.ndarray] = {}
         if lo % SHARD_GRAIN == 0 and (hi % SHARD_GRAIN == 0 or hi == batch.num_envs):
             return  # no cache lines to share
-        small = {name: array for name, array in batch.arrays._asdict().items() if name not in LARGE_ARRAYS}
+        small = {name: array for name, array in batch.arrays._asdict().items() if name not in SHARED_ARRAYS}
         own = {name: aligned_zeros(array.shape, array.dtype) for name, array in small.items()}
         self._handle = address_table(batch.arrays._replace(**own))
         self._actions = aligned_zeros(batch.actions.shape, batch.actions.dtype)

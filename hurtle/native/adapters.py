@@ -22,7 +22,6 @@ def adapter_source(spec: EnvSpec, zero_obs: bool = True, has_fault: bool = False
     fault = ", arrays.fault" if has_fault else ""
     parts = [
         f"AGENTS = {spec.num_agents}",
-        f"MAX_STEPS = {spec.max_steps}",
         f"OBS_SIZE = {spec.obs_size}",
         f"OBS_DTYPE = np.dtype(np.{spec.observation_space.dtype})",
         f"OBS_IS_ZEROED = {zero_obs}",

@@ -48,7 +48,6 @@ class CpuBatch:
         self.spec = spec
         self.num_envs = num_envs
         self.arrays = allocate(spec, num_envs, aligned_zeros)
-        self.arrays.present[:] = True
         self.actions = aligned_zeros((num_envs, *spec.agents_shape, *spec.action_shape), spec.action_dtype)
         self.played = 0  # steps that `play` has taken; the next call continues from there
         # What `functions` take in place of the arrays: their addresses, or the arrays themselves, checked.

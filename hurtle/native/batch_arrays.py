@@ -19,6 +19,8 @@ from hurtle.native.pasted import Arrays
 from hurtle.native.rng import stream_states
 
 Shape = tuple[int, ...]
+NEVER = 2**31 - 1
+"""The limit of steps of an env without one."""
 
 
 def array_table(spec: EnvSpec, num_envs: int) -> dict[str, tuple[Shape, Any]]:
@@ -38,12 +40,19 @@ def array_table(spec: EnvSpec, num_envs: int) -> dict[str, tuple[Shape, Any]]:
         "episode_metrics": ((n, max(1, len(spec.env.metrics))), np.float32),
         "mask": ((n, int(np.prod(spec.mask_shape))), np.bool_),
         "present": ((n, agents), np.bool_),
+        "max_steps": ((n,), np.int32),  # an episode of so many steps is truncated
     }
 
 
 def allocate(spec: EnvSpec, num_envs: int, zeros: Callable[[Shape, Any], Any]) -> Arrays:
-    """Allocate the arrays of a batch with `zeros(shape, dtype)`."""
-    return Arrays(**{name: zeros(shape, dtype) for name, (shape, dtype) in array_table(spec, num_envs).items()})
+    """Allocate the arrays of a batch with `zeros(shape, dtype)`; all agents are present, and the limit of steps is the env's.
+
+    The limit is data, not a constant of the compiled code, so that envs that differ only in it share one module.
+    """
+    arrays = Arrays(**{name: zeros(shape, dtype) for name, (shape, dtype) in array_table(spec, num_envs).items()})
+    arrays.present[:] = True
+    arrays.max_steps[:] = min(spec.max_steps or NEVER, NEVER)
+    return arrays
 
 
 def batch_bytes(spec: EnvSpec, num_envs: int) -> int:

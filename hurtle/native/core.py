@@ -6,7 +6,6 @@ Its text is pasted into every generated module (see generate.py).
 
 from hurtle.native.pasted import (
     AGENTS,
-    MAX_STEPS,
     begin_agent,
     call_observe,
     call_reset,
@@ -78,7 +77,7 @@ def advance_one(i, env, action, same_step, arrays):
     gained, terminated = call_step(env, action, arrays)
     env._steps += 1
     env._return[0] += f4(gained)
-    truncated = MAX_STEPS > 0 and env._steps >= MAX_STEPS
+    truncated = env._steps >= arrays.max_steps[i]
     ended = terminated or truncated
     arrays.reward[i, 0] = gained
     arrays.terminated[i, 0] = terminated
@@ -105,7 +104,7 @@ def advance_many(i, env, action, same_step, arrays):
     terminated = arrays.terminated[i]
     over = call_step(env, action, reward, terminated, arrays)
     env._steps += 1
-    out_of_time = MAX_STEPS > 0 and env._steps >= MAX_STEPS
+    out_of_time = env._steps >= arrays.max_steps[i]
     episodes_ended = 0
     for a in range(AGENTS):
         if is_present(env, a):

@@ -51,7 +51,6 @@ class CudaBatch:
         self._shared_bytes = -(-staged_rows(spec) * row_bytes // 4) * 4
 
         self.arrays = allocate(spec, num_envs, self._memory.zeros)
-        self.arrays.present[:] = True
         views = {name: self._memory.view(array) for name, array in self.arrays._asdict().items()}
         self.fault = self._memory.zeros((1,), np.int64)  # nonzero after an index out of bounds, see bounds.py
         fault = self._memory.view(self.fault)

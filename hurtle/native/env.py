@@ -72,9 +72,12 @@ class Env:
                 found[name] = getattr(cls, name)
         return found
 
+    def changed_parameters(self) -> dict[str, Any]:
+        """The parameters whose values are not their defaults."""
+        return {name: getattr(self, name) for name, default in self.parameters().items() if getattr(self, name) != default}
+
     def __repr__(self) -> str:
-        changed = [f"{k}={getattr(self, k)!r}" for k, v in self.parameters().items() if getattr(self, k) != v]
-        return f"{type(self).__name__}({', '.join(changed)})"
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.changed_parameters().items())})"
 
 
 def _convert(name: str, value: Any, default: Any) -> Any:

@@ -14,8 +14,6 @@ i8 = np.int64
 
 AGENTS: int = 1
 """Agents in one env."""
-MAX_STEPS: int = 0
-"""Steps after which an episode is truncated; 0: never."""
 OBS_SIZE: int = 1
 """Elements of one env's observation, all agents together."""
 OBS_BYTES: int = 4
@@ -36,14 +34,14 @@ GAMMA = np.uint64(0x9E3779B97F4A7C15)
 Arrays = namedtuple(
     "Arrays",
     "envs obs final_obs reward terminated truncated ended episode_ended episode_return episode_length episode_metrics "
-    "mask present",
+    "mask present max_steps",
 )
 """The arrays of a batch of envs, described in batch_arrays.py."""
 
 CudaArrays = namedtuple(
     "CudaArrays",
     "envs obs final_obs reward terminated truncated ended episode_ended episode_return episode_length episode_metrics "
-    "mask present obs_words fault",
+    "mask present max_steps obs_words fault",
 )
 """The same on the GPU, plus the observations viewed as 32-bit words, and int64[1] that reports an index out of bounds."""
 

@@ -88,7 +88,6 @@ def play_uncompiled(spec: EnvSpec, num_envs: int, num_steps: int, seed: int) -> 
         EnvCodeError: The env's code failed; names the author's line.
     """
     functions, arrays = UncompiledFunctions(spec), allocate(spec, num_envs, aligned_zeros)
-    arrays.present[:] = True
     actions = np.zeros((num_envs, *spec.agents_shape, *spec.action_shape), spec.action_dtype)
     checked, everyone, seeds = python_target.checked(arrays), np.ones(num_envs, np.bool_), np.arange(seed, seed + num_envs)
     streams = stream_states(seeds, ACTION_STREAM)

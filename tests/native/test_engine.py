@@ -704,10 +704,33 @@ def test_a_step_after_close_does_not_hang(num_workers):
 # The disk cache ------------------------------------------------------------------------------------------------------
 
 
-def test_parameters_make_different_modules():
-    modules = {build(EnvSpec.of(env), "cpu").functions.__name__ for env in (Walk(), Walk(start_range=4), Walk(max_steps=8))}
-    assert len(modules) == 3
-    assert generate(EnvSpec.of(Walk()), "cpu")[0] == generate(EnvSpec.of(Walk(max_steps=7)), "cpu")[0]
+def test_parameters_make_different_modules_but_the_limit_of_steps_does_not():
+    def module(env):
+        return build(EnvSpec.of(env), "cpu").functions.__name__
+
+    assert module(Walk()) != module(Walk(start_range=4))
+    assert module(Walk()) == module(Walk(max_steps=8)) == module(Walk(max_steps=None))
+    vecs = [hurtle.make_vec(Walk, 3, max_steps=limit, start_range=0) for limit in (1, 2, None)]
+    for vec in vecs:
+        vec.reset(seed=0)
+    cut = [[bool(vec.step(np.ones(3, int))[3].any()) for _ in range(4)] for vec in vecs]
+    assert cut == [[True] * 4, [False, True] * 2, [False] * 4]
+
+
+class Slows(Walk):
+    def step(self, state, action, rng):
+        return 1.0 / self.max_steps, False
+
+
+def test_a_limit_of_steps_that_the_env_reads_is_a_constant():
+    assert generate(EnvSpec.of(Slows()), "cpu")[0] != generate(EnvSpec.of(Slows(max_steps=8)), "cpu")[0]
+    vec = hurtle.make_vec(Slows, 2, max_steps=4)
+    vec.reset()
+    found = []
+    for _ in range(5):
+        _, reward, _, truncated, _ = vec.step(np.zeros(2, int))
+        found.append((float(reward[0]), bool(truncated[0])))
+    assert found == [(0.25, False), (0.25, False), (0.25, False), (0.25, True), (0.25, False)]
 
 
 def test_an_unusable_cache_folder_is_replaced(tmp_path, monkeypatch):
