@@ -25,12 +25,31 @@ def project(probabilities: Tensor, rewards: Tensor, discounts: Tensor, support: 
     Returns:
         Probabilities [B, K]; what falls between two atoms is shared by them, what falls outside goes to the last one.
     """
-    low, high = support[0], support[-1]
-    spacing = (high - low) / (len(support) - 1)
-    moved = (rewards.unsqueeze(-1) + discounts.unsqueeze(-1) * support).clamp(low, high)
-    # An atom gets of each moved one the share 1 - distance, if it is less than one spacing away: [B, K, K].
-    distance = (moved.unsqueeze(-2) - support.unsqueeze(-1)).abs() / spacing
+    moved = (rewards.unsqueeze(-1) + discounts.unsqueeze(-1) * support).clamp(support[0], support[-1])
+    return (_shared_by_distance if moved.is_cuda else _shared_by_place)(probabilities, moved, support)
+
+
+def _shared_by_place(probabilities: Tensor, moved: Tensor, support: Tensor) -> Tensor:
+    """Share what was moved between the atoms below and above; adds in no particular order on a GPU."""
+    last = len(support) - 1
+    place = ((moved - support[0]) * (last / (support[-1] - support[0]))).clamp(max=last)
+    below = place.long()
+    share = place - below
+    found = torch.zeros_like(moved).scatter_add_(-1, below, probabilities * (1.0 - share))
+    return found.scatter_add_(-1, (below + 1).clamp(max=last), probabilities * share)
+
+
+def _shared_by_distance(probabilities: Tensor, moved: Tensor, support: Tensor) -> Tensor:
+    """The same with K² numbers, for GPUs: an atom gets the share 1 − distance of what is less than one spacing away."""
+    spacing = (support[-1] - support[0]) / (len(support) - 1)
+    distance = (moved.unsqueeze(-2) - support.unsqueeze(-1)).abs() / spacing  # [B, K, K]
     return ((1.0 - distance).clamp_min(0.0) * probabilities.unsqueeze(-2)).sum(-1)
+
+
+def lowest(probabilities: Tensor, support: Tensor) -> Tensor:
+    """Of several critics' distributions the one with the lowest mean, for each transition: [E, B, K] → [B, K]."""
+    chosen = (probabilities * support).sum(-1).argmin(0)
+    return probabilities.gather(0, chosen.view(1, -1, 1).expand(1, -1, len(support))).squeeze(0)
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:

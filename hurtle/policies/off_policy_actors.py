@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hurtle.errors import HurtleError
 from hurtle.policies.action_head import ActionHead
+from hurtle.policies.batch_norm_networks import BatchNormBody
 from hurtle.policies.distributions import Categorical, ExploringTanh
 from hurtle.policies.greedy import GreedyNetwork
 
@@ -75,7 +76,8 @@ class TanhActor(nn.Module):
 
     def greedy(self, head: ActionHead) -> GreedyNetwork:
         """A plain network that chooses the same actions, without noise."""
-        return GreedyNetwork(head, self.body, self.last.weight[: self.num_actions], self.last.bias[: self.num_actions])
+        body = self.body.folded() if isinstance(self.body, BatchNormBody) else self.body
+        return GreedyNetwork(head, body, self.last.weight[: self.num_actions], self.last.bias[: self.num_actions])
 
 
 def bounded_log_std(raw: Tensor) -> Tensor:

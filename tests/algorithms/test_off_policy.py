@@ -1,4 +1,4 @@
-"""DQN, SAC, TD3 and PQN as users run them: they learn a tiny task, resume exactly, export, and refuse what cannot be."""
+"""DQN, SAC, XQC, TD3 and PQN as users run them: they learn a tiny task, resume exactly, export, and refuse what cannot be."""
 
 import gymnasium
 import numpy as np
@@ -19,8 +19,11 @@ SETTINGS = {
     "rainbow": {**REPLAY, "num_atoms": 21, "value_low": 0.0, "value_high": 1.0},
     "sac": {**REPLAY, "learning_rate": 3e-3},
     "td3": {**REPLAY, "learning_rate": 3e-3},
+    "xqc": {**REPLAY, "learning_rate": 3e-3, "critic_sizes": (32, 32), "num_atoms": 21, "replay_ratio": 0.25},
     "pqn": {"num_steps": 16, "minibatch_size": 32},
 }
+
+CONTINUOUS = ("sac", "td3", "xqc")
 
 
 class Guess(gymnasium.Env):
@@ -50,12 +53,17 @@ def continuous_guess():
     return Guess(continuous=True)
 
 
+def nested_guess():
+    space = spaces.Dict(x=spaces.Box(-1, 1, (2,), np.float32))
+    return gymnasium.wrappers.TransformObservation(Guess(continuous=True), lambda x: {"x": x}, space)
+
+
 def masked_guess():
     return Guess(masked=True)
 
 
 def env_for(algorithm):
-    return continuous_guess if algorithm in ("sac", "td3") else Guess
+    return continuous_guess if algorithm in CONTINUOUS else Guess
 
 
 @pytest.mark.parametrize(
@@ -67,6 +75,7 @@ def env_for(algorithm):
         ("rainbow", {}),
         ("sac", {}),
         ("td3", {}),
+        ("xqc", {}),
         ("pqn", {"recurrent": "gru"}),
         ("pqn", {}),
     ],
@@ -82,9 +91,9 @@ def test_each_learns_a_tiny_task(algorithm, options, tmp_path):
         env_for(algorithm), algorithm=algorithm, total_steps=1_200, runs=tmp_path, **how,
         callbacks=[lambda trainer: losses.append(trainer.metrics.get("value_loss", np.nan))],
     )  # fmt: skip
-    assert run.evaluation.mean > (0.9 if algorithm in ("sac", "td3") else 0.75)
+    assert run.evaluation.mean > (0.9 if algorithm in CONTINUOUS else 0.75)
     losses = np.array(losses)[np.isfinite(losses)]
-    if algorithm != "rainbow":  # whose cross-entropy is bounded by the entropy of the projected target
+    if algorithm not in ("rainbow", "xqc"):  # whose cross-entropy is bounded by the entropy of the projected target
         assert losses[-5:].mean() < losses[:5].mean()
 
 
@@ -99,6 +108,7 @@ def weights_of(run):
         ("cartpole", "sac", {"normalize_observations": True, "reward_mode": "normalize"}),
         ("pendulum", "sac", {}),
         ("pendulum", "td3", {"n_step": 2}),
+        ("pendulum", "xqc", {"policy_every": 2, "reward_mode": "sign"}),
         ("cartpole", "pqn", {}),
     ],
 )
@@ -153,6 +163,7 @@ def test_only_legal_actions_are_taken(algorithm, tmp_path):
         pytest.param("cartpole", "sac", {}, marks=SLOW),
         ("pendulum", "sac", {"normalize_observations": True}),
         ("pendulum", "td3", {}),
+        ("pendulum", "xqc", {"normalize_observations": True}),
     ],
 )
 def test_the_greedy_policy_is_exported(env, algorithm, options, tmp_path):
@@ -172,6 +183,7 @@ def test_the_greedy_policy_is_exported(env, algorithm, options, tmp_path):
         ("Pendulum-v1", "td3", {"backend": "serial"}),
         ("breakout", "dqn", {"reward_mode": "sign"}),
         ("breakout", "sac", {}),
+        (nested_guess, "xqc", {"backend": "serial"}),
         ("snake", "dqn", {"policy": "mlp", "env_parameters": SNAKES, "capacity": 4_000}),
     ],
 )
@@ -191,6 +203,12 @@ def test_every_kind_of_env(env, algorithm, options, tmp_path):
         ("cartpole", {"algorithm": "dqn", "capacity": 3}, "capacity"),
         ("pendulum", {"algorithm": "sac", "distribution": "beta"}, "squashed_gaussian"),
         ("cartpole", {"algorithm": "sac", "replay_ratio": 0}, "replay_ratio must be more than 0"),
+        ("cartpole", {"algorithm": "xqc"}, "for discrete actions use dqn, sac"),
+        ("pendulum", {"algorithm": "xqc", "layer_norm": True}, "set layer_norm=False"),
+        ("pendulum", {"algorithm": "xqc", "hidden_sizes": ()}, "at least one width"),
+        ("pendulum", {"algorithm": "xqc", "recurrent": "gru"}, "set recurrent='none'"),
+        ("pendulum", {"algorithm": "xqc", "reward_mode": "normalize"}, "scales rewards itself"),
+        ("pendulum", {"algorithm": "xqc", "gear": "native"}, "encoded by a BatchNormBody"),
     ],
 )
 def test_what_cannot_be_is_refused(env, options, message, tmp_path):

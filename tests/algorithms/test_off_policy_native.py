@@ -162,7 +162,15 @@ def test_a_loss_that_is_not_finite_changes_nothing():
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize(("name", "settings"), [("dqn", {"target_every": 3}), ("sac", {}), ("td3", {"policy_every": 3})])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("dqn", {"target_every": 3}),
+        ("sac", {}),
+        ("td3", {"policy_every": 3}),
+        ("xqc", {"critic_sizes": (16, 16), "policy_every": 2}),
+    ],
+)
 def test_the_device_loop_takes_the_steps_of_the_plain_one(name, settings):
     """As in a CUDA graph: flat parameters, several steps per launch; with the same batches and noise."""
     plain, _ = learners(name, gears=("general", "general"), **settings)
@@ -190,6 +198,8 @@ def test_the_device_loop_takes_the_steps_of_the_plain_one(name, settings):
     assert np.isfinite(metrics[1]["value_loss"])
     for own, parameter in zip(device.policy.parameters(), plain.policy.parameters(), strict=True):
         torch.testing.assert_close(own, parameter, atol=1e-5, rtol=1e-3)
+    for own, buffer in zip(device.policy.buffers(), plain.policy.buffers(), strict=True):
+        torch.testing.assert_close(own, buffer, atol=1e-5, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -199,11 +209,13 @@ def test_the_device_loop_takes_the_steps_of_the_plain_one(name, settings):
         ("CartPole-v1", "dqn", "native"),
         ("pendulum", "sac", "native"),
         ("pendulum", "td3", "device"),
+        ("pendulum", "xqc", "device"),
     ],
 )
 def test_gears_run_and_resume_with_another(env, algorithm, gear, tmp_path, capfd):
     how = {"progress": "quiet", "trackers": (), "eval_episodes": 2, "num_envs": 4, "runs": tmp_path, "hidden_sizes": (16, 16)}
     how |= {"learning_starts": 32, "capacity": 2_000, "batch_size": 32, "preset": False}
+    how |= {"critic_sizes": (16,), "num_atoms": 11} if algorithm == "xqc" else {}
     run = hurtle.train(env, algorithm=algorithm, gear=gear, total_steps=160, **how)
     again = hurtle.train(resume=run.path, gear="general", total_steps=240, progress="quiet", learning_rate=1e-4)
     said = capfd.readouterr().err

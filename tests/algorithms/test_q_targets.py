@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from hurtle.algorithms.q_targets import cross_entropy, project, quantile_huber, rescaled, unscaled
+from hurtle.algorithms import q_targets
+from hurtle.algorithms.q_targets import cross_entropy, lowest, project, quantile_huber, rescaled, unscaled
 
 
 def project_reference(probabilities, rewards, discounts, support):
@@ -24,7 +25,9 @@ def project_reference(probabilities, rewards, discounts, support):
     return found
 
 
-def test_projection():
+@pytest.mark.parametrize("shared", [q_targets._shared_by_place, q_targets._shared_by_distance])
+def test_projection(shared, monkeypatch):
+    monkeypatch.setattr(q_targets, "_shared_by_place", shared)
     rng = np.random.default_rng(0)
     probabilities = rng.dirichlet(np.ones(11), 40)
     rewards, support = rng.normal(0, 4, 40), np.linspace(-5, 5, 11)
@@ -33,6 +36,12 @@ def test_projection():
     found = project(*(torch.from_numpy(part) for part in (probabilities, rewards, discounts, support)))
     np.testing.assert_allclose(found.numpy(), project_reference(probabilities, rewards, discounts, support), atol=1e-9)
     np.testing.assert_allclose(found.sum(-1).numpy(), 1.0, atol=1e-9)
+
+
+def test_the_lowest_distribution_is_chosen_for_each_transition():
+    support = torch.tensor([-1.0, 0.0, 2.0])
+    low, high = torch.tensor([0.6, 0.2, 0.2]), torch.tensor([0.8, 0.0, 0.2])  # means -0.2 and -0.4
+    assert lowest(torch.stack([torch.stack([low, high]), torch.stack([high, low])]), support).tolist() == [high.tolist()] * 2
 
 
 def test_cross_entropy():

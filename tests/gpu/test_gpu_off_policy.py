@@ -1,4 +1,4 @@
-"""DQN, SAC, TD3 and PQN on a GPU: gradient steps in CUDA graphs are those without, sampling is that of torch, runs resume."""
+"""DQN, SAC, XQC, TD3 and PQN on a GPU: gradient steps in CUDA graphs are those without, sampling is torch's, runs resume."""
 
 import pytest
 import torch
@@ -54,6 +54,7 @@ def test_what_is_sampled_is_what_happened(kind, n_step, alpha):
         ("cartpole", "sac", {}),
         ("pendulum", "sac", {"temperature": 0.1, "normalize_observations": True, "reward_mode": "normalize"}),
         ("pendulum", "td3", {"precision": "tf32", "policy_every": 3}),
+        ("pendulum", "xqc", {"precision": "bf16", "policy_every": 2, "normalize_observations": True}),
         ("Pendulum-v1", "sac", {"backend": "serial", "num_envs": 2}),
         ("Pendulum-v1", "td3", {"backend": "process", "num_workers": 2, "num_envs": 4}),
     ],
@@ -76,7 +77,7 @@ def test_pqn(tmp_path):
     assert run.steps >= 4_096
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "sac", "td3"])
+@pytest.mark.parametrize("algorithm", ["dqn", "sac", "td3", "xqc"])
 def test_graphs_take_the_steps_of_the_cpu(algorithm):
     """The same batches: after several steps in graphs, weights are those of plain steps on the CPU."""
     from test_off_policy_native import batch, learners
