@@ -75,7 +75,7 @@ def env_for(algorithm):
         ("rainbow", {}),
         ("sac", {}),
         ("td3", {}),
-        ("xqc", {}),
+        pytest.param("xqc", {}, marks=SLOW),
         ("pqn", {"recurrent": "gru"}),
         ("pqn", {}),
     ],
