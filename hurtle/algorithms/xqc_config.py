@@ -21,7 +21,7 @@ class XQCConfig(ActorCriticConfig):
     value_bound: Annotated[float, positive()] = 5.0
     """… from −value_bound to this, of scaled rewards."""
     temperature: Annotated[float | None, positive()] = None
-    """Weight of the entropy; none: adapted to target_entropy."""
+    """Entropy's weight; none: by target_entropy."""
     initial_temperature: Annotated[float, positive()] = 0.01
     """Where adapting starts."""
     target_entropy: float | None = None

@@ -85,7 +85,8 @@ def test_graphs_take_the_steps_of_the_cpu(algorithm):
     from hurtle.algorithms.algorithm import LearnerSetup, find_algorithm
     from hurtle.kernels.cuda_graphs import Graphs
 
-    (plain,) = learners(algorithm, gears=("general",), **({"target_every": 2} if algorithm == "dqn" else {}))
+    settings = {"dqn": {"target_every": 2}, "xqc": {"critic_sizes": (24, 40)}}
+    (plain,) = learners(algorithm, gears=("general",), **settings.get(algorithm, {}))
     import copy
 
     policy = copy.deepcopy(plain.policy).cuda()
