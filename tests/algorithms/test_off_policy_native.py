@@ -209,7 +209,7 @@ def test_the_device_loop_takes_the_steps_of_the_plain_one(name, settings):
         ("CartPole-v1", "dqn", "native"),
         ("pendulum", "sac", "native"),
         ("pendulum", "td3", "device"),
-        ("pendulum", "xqc", "device"),
+        pytest.param("pendulum", "xqc", "device", marks=pytest.mark.slow),
     ],
 )
 def test_gears_run_and_resume_with_another(env, algorithm, gear, tmp_path, capfd):
