@@ -23,7 +23,8 @@ from hurtle.collect.postprocess import Postprocess
 from hurtle.contracts import Learner, Metrics, Weights
 from hurtle.errors import HurtleError, UnsupportedError
 from hurtle.kernels.cuda_graphs import WARM_UPS, Graphs, Readback
-from hurtle.kernels.optimizers import MOMENTS, FlatOptimizer, FlatParameters
+from hurtle.kernels.flat_parameters import FlatParameters
+from hurtle.kernels.optimizers import MOMENTS, FlatOptimizer
 from hurtle.kernels.row_kernels import RowKernels
 from hurtle.policies.policy import Policy
 

@@ -23,7 +23,8 @@ from hurtle.contracts import Weights
 from hurtle.errors import NonFiniteError, UnsupportedError
 from hurtle.kernels.cpu import network
 from hurtle.kernels.loader import load_kernels
-from hurtle.kernels.optimizers import BETAS, FlatParameters, Optimizers, loaded_moments, saved_moments
+from hurtle.kernels.flat_parameters import FlatParameters
+from hurtle.kernels.optimizers import BETAS, Optimizers, loaded_moments, saved_moments
 from hurtle.native.batch_arrays import aligned_zeros
 from hurtle.native.build import COMPILING
 from hurtle.native.thread_tuner import ThreadTuner

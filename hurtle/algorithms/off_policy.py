@@ -28,7 +28,7 @@ from hurtle.collect.rewards import RewardRule
 from hurtle.contracts import Learner, Metrics, Weights
 from hurtle.errors import HurtleError
 from hurtle.kernels.cuda_graphs import Graphs, autocast
-from hurtle.kernels.optimizers import FlatParameters
+from hurtle.kernels.flat_parameters import FlatParameters
 from hurtle.native.rng import stream_state
 from hurtle.policies.numpy_acting import see
 from hurtle.policies.policy import Policy

@@ -31,7 +31,8 @@ from hurtle.kernels.cpu import network
 from hurtle.kernels.cpu import off_policy as step
 from hurtle.kernels.cpu.host import TILE
 from hurtle.kernels.loader import load_kernels
-from hurtle.kernels.optimizers import FlatParameters, loaded_moments, saved_moments
+from hurtle.kernels.flat_parameters import FlatParameters
+from hurtle.kernels.optimizers import loaded_moments, saved_moments
 from hurtle.native.batch_arrays import aligned_zeros
 from hurtle.native.build import COMPILING
 from hurtle.native.thread_tuner import ThreadTuner

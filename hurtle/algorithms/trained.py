@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from hurtle.algorithms.replay_settings import ReplayConfig
 from hurtle.errors import HurtleError
-from hurtle.kernels.optimizers import FlatOptimizer, FlatParameters, Optimizers
+from hurtle.kernels.flat_parameters import FlatParameters
+from hurtle.kernels.optimizers import FlatOptimizer, Optimizers
 from hurtle.policies.policy import Policy
 
 

@@ -1,4 +1,4 @@
-"""Flat parameters and optimizer steps, for every gear: torch's optimizers, and ours on one flat tensor.
+"""Optimizer steps, for every gear: torch's optimizers, and ours on flat parameters.
 
 backward → gradients → norm, clipped → Adam, AdamW, RMSprop or Muon → parameters. All save their moments in one format, so that
 a run can change gears. The third implementation, for compiled updates on the CPU, is `cpu/update.py`. Knows no losses.
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import chain
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hurtle.errors import HurtleError, NonFiniteError, UnknownNameError, did_you_mean
+from hurtle.kernels.flat_parameters import FlatParameters, FlatRows
 from hurtle.kernels.triton import has_triton
 
 OPTIMIZERS = ("adam", "adamw", "rmsprop", "muon")
@@ -25,7 +24,6 @@ MOMENTS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq")
 """What torch's optimizers call their first and second moments; optimizers not listed here have no flat version."""
 BETAS = {"adam": ADAM_BETAS, "adamw": ADAM_BETAS, "rmsprop": (0.0, RMSPROP_ALPHA)}
 """Decay of the two moments."""
-_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 class Optimizers:
@@ -162,119 +160,11 @@ def loaded_moments(optimizer: Optimizers, saved: dict[str, Any]) -> tuple[int, l
     return max((int(state["step"]) for state in states.values()), default=0), moments(first_name), moments(second_name)
 
 
-class FlatParameters:
-    """A module's trainable parameters as views of one tensor, and their gradients as views of another.
-
-    Args:
-        module: Its parameters become views of the flat tensor, in their order and without gaps. Load weights into it in place.
-        has_gradients: False for updates that compute gradients without torch.
-
-    Attributes:
-        values: All parameters. [size]
-        gradients: What backward adds to. [size], or [0] without gradients
-        offsets: Where each parameter begins, by its name.
-        size: Elements of all parameters.
-        is_whole: Whether these are all of the module's parameters: none is frozen.
-
-    Raises:
-        HurtleError: It has nothing to train, or parameters that do not fit into one float32 tensor.
-
-    Example:
-        >>> layer = nn.Linear(3, 2)
-        >>> flat = FlatParameters(layer)
-        >>> layer(torch.ones(1, 3)).sum().backward()
-        >>> flat.offsets, flat.gradients.tolist()
-        ({'weight': 0, 'bias': 6}, [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
-    """
-
-    def __init__(self, module: nn.Module, has_gradients: bool = True):
-        named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-        if not named:
-            raise HurtleError("The policy has no parameters to train.")
-        kinds = {(parameter.dtype, parameter.device) for parameter in named.values()}
-        if len(kinds) > 1 or {dtype for dtype, _ in kinds} != {torch.float32}:
-            found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-            raise HurtleError(f"All parameters must be torch.float32 on one device, found {found}: move them with `policy.to`.")
-        self.module = module
-        self.values = torch.cat([parameter.detach().flatten() for parameter in named.values()])
-        self.gradients = torch.zeros_like(self.values if has_gradients else self.values[:0])
-        self.size = len(self.values)
-        self.is_whole = len(named) == len(list(module.parameters()))
-        self._shapes = [parameter.shape for parameter in named.values()]
-        sizes = [shape.numel() for shape in self._shapes]
-        self.offsets = {name: sum(sizes[:n]) for n, name in enumerate(named)}
-        self._views = self.views(self.values)
-        self._addresses = [view.data_ptr() for view in self._views]
-        self._gradients: list[Tensor] = self.views(self.gradients) if has_gradients else []
-        self._bind(list(named.values()))
-
-    def _bind(self, parameters: list[nn.Parameter]) -> None:
-        self._parameters, self._places = parameters, _Places(self.module)
-        for parameter, view in zip(parameters, self._views, strict=True):
-            parameter.data = view
-        for parameter, gradient in zip(parameters, self._gradients, strict=False):
-            parameter.grad = gradient
-
-    def views(self, flat: Tensor) -> list[Tensor]:
-        """A flat tensor `[size]` as one view per parameter, of its shape."""
-        parts = flat.split([shape.numel() for shape in self._shapes])
-        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
-
-    def refresh(self) -> None:
-        """Copy the values of parameters replaced since the last call into the same memory.
-
-        Raises:
-            HurtleError: One was frozen.
-        """
-        if not self._places.are_current():
-            self._parameters, self._places = list(self.module.parameters()), _Places(self.module)
-        if not all(map(_REQUIRES_GRAD, self._parameters)):
-            raise HurtleError("A parameter was frozen after the learner was made: make a new one, which trains in torch.")
-        if list(map(Tensor.data_ptr, self._parameters)) != self._addresses:
-            self.values.copy_(torch.cat([parameter.detach().flatten() for parameter in self._parameters]))
-            self._bind(self._parameters)
-
-    def check(self) -> None:
-        """Check that the module's parameters are still these; restores gradients that were removed.
-
-        Raises:
-            HurtleError: They were replaced or frozen: updates would not reach them.
-        """
-        for parameter, value, gradient in zip(self._parameters, self._views, self._gradients, strict=True):
-            if parameter.data_ptr() != value.data_ptr() or not parameter.requires_grad:
-                raise HurtleError(
-                    "The policy's parameters were replaced or frozen after the learner was made (by policy.to(…), .double() or "
-                    "requires_grad_, perhaps): change a copy of the policy, or make a new learner."
-                )
-            if parameter.grad is None or parameter.grad.data_ptr() != gradient.data_ptr():
-                parameter.grad = gradient
-
-    def zero_gradients(self) -> None:
-        """Zero in place, since backward accumulates into them."""
-        self.gradients.zero_()
-
-
-class _Places:
-    """Where a module keeps its submodules and parameters: `are_current` tells in microseconds whether any was replaced."""
-
-    def __init__(self, module: nn.Module):
-        self._dicts: list[dict[str, Any]] = [place for part in module.modules() for place in (part._modules, part._parameters)]
-        self._sizes = list(map(len, self._dicts))
-        self._parts = list(chain.from_iterable(map(dict.values, self._dicts)))  # alive, so no other object gets its id
-        self._ids = list(map(id, self._parts))
-
-    def are_current(self) -> bool:
-        """Whether the module has the same submodules and parameters as before."""
-        return (
-            list(map(len, self._dicts)) == self._sizes
-            and list(map(id, chain.from_iterable(map(dict.values, self._dicts)))) == self._ids
-        )
-
-
 class FlatOptimizer:
     """Torch's Adam, AdamW or RMSprop with clipped gradients, in a few launches that a CUDA graph can capture.
 
-    A step whose gradient is not finite changes nothing; checking that does not synchronize.
+    A step whose gradient is not finite changes nothing; checking that does not synchronize. Rows of parameters (`FlatRows`)
+    are stepped together, but clipped, checked and counted each on its own.
 
     Args:
         parameters: What to train.
@@ -285,9 +175,9 @@ class FlatOptimizer:
 
     Attributes:
         learning_rate: On the device, 0 at first; set it in place. float32 [1]
-        first: The first moments; RMSprop has none and leaves them 0. [size]
-        second: The second moments. [size]
-        count: Steps taken, as a float on the device. []
+        first: The first moments; RMSprop has none and leaves them 0. [size], or [N, size] of N rows
+        second: The second moments, as `first`.
+        count: Steps taken, as a float on the device. [] or [N]
         fused: Whether Triton kernels run it, as on GPUs; else torch does, one operation at a time.
 
     Raises:
@@ -296,7 +186,7 @@ class FlatOptimizer:
 
     def __init__(
         self,
-        parameters: FlatParameters,
+        parameters: FlatParameters | FlatRows,
         name: str = "adam",
         eps: float = 1e-5,
         weight_decay: float = 0.0,
@@ -309,13 +199,22 @@ class FlatOptimizer:
         values = parameters.values
         self.first, self.second = torch.zeros_like(values), torch.zeros_like(values)
         self.learning_rate = torch.zeros(1, device=values.device)
-        self._counts = torch.zeros(2, device=values.device)  # before the last step, and now: kernels read one, write the other
-        self.count = self._counts[1]
+        # Before the last step, and now: kernels read one and write the other.
+        self._counts = torch.zeros((*values.shape[:-1], 2), device=values.device)
+        self.count = self._counts[..., 1]
         self.fused = values.is_cuda and has_triton()
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the learning rate of all parameters."""
         self.learning_rate.fill_(learning_rate)
+
+    def join(self, rows: FlatOptimizer, n: int) -> None:
+        """Keep the moments in row `n` of another optimizer's from now on, and share its learning rate."""
+        for name in ("first", "second", "_counts"):
+            row = getattr(rows, name)[n]
+            row.copy_(getattr(self, name))
+            setattr(self, name, row)
+        self.count, self.learning_rate = self._counts[1], rows.learning_rate
 
     @torch.no_grad()
     def step(self, partials: Tensor | None = None) -> Tensor:
@@ -325,7 +224,7 @@ class FlatOptimizer:
             partials: Gradients of parts of the minibatch, whose sum replaces `gradients`. [P, size]
 
         Returns:
-            The norm before clipping, on the device. If it is not finite, nothing was changed.
+            The norm before clipping, on the device: [] or [N]. If it is not finite, nothing was changed.
         """
         return self._step_fused(partials) if self.fused else self._step(partials)
 
@@ -345,7 +244,7 @@ class FlatOptimizer:
         values, rate = flat.values, self.learning_rate
         if partials is not None:
             torch.sum(partials, 0, out=flat.gradients)
-        norm = flat.gradients.norm()
+        norm, count = flat.gradients.norm(dim=-1, keepdim=True), self.count.unsqueeze(-1)
         gradients = flat.gradients * (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
         if name == "adamw":
             values = values * (1 - rate * decay)
@@ -353,33 +252,39 @@ class FlatOptimizer:
             gradients = gradients + decay * values
 
         beta1, beta2 = BETAS[name]
-        count = self.count + 1
+        new_count = count + 1
         first = beta1 * self.first + (1 - beta1) * gradients
         second = beta2 * self.second + (1 - beta2) * gradients**2
         if name == "rmsprop":
             first, values = self.first, values - rate * gradients / (second.sqrt() + eps)
         else:
-            correction1, correction2 = 1 - beta1 ** count.double(), 1 - beta2 ** count.double()
+            correction1, correction2 = 1 - beta1 ** new_count.double(), 1 - beta2 ** new_count.double()
             denominator = second.sqrt() / correction2.sqrt().float() + eps
             values = values - rate / correction1.float() * first / denominator
 
         finite = norm.isfinite()
-        for old, new in ((flat.values, values), (self.first, first), (self.second, second), (self.count, count)):
+        for old, new in ((flat.values, values), (self.first, first), (self.second, second), (count, new_count)):
             old.copy_(torch.where(finite, new, old))
-        return norm
+        return norm.squeeze(-1)
 
     def state_dict(self) -> dict[str, Any]:
         """In the format of `Optimizers.state_dict`, so that a run can change gears."""
         self.settings.set_learning_rate(float(self.learning_rate))
-        views = self.parameters.views
+        views = self._one.views
         return saved_moments(self.settings, int(self.count), views(self.first), views(self.second))
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Continue with saved moments, copied in place for captured graphs."""
         steps, first, second = loaded_moments(self.settings, saved)
         self._counts.fill_(steps)
-        self.first.copy_(torch.cat([moment.flatten() for moment in first]))
-        self.second.copy_(torch.cat([moment.flatten() for moment in second]))
+        self.first.copy_(self._one.packed(first))
+        self.second.copy_(self._one.packed(second))
+
+    @property
+    def _one(self) -> FlatParameters:
+        if isinstance(self.parameters, FlatRows):
+            raise HurtleError("Rows are saved and loaded one by one, each by the optimizer that joined them.")
+        return self.parameters
 
 
 def _hidden_matrices(policy: nn.Module) -> list[nn.Parameter]:

@@ -142,7 +142,7 @@ def general_rollout(policy, rollout):
 
 def fused_kernels(policy, weights=None, precision="float32"):
     """The kernels of a policy; without flat weights, its parameters become views of some."""
-    from hurtle.kernels.optimizers import FlatParameters
+    from hurtle.kernels.flat_parameters import FlatParameters
     from hurtle.kernels.triton.grid_cnn import FusedGridCNN
     from hurtle.kernels.triton.mlp import FusedMLP
     from hurtle.policies.cnn import GridCNN

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from hurtle.errors import HurtleError, UnknownNameError
-from hurtle.kernels.optimizers import FlatOptimizer, FlatParameters, Optimizers
+from hurtle.kernels.flat_parameters import FlatParameters
+from hurtle.kernels.optimizers import FlatOptimizer, Optimizers
 
 NAMES = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "rmsprop": torch.optim.RMSprop}
 RATE, EPS, MAX_NORM = 0.1, 1e-5, 0.5

@@ -1,7 +1,7 @@
 """Adam, AdamW and RMSprop on flat parameters: gradients are summed and clipped and all parameters stepped in two launches.
 
-partial gradients [P, size] → gradients, sums of squares → norm → moments, parameters. `FlatOptimizer._step` is the
-reference in torch. Knows no policy and no loss.
+partial gradients [P, size] → gradients, sums of squares → norm → moments, parameters; or the same for each row of [N, size].
+`FlatOptimizer._step` is the reference in torch. Knows no policy and no loss.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ MOST_SUMS = 1024
 """Maximum programs that sum squares: each program of the update reads all of their sums."""
 BLOCK = 256
 """Parameters that a program processes at a time."""
+MOST_ROW_SUMS, ROW_BLOCK = 64, 1024
+"""The same two numbers where there are rows, which fill the device together."""
 ROWS, COLUMNS = 32, 64
 """Partial gradients that a program processes at a time."""
 
@@ -46,14 +48,15 @@ def _sum_partials_kernel(
 
 @triton.jit
 def _sum_squares_kernel(gradients, size, sums, counts, turns: tl.constexpr, block: tl.constexpr):
-    """The gradients' sum of squares, per program."""
-    _begin_step(counts)
+    """The gradients' sum of squares, per program; the second axis of the grid are rows."""
+    row = tl.program_id(1).to(tl.int64)
+    _begin_step(counts + 2 * row)
     squares = tl.zeros([block], tl.float32)
     for turn in range(turns):
         at = (turn * tl.num_programs(0) + tl.program_id(0)) * block + tl.arange(0, block)
-        gradient = tl.load(gradients + at, mask=at < size, other=0.0)
+        gradient = tl.load(gradients + row * size + at, mask=at < size, other=0.0)
         squares += gradient * gradient
-    tl.store(sums + tl.program_id(0), tl.sum(squares, 0))
+    tl.store(sums + row * tl.num_programs(0) + tl.program_id(0), tl.sum(squares, 0))
 
 
 @triton.jit
@@ -70,9 +73,13 @@ def _update_kernel(
     name: tl.constexpr, beta1: tl.constexpr, beta2: tl.constexpr, log_beta1: tl.constexpr, log_beta2: tl.constexpr,
     padded: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Step a block of parameters along their clipped gradient; if the norm is not finite, nothing is stored."""
-    n = tl.arange(0, padded)
-    norm = tl.sqrt(tl.sum(tl.load(sums + n, mask=n < num_sums, other=0.0), 0))
+    """Step a block of a row's parameters along their clipped gradient; if the row's norm is not finite, nothing is stored."""
+    row, n = tl.program_id(1).to(tl.int64), tl.arange(0, padded)
+    values, gradients, first, second = (
+        values + row * size, gradients + row * size, first + row * size, second + row * size,
+    )  # fmt: skip
+    counts, norm_out = counts + 2 * row, norm_out + row
+    norm = tl.sqrt(tl.sum(tl.load(sums + row * num_sums + n, mask=n < num_sums, other=0.0), 0))
     finite = norm < float("inf")  # false for NaN
     old_count = tl.load(counts)
     count = old_count + 1.0
@@ -123,13 +130,13 @@ def optimizer_step(
     Tensors are float32 and contiguous, on one device.
 
     Args:
-        values: The parameters. [size]
-        gradients: Read, or written if there are `partials`. [size]
-        first: The first moments; RMSprop does not use them. [size]
-        second: The second moments. [size]
-        counts: The number of steps before the last one, for internal use, and that of all steps. [2]
+        values: The parameters, [size]; or rows of them, [N, size], each of which has its own norm and count.
+        gradients: Read, or written if there are `partials`. As `values`.
+        first: The first moments; RMSprop does not use them. As `values`.
+        second: The second moments. As `values`.
+        counts: The number of steps before the last one, for internal use, and that of all steps. [2] or [N, 2]
         learning_rate: [1].
-        partials: Summed into `gradients` first. [P, size]
+        partials: Summed into `gradients` first; not with rows. [P, size]
         name: "adam" (weight decay is an L2 penalty), "adamw" or "rmsprop".
         betas: Decay of the moments.
         eps: Added to the denominator.
@@ -137,17 +144,19 @@ def optimizer_step(
         max_grad_norm: Bound of the global norm of the gradients.
 
     Returns:
-        The norm before clipping, as a new tensor. If it is not finite, parameters, moments and count are unchanged.
+        The norm before clipping, as a new tensor, [] or [N]. If it is not finite, parameters, moments and count are unchanged.
 
     Raises:
         HurtleError: `partials` have the wrong shape, or their rows are not contiguous.
     """
-    size, norm = len(values), torch.empty((), device=values.device)
-    blocks = triton.cdiv(size, BLOCK if partials is None else COLUMNS)
-    programs = min(blocks, MOST_SUMS)
-    turns, sums = triton.cdiv(blocks, programs), torch.empty(programs, device=values.device)
+    size, norm = values.shape[-1], torch.empty(values.shape[:-1], device=values.device)
+    num_rows = norm.numel()
+    block, most_sums = (BLOCK, MOST_SUMS) if values.ndim == 1 else (ROW_BLOCK, MOST_ROW_SUMS)
+    blocks = triton.cdiv(size, block if partials is None else COLUMNS)
+    programs = min(blocks, most_sums)
+    turns, sums = triton.cdiv(blocks, programs), torch.empty(num_rows * programs, device=values.device)
     if partials is None:
-        _sum_squares_kernel[(programs,)](gradients, size, sums, counts, turns, BLOCK)
+        _sum_squares_kernel[(programs, num_rows)](gradients, size, sums, counts, turns, block)
     else:
         if partials.shape[1:] != values.shape or partials.stride(1) != 1:
             raise HurtleError(f"partials must be [P, {size}] with contiguous rows, got the shape {tuple(partials.shape)}.")
@@ -156,10 +165,10 @@ def optimizer_step(
             partials, partials.stride(0), rows, gradients, size, sums, counts, turns, triton.cdiv(rows, ROWS), ROWS, COLUMNS
         )
     beta1, beta2 = betas
-    _update_kernel[(triton.cdiv(size, BLOCK),)](
+    _update_kernel[(triton.cdiv(size, block), num_rows)](
         values, gradients, first, second, size, sums, programs, counts, learning_rate, norm,
         eps, weight_decay, max_grad_norm,
         name, beta1, beta2, math.log(beta1) if beta1 else 0.0, math.log(beta2),
-        triton.next_power_of_2(programs), BLOCK,
+        triton.next_power_of_2(programs), block,
     )  # fmt: skip
     return norm

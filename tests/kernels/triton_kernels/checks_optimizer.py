@@ -5,7 +5,8 @@ import copy
 import torch
 from torch import nn
 
-from hurtle.kernels.optimizers import FlatOptimizer, FlatParameters
+from hurtle.kernels.flat_parameters import FlatParameters
+from hurtle.kernels.optimizers import FlatOptimizer
 
 NAMES = ("adam", "adamw", "rmsprop")
 
