@@ -22,8 +22,8 @@ from hurtle.buffers.rollout import Rollout
 from hurtle.contracts import Weights
 from hurtle.errors import NonFiniteError, UnsupportedError
 from hurtle.kernels.cpu import network
-from hurtle.kernels.loader import load_kernels
 from hurtle.kernels.flat_parameters import FlatParameters
+from hurtle.kernels.loader import load_kernels
 from hurtle.kernels.optimizers import BETAS, Optimizers, loaded_moments, saved_moments
 from hurtle.native.batch_arrays import aligned_zeros
 from hurtle.native.build import COMPILING

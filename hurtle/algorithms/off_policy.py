@@ -27,7 +27,7 @@ from hurtle.buffers.rollout import Rollout
 from hurtle.collect.rewards import RewardRule
 from hurtle.contracts import Learner, Metrics, Weights
 from hurtle.errors import HurtleError
-from hurtle.kernels.cuda_graphs import Graphs, autocast
+from hurtle.kernels.cuda_graphs import Graphs
 from hurtle.kernels.flat_parameters import FlatParameters
 from hurtle.native.rng import stream_state
 from hurtle.policies.numpy_acting import see
@@ -56,6 +56,8 @@ class OffPolicy(Learner):
     """What `gradient_step` returns, in order."""
     period = 1
     """Gradient steps after which it does the same again; see TD3."""
+    axes: tuple[int, ...] = ()
+    """Axes of a batch before its transitions: none, or one of seeds that learn side by side."""
 
     def __init__(self, policy: Policy, config: Any, setup: LearnerSetup | None = None):
         self.policy, self.setup = policy, setup or LearnerSetup()
@@ -71,7 +73,7 @@ class OffPolicy(Learner):
         self._age, self._next_age = math.nan, 0
         self._trained: dict[str, Trained] = {}
         self._targets: list[tuple[nn.Module, nn.Module]] = []
-        self._flat_targets: list[tuple[Tensor, Tensor] | None] = []  # of the same, where parameters are flat
+        self._flat_targets: list[tuple[FlatParameters, FlatParameters] | None] = []  # of the same, where parameters are flat
         self._acting: Any = policy.network
         self._replay: Replay | DeviceReplay | None = None
         self._graphs: StepGraphs | None = None
@@ -86,7 +88,8 @@ class OffPolicy(Learner):
         """Take one gradient step.
 
         Args:
-            batch: Observations as the policy sees them, rewards scaled; on the learner's device.
+            batch: Observations as the policy sees them, rewards scaled; on the learner's device. Side by side, its tensors have
+                an axis of seeds first, `descend` gives each seed's part to the loss, and what it returns has that axis too.
 
         Returns:
             The TD errors [B], and the METRICS, one number each.
@@ -113,9 +116,9 @@ class OffPolicy(Learner):
         target = copy.deepcopy(module).requires_grad_(False)
         self._targets.append((target, module))
         sources = [part.flat for part in self._trained.values() if part.module is module and part.flat is not None]
-        flat = FlatParameters(target.requires_grad_(), has_gradients=False) if sources else None
+        flat = FlatParameters(target.requires_grad_(), has_gradients=False, padded=True) if sources else None
         target.requires_grad_(False)
-        self._flat_targets.append(None if flat is None else (flat.values, sources[0].values))
+        self._flat_targets.append(None if flat is None else (flat, sources[0]))
         return target
 
     def compile(self, *methods: str) -> None:
@@ -129,9 +132,7 @@ class OffPolicy(Learner):
         Returns:
             The gradient's norm, and what `loss` returned besides the loss.
         """
-        with autocast(self.device, self._autocast):
-            first, *others = loss(*inputs)
-        return part.step(first), *others
+        return part.descend(loss, inputs, self._autocast)
 
     def normals(self, *shape: int) -> Tensor:
         """Standard normals from the learner's own stream."""
@@ -192,8 +193,9 @@ class OffPolicy(Learner):
         config = self.config
         self._see(experience)
         self.replay.add(experience)
+        taken = experience.num_valid // math.prod(self.axes)  # of each seed
         self.updates += 1
-        self.steps += experience.num_valid
+        self.steps += taken
         self._rollouts += 1
         is_learning = self.steps >= config.learning_starts and self._rollouts > 1  # one rollout may have no known successors
         epsilon = self.exploration(progress) if is_learning else 1.0
@@ -202,7 +204,7 @@ class OffPolicy(Learner):
         if is_learning:
             if config.anneal_learning_rate:
                 self.scale_learning_rates(1.0 - progress)
-            self._owed += config.replay_ratio * experience.num_valid
+            self._owed += config.replay_ratio * taken
             count, self._owed = int(self._owed), self._owed % 1.0
             metrics |= self._learn(count, progress)
         return metrics
@@ -277,7 +279,7 @@ class OffPolicy(Learner):
         rate = self.config.target_rate
         for (target, source), flat in zip(self._targets, self._flat_targets, strict=True):
             if flat is not None:
-                flat[0].lerp_(flat[1], rate)
+                flat[0].values.lerp_(flat[1].values, rate)
                 continue
             own: list[Tensor] = list(target.parameters())
             new: list[Tensor] = list(source.parameters())

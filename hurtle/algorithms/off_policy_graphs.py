@@ -29,7 +29,7 @@ class StepGraphs:
     def __init__(self, learner: Any, graphs: Graphs):
         self.learner, self.graphs = learner, graphs
         self.beta = torch.ones((), device=graphs.device)
-        self.metrics = torch.zeros(len(learner.METRICS), device=graphs.device)
+        self.metrics = torch.zeros((*learner.axes, len(learner.METRICS)), device=graphs.device)
         self.readback = Readback(graphs.device)
         self._captured: dict[tuple[int, int], Any] = {}  # by number of steps, and phase of the first
 

@@ -30,8 +30,8 @@ from hurtle.errors import NonFiniteError, UnsupportedError
 from hurtle.kernels.cpu import network
 from hurtle.kernels.cpu import off_policy as step
 from hurtle.kernels.cpu.host import TILE
-from hurtle.kernels.loader import load_kernels
 from hurtle.kernels.flat_parameters import FlatParameters
+from hurtle.kernels.loader import load_kernels
 from hurtle.kernels.optimizers import loaded_moments, saved_moments
 from hurtle.native.batch_arrays import aligned_zeros
 from hurtle.native.build import COMPILING

@@ -65,12 +65,12 @@ class SAC(OffPolicy):
 
     def gradient_step(self, batch: Transitions) -> tuple[Tensor, Tensor]:
         """See `OffPolicy.gradient_step`."""
-        size = () if self.is_discrete else (len(batch.rewards), self.actor.num_actions)
+        size = batch.rewards.shape[:-1] if self.is_discrete else (*batch.rewards.shape, self.actor.num_actions)
         _, errors, seen = self.descend(self.trained_critics, self.value_loss, batch, self.normals(*size))
         _, slope, also_seen = self.descend(self.trained_actor, self.policy_loss, batch, self.normals(*size))
         if self.trained_temperature is not None:
             self.trained_temperature.step_along(slope)
-        return errors, torch.cat([seen, also_seen])
+        return errors, torch.cat([seen, also_seen], -1)
 
     def value_loss(self, batch: Transitions, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The critics' loss, the TD errors [B], and the first three METRICS; `noise` gives the next actions."""

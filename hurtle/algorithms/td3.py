@@ -50,17 +50,19 @@ class TD3(OffPolicy):
         self.trained_critics = self.trained("critics", self.critics, config.critic_learning_rate)
         self.target_actor: Any = self.target_of(self.actor)
         self.target_critics: Critics = self.target_of(self.critics)
-        self.last_policy_loss = torch.full((1,), torch.nan, device=self.device)
+        self.last_policy_loss = torch.full((), torch.nan, device=self.device)
         self.compile("value_loss", "policy_loss")
 
     def gradient_step(self, batch: Transitions) -> tuple[Tensor, Tensor]:
         """See `OffPolicy.gradient_step`."""
-        noise = self.normals(len(batch.rewards), self.actor.num_actions)
+        noise = self.normals(*batch.rewards.shape, self.actor.num_actions)
         _, errors, seen = self.descend(self.trained_critics, self.value_loss, batch, noise)
         if self.gradient_steps % self.config.policy_every == 0:
             _, policy_loss = self.descend(self.trained_actor, self.policy_loss, batch)
+            if self.last_policy_loss.shape != policy_loss.shape:  # one for each seed
+                self.last_policy_loss = policy_loss.clone()
             self.last_policy_loss.copy_(policy_loss)
-        return errors, torch.cat([seen, self.last_policy_loss])
+        return errors, torch.cat([seen, self.last_policy_loss.expand(seen.shape[:-1]).unsqueeze(-1)], -1)
 
     def value_loss(self, batch: Transitions, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The critics' loss, the TD errors [B], and the first three METRICS; `noise` smooths the next actions."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from hurtle.algorithms.replay_settings import ReplayConfig
 from hurtle.errors import HurtleError
+from hurtle.kernels.cuda_graphs import autocast
 from hurtle.kernels.flat_parameters import FlatParameters
 from hurtle.kernels.optimizers import FlatOptimizer, Optimizers
 from hurtle.policies.policy import Policy
@@ -32,17 +34,27 @@ class Trained:
             self.optimizer: Any = Optimizers("adam", module, rate, config.adam_eps)
             self.flat = None
             return
-        self.flat = FlatParameters(module)
+        self.flat = FlatParameters(module, padded=True)
         self.optimizer = FlatOptimizer(self.flat, "adam", config.adam_eps, max_grad_norm=config.max_grad_norm)
         self.optimizer.set_learning_rate(rate)
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+    def descend(self, loss: Callable[..., tuple[Tensor, ...]], inputs: tuple[Any, ...], dtype: torch.dtype | None) -> Any:
+        """One gradient step on `loss(*inputs)[0]`, computed under autocast with `dtype`.
+
+        Returns:
+            The gradient's norm, and what `loss` returned besides the loss.
+        """
+        with autocast(next(self.module.parameters()).device, dtype):
+            first, *others = loss(*inputs)
+        return self.step(first), *others
 
     def step(self, loss: Tensor) -> Tensor:
         """One gradient step; only this module's parameters get gradients. Returns the gradient's norm."""
         if self.flat is None:
             return self.optimizer.step(loss, self.max_grad_norm, only_these=True)
         gradients = torch.autograd.grad(loss, self._parameters)
-        torch.cat([gradient.reshape(-1) for gradient in gradients], out=self.flat.gradients)
+        self.flat.packed(gradients, out=self.flat.gradients)
         return self.optimizer.step()
 
     def step_along(self, slope: Tensor) -> None:
@@ -51,7 +63,7 @@ class Trained:
             (parameter,) = self.optimizer.parameters
             self.step((parameter * slope).sum())
             return
-        self.flat.gradients.copy_(slope)
+        self.flat.gradients[:1].copy_(slope)
         self.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:

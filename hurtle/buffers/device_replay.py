@@ -33,6 +33,8 @@ class DeviceReplay:
         gamma: Discount of future rewards.
         priority_alpha: Exponent of priorities; 0 draws uniformly.
         seed: Seed of uniform draws on a GPU; elsewhere, and by priority, torch's own generator draws.
+        groups: Seeds that learn side by side, each from its own share of the rows, one after the other. Samples then have an
+            axis of groups first.
 
     Attributes:
         fused: Whether a Triton kernel reads transitions; else torch does, one operation at a time.
@@ -59,8 +61,12 @@ class DeviceReplay:
         gamma: float = 0.99,
         priority_alpha: float = 0.0,
         seed: int = 0,
+        groups: int | None = None,
     ):
         self.num_rows, self.n_step, self.gamma, self.priority_alpha = like.num_rows, n_step, gamma, priority_alpha
+        self.groups, self.group_rows = groups, self.num_rows // (groups or 1)
+        if groups is not None and self.group_rows * groups != self.num_rows:
+            raise HurtleError(f"{self.num_rows} rows cannot be shared evenly by {groups} seeds.")
         self.length = capacity // self.num_rows
         if self.length < like.num_steps + n_step + 1:
             least = (like.num_steps + n_step + 1) * self.num_rows
@@ -80,7 +86,7 @@ class DeviceReplay:
         """Steps written to each row, final observations written, and those steps whose successor is known."""
         self.written = 0  # the former, on the host
         self.priorities = torch.zeros(self.length * self.num_rows if priority_alpha else 0, device=self.device)
-        self.highest = torch.ones((), device=self.device)
+        self.highest = torch.ones(groups or 1, device=self.device)  # of each group
         self.draws = torch.full((1,), seed, dtype=torch.int64, device=self.device)
         self.fused = self.device.type == "cuda" and has_triton() and like.masks is None
 
@@ -144,7 +150,7 @@ class DeviceReplay:
         table[self.written % self.length] = 0.0
         for back in range(1, min(steps + 1, self.written) + 1):
             at = (self.written - back) % self.length
-            new = self.highest * self.rings["valid"][at]
+            new = (self.highest.unsqueeze(1) * self.rings["valid"][at].view(-1, self.group_rows)).flatten()
             if back == 1 and not knows_next:
                 table[at] = 0.0
             elif back <= steps:
@@ -157,22 +163,27 @@ class DeviceReplay:
         """Draw transitions, with replacement. Launches only, once there is a rollout.
 
         Args:
-            batch_size: How many.
+            batch_size: How many; of each group, if there are any.
             beta: Exponent of the importance weights, if they are drawn by priority.
         """
         drawn = self._draw(batch_size, beta) if self.priority_alpha or not self.fused else None
         if not self.fused:
             assert drawn is not None
-            return self._read(*drawn)
-        from hurtle.kernels.triton.replay import sample
+            found = self._read(*drawn)
+        else:
+            from hurtle.kernels.triton.replay import sample
 
-        self.draws += 1
-        given = None if drawn is None else (drawn[0], drawn[1])
-        obs, actions, rewards, next_obs, discounts, known, ids = sample(
-            self.counts, self.draws, given, self.rings, self.finals, self.n_step, self.gamma, batch_size
-        )
-        weights = known if drawn is None else known * drawn[2]
-        return Transitions(obs, actions, rewards, next_obs, discounts, None, None, weights, ids)
+            self.draws += 1
+            given = None if drawn is None else (drawn[0], drawn[1])
+            obs, actions, rewards, next_obs, discounts, known, ids = sample(
+                self.counts, self.draws, given, self.rings, self.finals, self.n_step, self.gamma, batch_size, self.groups or 1
+            )
+            weights = known if drawn is None else known * drawn[2]
+            found = Transitions(obs, actions, rewards, next_obs, discounts, None, None, weights, ids)
+        if self.groups is None:
+            return found
+        parts: list[Any] = [part if part is None else part.unflatten(0, (self.groups, -1)) for part in found]
+        return Transitions(*parts)
 
     def _read(self, slots: Tensor, rows: Tensor, weights: Tensor) -> Transitions:
         """What the Triton kernel computes, spelled out; with masks, which it does not know."""
@@ -214,29 +225,36 @@ class DeviceReplay:
             start,
         )  # fmt: skip
 
-    def _draw(self, count: int, beta: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Steps, counted from the first one ever, their rows, and importance weights."""
-        usable = self.counts[2]
-        filled = usable.clamp(max=self.length - 1)
+    def _draw(self, batch_size: int, beta: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Steps, counted from the first one ever, their rows, and importance weights; one group after the other."""
+        usable, groups, group_rows = self.counts[2], self.groups or 1, self.group_rows
+        filled, count = usable.clamp(max=self.length - 1), groups * batch_size
+        before = torch.arange(groups, device=self.device).unsqueeze(1) * group_rows  # rows of earlier groups
         if not self.priority_alpha:
-            drawn = torch.rand(2, count, device=self.device, dtype=torch.float64)
-            slots = usable - 1 - (drawn[0] * filled).long()
-            return slots, (drawn[1] * self.num_rows).long(), torch.ones(count, device=self.device)
-        sums = self.priorities.double().cumsum(0)
-        drawn = torch.rand(count, device=self.device, dtype=torch.float64) * sums[-1]
-        ids = torch.searchsorted(sums, drawn, right=True).clamp(max=len(sums) - 1)
-        weights = (self.priorities[ids] / sums[-1] * (filled * self.num_rows)).clamp(min=1e-12).float() ** -beta
-        place, rows = ids // self.num_rows, ids % self.num_rows
-        slots = usable - 1 - (usable - 1 - place) % self.length
-        return slots, rows, weights / weights.max()
+            drawn = torch.rand(2, groups, batch_size, device=self.device, dtype=torch.float64)
+            slots, rows = usable - 1 - (drawn[0] * filled).long(), before + (drawn[1] * group_rows).long()
+            return slots.flatten(), rows.flatten(), torch.ones(count, device=self.device)
+        table = self.priorities.view(self.length, groups, group_rows).transpose(0, 1)
+        sums = table.reshape(groups, -1).double().cumsum(1)  # over places and rows, of each group
+        drawn = torch.rand(groups, batch_size, device=self.device, dtype=torch.float64) * sums[:, -1:]
+        found = torch.searchsorted(sums, drawn, right=True).clamp(max=sums.shape[1] - 1)
+        place, rows = found // group_rows, before + found % group_rows
+        priorities = self.priorities[place * self.num_rows + rows]
+        weights = (priorities / sums[:, -1:] * (filled * group_rows)).clamp(min=1e-12).float() ** -beta
+        slots, weights = usable - 1 - (usable - 1 - place) % self.length, weights / weights.amax(1, keepdim=True)
+        return slots.flatten(), rows.flatten(), weights.flatten()
 
     @torch.no_grad()
     def update_priorities(self, ids: Tensor, errors: Tensor) -> None:
-        """Give transitions the priority (|error| + 1e-6) ^ alpha."""
+        """Give transitions the priority (|error| + 1e-6) ^ alpha; both are as sampled, with an axis of groups if there are any.
+
+        Errors that are not finite change nothing.
+        """
         if self.priority_alpha:
-            priorities = (errors.abs() + 1e-6) ** self.priority_alpha
-            self.priorities[ids] = torch.where(self.priorities[ids] > 0, priorities, 0.0)
-            self.highest.copy_(torch.maximum(self.highest, priorities.max()))
+            known, old = errors.isfinite(), self.priorities[ids]
+            priorities = torch.where(known, (errors.abs() + 1e-6) ** self.priority_alpha, 0.0)
+            self.priorities[ids] = torch.where(known & (old > 0), priorities, old)
+            self.highest.copy_(torch.maximum(self.highest, priorities.view(len(self.highest), -1).amax(1)))
 
     def ages(self, ids: Tensor) -> Tensor:
         """The age of transitions: steps written to their row since."""

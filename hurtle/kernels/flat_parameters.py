@@ -89,14 +89,15 @@ class FlatParameters:
         """A flat tensor `[…, size]` as one view per parameter, of its shape."""
         lead, networks = flat.shape[:-1], flat.unflatten(-1, (self._stacked, -1))
         parts = networks.split([*self._widths, self._padding], -1)[: len(self._widths)]
-        return [part.view(*lead, *shape) for part, shape in zip(parts, self._shapes, strict=True)]
+        return [part.view((*lead, *shape)) for part, shape in zip(parts, self._shapes, strict=True)]
 
-    def packed(self, tensors: Sequence[Tensor]) -> Tensor:
-        """One tensor per parameter, `[…, *shape]`, as a new flat tensor `[…, size]`."""
+    def packed(self, tensors: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+        """One tensor per parameter, `[…, *shape]`, as a flat tensor `[…, size]`: `out` if given, else a new one."""
         lead = tensors[0].shape[: tensors[0].ndim - len(self._shapes[0])]
         parts = [tensor.reshape(*lead, self._stacked, -1) for tensor in tensors]
         padding = [parts[0].new_zeros(*lead, self._stacked, self._padding)] if self._padding else []
-        return torch.cat(parts + padding, -1).flatten(-2)
+        networks = None if out is None else out.unflatten(-1, (self._stacked, -1))
+        return torch.cat(parts + padding, -1, out=networks).flatten(-2)
 
     def refresh(self) -> None:
         """Copy the values of parameters replaced since the last call into the same memory.

@@ -51,6 +51,11 @@ class Critics(nn.Module):
         norms = [StackedLayerNorm(count, size) if has_norms else nn.Identity() for size in sizes]
         self.norms, self.activation, self.count = nn.ModuleList(norms), activation(), count
 
+    @property
+    def num_stacked(self) -> int:
+        """Networks along the first axis of all parameters; an encoder is only there once."""
+        return self.count if next(self.encoder.parameters(), None) is None else 1
+
     def forward(self, obs: Tensor, actions: Tensor | None = None) -> Tensor:
         """[B, …], [B, action_size] in (-1, 1) → [E, B, num_outputs]."""
         x = self.encoder(obs).flatten(1)
@@ -73,6 +78,8 @@ class StackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[count, B, inputs] → [count, B, outputs]."""
+        if self.weight.shape[-1] == 1 and torch.compiler.is_compiling():  # fused with what makes x, instead of reading it again
+            return (x * self.weight.transpose(1, 2)).sum(-1, keepdim=True) + self.bias
         return torch.bmm(x, self.weight) + self.bias
 
 

@@ -108,6 +108,39 @@ def test_it_is_saved_and_loaded():
         DeviceReplay(world.new_rollout(5), 600).load_state_dict(replay.state_dict())
 
 
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+@pytest.mark.parametrize("kind", ["plain", "masks"])
+def test_groups_are_drawn_from_their_own_rows(kind, alpha):
+    """All of them, and by their own priorities: those of one group do not change what is drawn of another."""
+    world = World(8, num_rows=6, **WORLDS[kind])
+    replay = DeviceReplay(world.new_rollout(5), 600, gamma=GAMMA, priority_alpha=alpha, groups=3)
+    for _ in range(6):
+        replay.add(world.rollout())
+    torch.manual_seed(0)
+    batch = replay.sample(300)
+    assert batch.obs.shape == (3, 300, 2)
+    owners = {step[0].tobytes(): n for n, row in enumerate(world.rows) for step in row.steps}
+    drawn = [{obs.numpy().tobytes() for obs in group} for group in batch.obs]
+    for n, seen in enumerate(drawn):
+        assert {owners[key] for key in seen} == {2 * n, 2 * n + 1}
+        own = sum(len(row.steps) for row in world.rows[2 * n : 2 * n + 2])
+        assert len(seen) > 0.9 * own - 2  # with masks, the newest steps are not known yet
+    if not alpha:
+        return
+    errors = torch.ones(3, 300)
+    errors[1], errors[2] = 1e3, torch.nan  # the last one's are not known
+    before = replay.priorities.clone()
+    replay.update_priorities(batch.ids, errors)
+    assert replay.highest.tolist() == pytest.approx([1.0, 1e3**alpha, 1.0], rel=1e-4)
+    assert torch.equal(replay.priorities[batch.ids[2]], before[batch.ids[2]])
+    assert (replay.sample(300).weights.amax(1) == 1.0).all()
+
+
+def test_rows_that_groups_cannot_share():
+    with pytest.raises(HurtleError, match="3 rows cannot be shared evenly by 2 seeds"):
+        DeviceReplay(World(0).new_rollout(5), 300, groups=2)
+
+
 @pytest.mark.parametrize("kind", ["absent", "masks"])
 def test_a_step_whose_successor_is_not_known_is_not_drawn_by_priority(kind):
     world = World(6, **WORLDS[kind])

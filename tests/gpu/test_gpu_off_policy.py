@@ -77,6 +77,19 @@ def test_pqn(tmp_path):
     assert run.steps >= 4_096
 
 
+class Given:
+    """A replay buffer that always returns the same batch."""
+
+    def __init__(self, batch):
+        self.batch = batch
+
+    def sample(self, size, beta):
+        return self.batch
+
+    def update_priorities(self, ids, errors):
+        pass
+
+
 @pytest.mark.parametrize("algorithm", ["dqn", "sac", "td3", "xqc"])
 def test_graphs_take_the_steps_of_the_cpu(algorithm):
     """The same batches: after several steps in graphs, weights are those of plain steps on the CPU."""
@@ -105,14 +118,7 @@ def test_graphs_take_the_steps_of_the_cpu(algorithm):
         still = noise.cuda()
         device.normals = lambda *shape: still.view(shape)
 
-    class Given:
-        def sample(self, size, beta):
-            return fixed
-
-        def update_priorities(self, ids, errors):
-            pass
-
-    device._replay = Given()
+    device._replay = Given(fixed)
     for _ in range(4):
         device._graphs.run(2, 1.0)
     assert not device._graphs.graphs.failure
@@ -123,3 +129,47 @@ def test_graphs_take_the_steps_of_the_cpu(algorithm):
             plain.move_targets()
     for own, parameter in zip(device.policy.parameters(), plain.policy.parameters(), strict=True):
         torch.testing.assert_close(own.cpu(), parameter, atol=3e-4, rtol=1e-2)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("algorithm", ["dqn", "sac", "td3"])
+def test_seeds_side_by_side_take_the_steps_of_the_cpu(algorithm, compiled):
+    """The same batches and noise: after several steps in graphs, each seed has the weights of plain steps on the CPU."""
+    from test_side_by_side import BATCH, SEEDS, batches, learners
+
+    from hurtle.algorithms.side_by_side import SideBySide
+
+    options = {"target_every": 2} if algorithm == "dqn" else {}
+    together = SideBySide(learners(algorithm, device="cuda", compiled=compiled, **options))
+    plain = SideBySide(learners(algorithm, **options))
+    for one, other in zip(together.learners, plain.learners, strict=True):
+        one.load_state_dict(other.state_dict())
+        one.policy.load_state_dict(other.policy.state_dict())
+    _, given = batches(SEEDS, algorithm == "dqn")
+    noise = torch.randn(SEEDS, BATCH, 2)
+    for learner, device in ((together, "cuda"), (plain, "cpu")):
+        fixed = type(given)(*(part if part is None else part.to(device) for part in given))
+        still = noise.to(device)
+        learner._steps.normals = lambda *shape, still=still: still
+        learner._replay = Given(fixed)
+        for _ in range(4):
+            learner._graphs.run(2, 1.0)
+    assert not together._graphs.graphs.failure
+    for one, other in zip(together.learners, plain.learners, strict=True):
+        for own, parameter in zip(one.policy.parameters(), other.policy.parameters(), strict=True):
+            torch.testing.assert_close(own.cpu(), parameter, atol=3e-4, rtol=1e-2)
+    found, expected = together.pending(wait=True), plain.seed_metrics
+    assert found
+    for own, other in zip(together.seed_metrics, expected, strict=True):
+        assert own == pytest.approx(other, rel=1e-2, abs=1e-3, nan_ok=True)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_seeds_draw_from_their_own_rows(alpha):
+    world = World(0, num_rows=6)
+    replay = DeviceReplay(moved(world.rollout(), world), 600, gamma=GAMMA, priority_alpha=alpha, groups=3)
+    for _ in range(8):
+        replay.add(moved(world.rollout(), world))
+    assert replay.fused
+    rows = replay.sample(512).ids.cpu() % 6
+    assert [sorted(set(part)) for part in rows.tolist()] == [[0, 1], [2, 3], [4, 5]]

@@ -77,6 +77,7 @@ def test_the_optimizers(name, weight_decay, in_parts):
 def test_the_optimizers_at_their_edges():
     checks_optimizer.check_late_steps("cuda")
     checks_optimizer.check_rows_with_gaps("cuda")
+    checks_optimizer.check_rows_of_several("cuda")
 
 
 @pytest.mark.parametrize("kind", ["none", "some", "all"])

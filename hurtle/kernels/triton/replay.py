@@ -14,13 +14,15 @@ from torch import Tensor
 
 BLOCK = 1024
 """Words that a program copies at a time."""
+FEW_WORDS = 128
+"""Words that one warp copies."""
 
 
 @triton.jit
 def _sample_kernel(
     counts, draws, slots, rows, obs, actions, rewards, terminated, truncated, valid, final, finals,
     out_obs, out_actions, out_rewards, out_next, out_discounts, out_known, out_ids,
-    length, num_rows, num_finals, gamma, obs_words, action_words,
+    length, num_rows, num_finals, gamma, obs_words, action_words, group_rows, batch_size,
     given: tl.constexpr, n_step: tl.constexpr, block: tl.constexpr, action_block: tl.constexpr,
 ):  # fmt: skip
     """One program per transition and block of its observation's words."""
@@ -32,7 +34,7 @@ def _sample_kernel(
         filled = tl.minimum(usable, length - 1)
         seed = tl.load(draws)
         slot = usable - 1 - (tl.randint(seed, 2 * b).to(tl.uint32).to(tl.int64) % filled)
-        row = tl.randint(seed, 2 * b + 1).to(tl.uint32).to(tl.int64) % num_rows
+        row = b // batch_size * group_rows + tl.randint(seed, 2 * b + 1).to(tl.uint32).to(tl.int64) % group_rows
     total, factor, going, last, known = 0.0, 1.0, 1, slot, 1
     for k in tl.static_range(n_step):
         at = slot + k
@@ -75,7 +77,7 @@ def _sample_kernel(
 
 def sample(
     counts: Tensor, draws: Tensor, given: tuple[Tensor, Tensor] | None, rings: dict[str, Any], finals: Tensor, n_step: int,
-    gamma: float, batch_size: int,
+    gamma: float, batch_size: int, groups: int = 1,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Draw and read transitions.
 
@@ -88,26 +90,29 @@ def sample(
         n_step: Rewards to sum.
         gamma: Discount.
         batch_size: B.
+        groups: G; each has an equal share of the rows, and B transitions are drawn of each.
 
     Returns:
-        Observations, actions, rewards, next observations, discounts, whether the successor is known (1 or 0), and ids.
+        Observations, actions, rewards, next observations, discounts, whether the successor is known (1 or 0), and ids; of one
+        group after the other, [G * B, …].
     """
-    length, num_rows = rings["rewards"].shape
+    (length, num_rows), count = rings["rewards"].shape, groups * batch_size
     device, obs, actions = counts.device, rings["obs"], rings["actions"]
-    out_obs, out_next = (torch.empty((batch_size, *obs.shape[2:]), dtype=obs.dtype, device=device) for _ in range(2))
-    out_actions = torch.empty((batch_size, *actions.shape[2:]), dtype=actions.dtype, device=device)
-    numbers = torch.empty((3, batch_size), device=device)
-    ids = torch.empty(batch_size, dtype=torch.int64, device=device)
+    out_obs, out_next = (torch.empty((count, *obs.shape[2:]), dtype=obs.dtype, device=device) for _ in range(2))
+    out_actions = torch.empty((count, *actions.shape[2:]), dtype=actions.dtype, device=device)
+    numbers = torch.empty((3, count), device=device)
+    ids = torch.empty(count, dtype=torch.int64, device=device)
     obs_words, action_words = _words(obs, 2), _words(actions, 2)
     width, action_width = obs_words.shape[-1], action_words.shape[-1]
     block = min(BLOCK, triton.next_power_of_2(width))
     slots, rows = given or (draws, draws)
     flags = [rings[name].view(torch.uint8) for name in ("terminated", "truncated", "valid")]
-    _sample_kernel[(batch_size, triton.cdiv(width, block))](
+    _sample_kernel[(count, triton.cdiv(width, block))](
         counts, draws, slots, rows, obs_words, action_words, rings["rewards"], *flags, rings["final"], _words(finals, 1),
         _words(out_obs, 1), _words(out_actions, 1), numbers[0], _words(out_next, 1), numbers[1], numbers[2], ids,
-        length, num_rows, len(finals) - 1, gamma, width, action_width,
+        length, num_rows, len(finals) - 1, gamma, width, action_width, num_rows // groups, batch_size,
         given=given is not None, n_step=n_step, block=block, action_block=triton.next_power_of_2(action_width),
+        num_warps=1 if block <= FEW_WORDS else 4,  # many programs wait for memory at once
     )  # fmt: skip
     return out_obs, out_actions, numbers[0], out_next, numbers[1], numbers[2], ids
 

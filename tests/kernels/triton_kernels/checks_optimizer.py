@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from hurtle.kernels.flat_parameters import FlatParameters
+from hurtle.kernels.flat_parameters import FlatParameters, FlatRows
 from hurtle.kernels.optimizers import FlatOptimizer
 
 NAMES = ("adam", "adamw", "rmsprop")
@@ -104,3 +104,32 @@ def check_rows_with_gaps(device):
     wide[:, :size] = partial_gradients(plain.parameters.values, 0, parts=3).to(device)
     step(fused, plain, wide[:, :size], in_parts=True)
     assert_same(fused, plain)
+
+
+def check_rows_of_several(device):
+    """Each row is clipped and checked on its own: as three optimizers, of which one gets a gradient that is not finite."""
+    pairs = [pair(device, "adam") for _ in range(3)]
+    flats = [FlatParameters(copy.deepcopy(plain.parameters.module).to(device), padded=True) for _, plain in pairs]
+    rows = FlatOptimizer(FlatRows(flats), max_grad_norm=0.5)
+    rows.fused = True
+    rows.set_learning_rate(0.1)
+    for step_number in range(3):
+        seeds = [(plain.parameters.values, step_number + 7 * n, 10.0**-n) for n, (_, plain) in enumerate(pairs)]
+        gradients = [partial_gradients(*seed).sum(0) for seed in seeds]
+        if step_number == 1:
+            gradients[1][5] = torch.nan
+        rows.parameters.gradients.zero_()
+        for n, ((_, plain), gradient) in enumerate(zip(pairs, gradients, strict=True)):
+            rows.parameters.gradients[n, : len(gradient)] = gradient
+            plain.parameters.gradients.copy_(gradient)
+        norms = rows.step()
+        expected = torch.stack([plain.step() for _, plain in pairs])
+        torch.testing.assert_close(norms.cpu(), expected, rtol=2e-6, atol=0, equal_nan=True)
+    for n, (_, plain) in enumerate(pairs):
+        size = plain.parameters.size
+        for name in ("first", "second"):
+            found = getattr(rows, name)[n, :size].cpu()
+            torch.testing.assert_close(found, getattr(plain, name), rtol=2e-5, atol=1e-9)
+        torch.testing.assert_close(rows.parameters.values[n, :size].cpu(), plain.parameters.values, rtol=2e-6, atol=5e-7)
+        assert not rows.parameters.values[n, size:].any()
+    assert rows.count.tolist() == [3.0, 2.0, 3.0]

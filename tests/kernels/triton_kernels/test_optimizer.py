@@ -58,3 +58,10 @@ def test_partial_gradients_of_another_size_are_refused():
         fused.step(torch.zeros(3, size + 1))
     with pytest.raises(HurtleError, match="contiguous rows"):
         fused.step(torch.zeros(size, 3).T)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+def test_rows_of_several_optimizers(monkeypatch):
+    monkeypatch.setattr(optimizer, "ROW_BLOCK", 256)
+    monkeypatch.setattr(optimizer, "MOST_ROW_SUMS", 2)
+    checks.check_rows_of_several("cpu")

@@ -8,9 +8,9 @@ from test_replay import WORLDS
 from hurtle.buffers.device_replay import DeviceReplay
 
 
-def filled(kind, n_step, alpha=0.0, capacity=60):
-    world = World(0, **WORLDS[kind])
-    replay = DeviceReplay(world.new_rollout(5), capacity, n_step=n_step, gamma=GAMMA, priority_alpha=alpha)
+def filled(kind, n_step, alpha=0.0, capacity=60, groups=None):
+    world = World(0, num_rows=2 * groups if groups else 3, **WORLDS[kind])
+    replay = DeviceReplay(world.new_rollout(5), capacity, n_step=n_step, gamma=GAMMA, priority_alpha=alpha, groups=groups)
     for _ in range(6):
         replay.add(world.rollout())
     return world, replay
@@ -46,3 +46,21 @@ def test_uniform_draws_are_uniform_and_differ():
     assert counts.max() < 4 * counts[counts > 0].float().mean()
     newest = {row.steps[-1][0].tobytes() for row in world.rows}
     assert newest <= {obs.numpy().tobytes() for part in drawn for obs in part.obs}
+
+
+def test_groups():
+    """Given steps are read as torch reads them; drawn ones are of each group's own rows, and of all of these."""
+    _, replay = filled("plain", 3, alpha=0.5, groups=3)
+    batches = []
+    for fused in (False, True):
+        replay.fused = fused
+        torch.manual_seed(0)
+        batches.append(replay.sample(16, 0.4))
+    for name in ("obs", "actions", "rewards", "discounts", "weights", "ids"):
+        one, other = (getattr(part, name) for part in batches)
+        torch.testing.assert_close(one, other, msg=name)
+        assert one.shape[:2] == (3, 16)
+    _, replay = filled("plain", 1, capacity=60, groups=3)
+    replay.fused = True
+    rows = replay.sample(24).ids % replay.num_rows
+    assert [sorted(set(part)) for part in rows.tolist()] == [[0, 1], [2, 3], [4, 5]]

@@ -1,0 +1,257 @@
+"""`SideBySide`: many seeds of one off-policy algorithm, whose gradient steps are taken together.
+
+rollout of all seeds → one replay buffer, sampled by seed → the algorithm's `gradient_step` on batches [seeds, B, …] → for each
+network one gradient of all seeds, one optimizer step, one move of the targets. Knows no loss.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.utils._pytree import tree_map
+
+from hurtle.algorithms.off_policy import OffPolicy
+from hurtle.algorithms.ppo import not_finite
+from hurtle.algorithms.trained import Trained
+from hurtle.buffers.device_replay import DeviceReplay
+from hurtle.buffers.replay import REPLAY_STREAM, Transitions
+from hurtle.buffers.rollout import Rollout
+from hurtle.contracts import Weights
+from hurtle.errors import HurtleError
+from hurtle.kernels.cuda_graphs import autocast
+from hurtle.kernels.flat_parameters import FlatRows
+from hurtle.kernels.optimizers import FlatOptimizer
+from hurtle.native.rng import stream_state
+
+
+class SideBySide(OffPolicy):
+    """Learners that differ only in their seeds, as one learner.
+
+    Their parameters, moments and target networks become rows of matrices, one matrix per network: each learner's policy acts,
+    exports and saves as before, with the weights of the last step. The loss is that of the algorithm, mapped over the seeds by
+    `torch.func`, so that its products become batched ones. A seed whose gradient is not finite is left as it is; the others
+    learn on.
+
+    Rollouts have the rows of the first seed, then those of the second, and so on. `learning_starts`, `replay_ratio` and
+    `capacity` are per seed. Draws come from one stream, so that a seed does not learn what it would alone.
+
+    Args:
+        learners: Of one class, config and shape, made for the device gear.
+
+    Attributes:
+        learners: As given.
+        seed_metrics: The newest metrics of each seed; NaN where a loss is not finite.
+
+    Raises:
+        HurtleError: The learners do not fit together, or use what has no version for many seeds.
+    """
+
+    def __init__(self, learners: Sequence[OffPolicy]):
+        _check(learners)
+        first = learners[0]
+        self.learners, self.axes = list(learners), (len(learners),)
+        self.METRICS, self.period = first.METRICS, first.period
+        super().__init__(first.policy, first.config, first.setup)
+        self.seed_metrics: list[dict[str, float]] = []
+
+        names = list(first._trained)
+        parts = {name: [learner._trained[name] for learner in learners] for name in names}
+        losses = Losses(self.setup.compiled)
+        together = {name: TrainedTogether(name, parts[name], losses) for name in names}
+        rows_of = {id(parts[name][0].flat): together[name].rows for name in names}
+        self._trained.update(together)
+        self._moves: list[tuple[FlatRows, FlatRows]] = []  # target networks of all seeds, and what they follow
+        for k in range(len(first._targets)):
+            pairs = [pair for learner in learners if (pair := learner._flat_targets[k]) is not None]
+            targets = FlatRows([target for target, _ in pairs])
+            losses.add(f"target_{k}", targets)
+            self._moves.append((targets, rows_of[id(pairs[0][1])]))
+        self._targets = [pair for learner in learners for pair in learner._targets]
+
+        epsilons = torch.stack([learner._acting.epsilon for learner in learners])
+        for learner, epsilon in zip(learners, epsilons, strict=True):
+            learner._acting.epsilon = epsilon
+        self._acting = SimpleNamespace(epsilon=epsilons)
+        self._steps = self._step_taker(first, parts)
+
+    def _step_taker(self, first: OffPolicy, parts: dict[str, list[Trained]]) -> OffPolicy:
+        """The first learner with its networks, but which steps all seeds and draws from this learner's stream."""
+        taker = copy.copy(first)
+        together = {id(own[0]): self._trained[name] for name, own in parts.items()}
+        for name, value in list(vars(taker).items()):
+            if id(value) in together:
+                setattr(taker, name, together[id(value)])
+            elif callable(value) and hasattr(type(taker), name):
+                delattr(taker, name)  # a compiled loss: here it is compiled with its gradient
+        taker.generator = self.generator
+        return taker
+
+    def gradient_step(self, batch: Transitions) -> tuple[Tensor, Tensor]:
+        """See `OffPolicy.gradient_step`: of all seeds, [N, B] and [N, METRICS]."""
+        self._steps.gradient_steps = self.gradient_steps
+        return self._steps.gradient_step(batch)
+
+    def exploration(self, progress: float) -> float:
+        """See `OffPolicy.exploration`."""
+        return self._steps.exploration(progress)
+
+    @torch.no_grad()
+    def move_targets(self) -> None:
+        """Move the target networks of all seeds."""
+        for target, source in self._moves:
+            target.values.lerp_(source.values, self.config.target_rate)
+
+    def _new_replay(self, experience: Rollout) -> DeviceReplay:
+        config, seeds = self.config, len(self.learners)
+        return DeviceReplay(
+            experience, config.capacity * seeds, n_step=config.n_step, gamma=config.gamma,
+            priority_alpha=config.priority_alpha, seed=stream_state(self.setup.seed, REPLAY_STREAM) >> 34, groups=seeds,
+        )  # fmt: skip
+
+    def checked(self, numbers: list[Any]) -> dict[str, float]:
+        """The METRICS by name, means over the seeds whose losses are finite; and the share of the others, if there are any.
+
+        Raises:
+            NonFiniteError: No seed's loss is finite.
+        """
+        found = torch.tensor(numbers)
+        good = found[:, self.METRICS.index("value_loss")].isfinite() & ~found.isinf().any(1)
+        self.seed_metrics = [dict(zip(self.METRICS, row, strict=True)) for row in numbers]
+        if not good.any():
+            raise not_finite(self.seed_metrics[0])
+        means = dict(zip(self.METRICS, found[good].nanmean(0).tolist(), strict=True))
+        return means if good.all() else {**means, "diverged": 1.0 - float(good.float().mean())}
+
+    def weights(self) -> Weights:
+        """The weights of all seeds: `flat` is [N, parameters], and buffers have an axis of seeds first."""
+        policies = [learner.policy for learner in self.learners]
+        same = zip(*(policy.parameters() for policy in policies), strict=True)
+        flat = torch.cat([torch.stack([part.detach().reshape(-1) for part in parts]) for parts in same], 1)
+        buffers = tuple(torch.stack(parts) for parts in zip(*(policy.buffers() for policy in policies), strict=True))
+        return Weights(flat, self.updates, buffers)
+
+
+class TrainedTogether(Trained):
+    """A network of all seeds, their optimizers as one.
+
+    Args:
+        name: The network's name.
+        parts: The seeds' own, which share the memory from now on.
+        losses: What computes gradients.
+    """
+
+    def __init__(self, name: str, parts: list[Trained], losses: Losses):
+        self.name, self.parts, self.losses = name, parts, losses
+        first = parts[0].optimizer
+        self.rows = FlatRows([part.flat for part in parts if part.flat is not None])
+        self.optimizer = FlatOptimizer(self.rows, "adam", first.settings.eps, max_grad_norm=parts[0].max_grad_norm)
+        self.learning_rate = parts[0].learning_rate
+        self.optimizer.set_learning_rate(self.learning_rate)
+        for n, part in enumerate(parts):
+            part.optimizer.join(self.optimizer, n)
+        losses.add(name, self.rows)
+
+    @torch.no_grad()
+    def descend(self, loss: Callable[..., tuple[Tensor, ...]], inputs: tuple[Any, ...], dtype: torch.dtype | None) -> Any:
+        """See `Trained.descend`; all tensors of the inputs and of what it returns have an axis of seeds first."""
+        self.rows.gradients, others = self.losses.gradients(self.name, loss, inputs, dtype)
+        return self.optimizer.step(), *others
+
+    @torch.no_grad()
+    def step_along(self, slope: Tensor) -> None:
+        """See `Trained.step_along`; one slope for each seed."""
+        self.rows.gradients[:, 0] = slope
+        self.optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights and moments of each seed."""
+        return {"seeds": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continue with saved weights and moments."""
+        for part, state in zip(self.parts, saved["seeds"], strict=True):
+            part.load_state_dict(state)
+
+
+class Losses:
+    """Losses and gradients of all seeds in one pass.
+
+    Args:
+        compiled: Run them through `torch.compile`, which fuses all but the products.
+    """
+
+    def __init__(self, compiled: bool):
+        self._compiled = compiled
+        self._rows: dict[str, FlatRows] = {}
+        self._values: dict[str, dict[str, Tensor]] = {}  # parameters [N, …], by network
+        self._functions: dict[tuple[str, str], Callable[..., Any]] = {}
+
+    def add(self, name: str, rows: FlatRows) -> None:
+        """A network that losses may use."""
+        self._rows[name] = rows
+        self._values[name] = {f"networks.{name}.{key}": view for key, view in rows.views().items()}
+
+    def gradients(self, name: str, loss: Callable[..., Any], inputs: tuple[Any, ...], dtype: torch.dtype | None) -> Any:
+        """The gradient of the sum of all seeds' losses for one network, [N, size], and what the losses return besides."""
+        function = self._functions.get((name, loss.__name__))
+        if function is None:
+            function = self._function(name, loss, dtype)
+            self._functions[name, loss.__name__] = function = torch.compile(function) if self._compiled else function
+        own = self._values[name]
+        fixed = {key: view for other, views in self._values.items() if other != name for key, view in views.items()}
+        return function(own, fixed, *inputs)
+
+    def _function(self, name: str, loss: Callable[..., Any], dtype: torch.dtype | None) -> Callable[..., Any]:
+        rows = self._rows[name]
+        networks = _Networks(loss, {key: part.module for key, part in self._rows.items()})
+        device = rows.values.device
+
+        def one(own: dict[str, Tensor], fixed: dict[str, Tensor], *inputs: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+            with autocast(device, dtype):
+                first, *others = functional_call(networks, {**own, **fixed}, inputs)
+            return first, tuple(others)
+
+        def together(own: dict[str, Tensor], fixed: dict[str, Tensor], *inputs: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+            axes = tree_map(lambda part: 0 if isinstance(part, Tensor) else None, inputs)
+            found, others = vmap(grad(one, has_aux=True), in_dims=(0, 0, *axes))(own, fixed, *inputs)
+            return rows.packed(list(found.values())), others
+
+        return together
+
+
+class _Networks(nn.Module):
+    """The first seed's networks, whose parameters `functional_call` replaces, and a loss of them."""
+
+    def __init__(self, loss: Callable[..., Any], networks: dict[str, nn.Module]):
+        super().__init__()
+        self.networks, self.loss = nn.ModuleDict(networks), loss
+
+    def forward(self, *inputs: Any) -> Any:
+        """The loss."""
+        return self.loss(*inputs)
+
+
+def _check(learners: Sequence[OffPolicy]) -> None:
+    """Reject learners that cannot learn side by side."""
+    if not learners:
+        raise HurtleError("Give at least one learner.")
+    first = learners[0]
+    if any((type(one), one.config, one.device) != (type(first), first.config, first.device) for one in learners):
+        raise HurtleError("Only learners of one class, with equal settings and on one device, can learn side by side.")
+    if len({id(one.policy) for one in learners}) < len(learners):
+        raise HurtleError("Each learner needs a policy of its own: two of them train the same.")
+    if first._graphs is None:
+        raise HurtleError("Learners side by side need CUDA graphs: make them for the device gear, with LearnerSetup(graphs=…).")
+    if getattr(first.config, "noisy", False):
+        raise HurtleError("Noisy layers cannot learn side by side: all seeds would have the same noise. Set noisy=False.")
+    if first.policy.normalizer is not None or first.rewards.normalizer is not None:
+        raise HurtleError(
+            "Running statistics of observations and rewards are not kept for each of many seeds: set "
+            "normalize_observations=False and a reward_mode other than 'normalize', or train the seeds one by one."
+        )
