@@ -2,6 +2,7 @@
 
 python benchmarks/off_policy.py                    # what this machine can; saves benchmarks/results/off-policy*.md and .json
 python benchmarks/off_policy.py --parts gpu        # only the GPU's
+python benchmarks/off_policy.py --parts seeds      # only many seeds side by side on it, in less than two minutes
 python benchmarks/off_policy.py --quick            # see that it runs; nothing is saved
 """
 
@@ -25,6 +26,7 @@ from record import Job, rates, save, short, table
 import hurtle
 from hurtle.algorithms.algorithm import LearnerSetup, find_algorithm
 from hurtle.algorithms.off_policy import OffPolicy
+from hurtle.algorithms.side_by_side import SideBySide
 from hurtle.buffers.rollout import Rollout
 from hurtle.kernels.cuda_graphs import Graphs
 from hurtle.policies.build import PolicyConfig, build_policy
@@ -42,7 +44,13 @@ GPU_NOTE = (
     "`compile` is torch.compile's part, which takes seconds once. 17-dim observations and 6-dim actions, batch 256, two layers "
     "of 256 units (SAC, TD3); 4-dim observations, batch 64, 64 units (DQN); 4 × 84 × 84 bytes, Nature CNN, batch 32."
 )
+SEEDS_NOTE = (
+    "Gradient steps of all agents together per second: seeds of SAC side by side (17-dim observations, 6-dim actions, batch 256 "
+    "of each seed, two critics, two layers of 256 units), sampling from a replay buffer in GPU memory included, in CUDA graphs "
+    "of 32 steps of each; tf32. In brackets milliseconds per step of all seeds, and TFLOP/s of products."
+)
 SMALL, LARGE = (64, 64), (256, 256)
+SEEDS = (1, 16, 64)
 
 
 @dataclass(frozen=True)
@@ -83,14 +91,17 @@ RUNS = {
 }
 
 
-def learner_for(case: Case, gear: str, device: str = "cpu", **setup: Any) -> OffPolicy:
-    """Our learner, with a buffer of random steps."""
+def learner_for(case: Case, gear: str, device: str = "cpu", seeds: int | None = None, **setup: Any) -> OffPolicy:
+    """Our learner, or several seeds of it side by side, with a buffer of random steps."""
     algorithm = find_algorithm(case.algorithm)
     config = algorithm.config(learning_starts=0, capacity=100_000, batch_size=case.batch, target_every=1, target_rate=0.005)
     network = PolicyConfig(hidden_sizes=case.hidden, activation="relu", orthogonal_init=False)
-    policy = build_policy(network, *case.spaces, make_network=algorithm.network_maker(config)).to(device)
-    learner = algorithm.make_learner(gear, policy, config, LearnerSetup(num_rows=8, **setup))
-    rollout = Rollout(policy, 64, 8, False, device)
+    made = []
+    for seed in range(seeds or 1):
+        policy = build_policy(network, *case.spaces, make_network=algorithm.network_maker(config), seed=seed).to(device)
+        made.append(algorithm.make_learner(gear, policy, config, LearnerSetup(seed=seed, num_rows=8, **setup)))
+    learner = SideBySide(made) if seeds else made[0]
+    rollout = Rollout(policy, 64, 8 * len(made), False, device)
     learner.prepare(rollout)
     random = torch.randint(0, 255, rollout.obs.shape, device=device)
     rollout.obs.copy_(random if rollout.obs.dtype == torch.uint8 else torch.randn_like(rollout.obs))
@@ -233,28 +244,60 @@ def gpu_steps(quick: bool) -> tuple[dict[str, Any], list[list[str]]]:
         seen = {}
         for compiled in (False, True):
             learner = learner_for(case, "device", "cuda", graphs=Graphs("cuda"), compiled=compiled, precision="tf32")
-            run: Callable[..., Any] = learner._graphs.run  # type: ignore[union-attr]
-            for _ in range(4):
-                run(32, 1.0)
-            best = 0.0
-            for _ in range(1 if quick else 5):
-                torch.cuda.synchronize()
-                began = time.perf_counter()
-                for _ in range(32):
-                    run(32, 1.0)
-                torch.cuda.synchronize()
-                best = max(best, 1024 / (time.perf_counter() - began))
-            seen["compile" if compiled else "plain"] = best
+            seen["compile" if compiled else "plain"] = graph_steps(learner, 32, 1 if quick else 5)
         found[name] = seen
         rows.append([name, *(f"{seen[how]:,.0f}" for how in ("plain", "compile"))])
         print(f"{name}: {short(seen['plain'])} plain, {short(seen['compile'])} compiled", flush=True)
     return found, rows
 
 
+def graph_steps(learner: OffPolicy, repeats: int, rounds: int, size: int = 32) -> float:
+    """Gradient steps per second in CUDA graphs of `size` steps, the best of several rounds."""
+    run: Callable[..., Any] = learner._graphs.run  # type: ignore[union-attr]
+    wait = torch.cuda.synchronize if learner.device.type == "cuda" else lambda: None
+    for _ in range(4):
+        run(size, 1.0)
+    best = 0.0
+    for _ in range(rounds):
+        wait()
+        began = time.perf_counter()
+        for _ in range(repeats):
+            run(size, 1.0)
+        wait()
+        best = max(best, repeats * size / (time.perf_counter() - began))
+    return best
+
+
+def seeds_steps(quick: bool) -> tuple[dict[str, Any], list[list[str]]]:
+    """The table of seeds side by side; without a GPU, small ones on the CPU, to see that it runs."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    case, size = (GPU["SAC"], 32) if device == "cuda" else (Case("sac", (17,), (16,), 16), 2)
+    torch.set_float32_matmul_precision("high")
+    logging.getLogger("torch._inductor").setLevel(logging.ERROR)
+    found, rows = {}, []
+    for seeds in SEEDS if device == "cuda" else SEEDS[:2]:
+        seen, cells = {}, []
+        for compiled in (False, True) if device == "cuda" else (False,):
+            graphs = Graphs(device)
+            learner = learner_for(case, "device", device, seeds, graphs=graphs, compiled=compiled, precision="tf32")
+            rate = graph_steps(learner, 1 if quick else 16, 1 if quick else 3, size)
+            if graphs.failure:
+                raise RuntimeError(f"{seeds} seeds do not run as a CUDA graph: {graphs.failure}")
+            seen["compile" if compiled else "plain"] = rate * seeds
+            speed = rate * seeds * products(case) / 1e12
+            cells.append(f"{rate * seeds:,.0f} ({1e3 / rate:.2f} ms, {speed:.0f})")
+            print(f"{seeds} seeds{', compiled' if compiled else ''}: {cells[-1]}", flush=True)
+            del learner
+        found[str(seeds)] = seen
+        rows.append([str(seeds), *cells])
+    return found, rows
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the parts that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=("cpu", "gpu"), default=["gpu"] if torch.cuda.is_available() else ["cpu"])
+    default = ["gpu", "seeds"] if torch.cuda.is_available() else ["cpu"]
+    parser.add_argument("--parts", nargs="+", choices=("cpu", "gpu", "seeds"), default=default)
     parser.add_argument("--quick", action="store_true", help="see that it runs; nothing is saved")
     given = parser.parse_args(arguments)
     if "cpu" in given.parts:
@@ -272,6 +315,12 @@ def main(arguments: list[str] | None = None) -> None:
         print("\n\n".join(tables))
         if not given.quick:
             save("off-policy-gpu", {"steps": found}, "\n\n".join(["# Off-policy learning on a GPU", GPU_NOTE, *tables]))
+    if "seeds" in given.parts:
+        found, rows = seeds_steps(given.quick)
+        tables = [table(["seeds", "plain", "compile"][: 1 + len(rows[0][1:])], rows)]
+        print("\n\n".join(tables))
+        if not given.quick:
+            save("off-policy-seeds", {"steps": found}, "\n\n".join(["# Seeds side by side on a GPU", SEEDS_NOTE, *tables]))
 
 
 if __name__ == "__main__":

@@ -202,7 +202,9 @@ class Losses:
         function = self._functions.get((name, loss.__name__))
         if function is None:
             function = self._function(name, loss, dtype)
-            self._functions[name, loss.__name__] = function = torch.compile(function) if self._compiled else function
+            if self._compiled:
+                function = torch.compile(function, dynamic=False)
+            self._functions[name, loss.__name__] = function
         own = self._values[name]
         fixed = {key: view for other, views in self._values.items() if other != name for key, view in views.items()}
         return function(own, fixed, *inputs)

@@ -18,6 +18,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
         ("gpu.py --device cpu --parts rates solve", "| breakout, minGRU, 1 epoch, bf16 "),
         ("buffers.py", "| 17-dim observations, 6-dim actions "),
         ("off_policy.py", "| DQN, 64 × 64, batch 64 "),
+        ("off_policy.py --parts seeds", "| 16 "),
         ("inference.py", "| 64×64, batch 1 "),
         ("where.py", "| learn: backward"),
         ("contention.py --situations quiet --rounds 1", "| step() of 512 envs "),

@@ -158,9 +158,8 @@ def test_seeds_side_by_side_take_the_steps_of_the_cpu(algorithm, compiled):
     for one, other in zip(together.learners, plain.learners, strict=True):
         for own, parameter in zip(one.policy.parameters(), other.policy.parameters(), strict=True):
             torch.testing.assert_close(own.cpu(), parameter, atol=3e-4, rtol=1e-2)
-    found, expected = together.pending(wait=True), plain.seed_metrics
-    assert found
-    for own, other in zip(together.seed_metrics, expected, strict=True):
+    together.pending(wait=True)
+    for own, other in zip(together.seed_metrics, plain.seed_metrics, strict=True):
         assert own == pytest.approx(other, rel=1e-2, abs=1e-3, nan_ok=True)
 
 
