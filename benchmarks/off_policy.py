@@ -45,9 +45,9 @@ GPU_NOTE = (
     "of 256 units (SAC, TD3); 4-dim observations, batch 64, 64 units (DQN); 4 × 84 × 84 bytes, Nature CNN, batch 32."
 )
 SEEDS_NOTE = (
-    "Gradient steps of all agents together per second: seeds of SAC side by side (17-dim observations, 6-dim actions, batch 256 "
-    "of each seed, two critics, two layers of 256 units), sampling from a replay buffer in GPU memory included, in CUDA graphs "
-    "of 32 steps of each; tf32. In brackets milliseconds per step of all seeds, and TFLOP/s of products."
+    "Gradient steps of all agents together per second: seeds of SAC side by side (17-dim observations, 6-dim actions, batch "
+    "256, two critics, two layers of 256 units), sampling from a replay buffer in GPU memory included, in CUDA "
+    "graphs of 32 steps, tf32. In brackets milliseconds per step of all seeds, and TFLOP/s of products."
 )
 SMALL, LARGE = (64, 64), (256, 256)
 SEEDS = (1, 16, 64)

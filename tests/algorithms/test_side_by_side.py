@@ -1,6 +1,7 @@
 """Seeds side by side: each learns what it would alone, from its own rows, and stays a learner that acts and is saved."""
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -93,11 +94,14 @@ def step_both(together, alone, steps=4, discrete=False, masked=False):
         pytest.param("dqn", {"dueling": True, "distributional": "c51", "num_atoms": 11}, marks=SLOW),
         pytest.param("dqn", {"distributional": "qr", "num_atoms": 5, "double": False, "rescale_values": True}, marks=SLOW),
         pytest.param("sac", {"compiled": True}, marks=SLOW),
+        pytest.param("td3", {"compiled": True}, marks=SLOW),
+        pytest.param("dqn", {"compiled": True}, marks=SLOW),
     ],
     ids=str,
 )
-def test_each_seed_learns_what_it_would_alone(name, options):
-    """Weights, moments, targets, temperature, errors and metrics."""
+def test_each_seed_learns_what_it_would_alone(name, options, monkeypatch):
+    """Weights, moments, targets, temperature, errors and metrics; what is compiled is one graph each, here without C++."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
     alone = learners(name, **{**options, "compiled": False})
     together = SideBySide(learners(name, **options))
     before = copy.deepcopy(networks(alone[0]))
