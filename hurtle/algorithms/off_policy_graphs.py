@@ -58,7 +58,8 @@ class StepGraphs:
             learner.gradient_steps = step  # only its phase matters, which a graph repeats
             drawn = learner.replay.sample(learner.config.batch_size, self.beta)
             errors, numbers = learner.gradient_step(learner.prepared(drawn))
-            learner.replay.update_priorities(drawn.ids, errors * (drawn.weights > 0))
+            if learner.config.priority_alpha:
+                learner.replay.update_priorities(drawn.ids, errors * (drawn.weights > 0))
             seen.append(numbers)
             if learner.config.target_every == 1:
                 learner.move_targets()
