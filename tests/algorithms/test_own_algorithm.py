@@ -180,5 +180,5 @@ def test_annotations_of_settings():
 
 
 def test_ours_are_the_files_of_the_folder():
-    assert algorithm_names() == ("a2c", "dqn", "ppo", "pqn", "rainbow", "sac", "td3")
+    assert algorithm_names() == ("a2c", "dqn", "ppo", "pqn", "rainbow", "sac", "td3", "xqc")
     assert short_name(NAME) == "reinforce"
