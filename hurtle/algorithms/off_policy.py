@@ -56,6 +56,8 @@ class OffPolicy(Learner):
     """What `gradient_step` returns, in order."""
     period = 1
     """Gradient steps after which it does the same again; see TD3."""
+    keeps_statistics = False
+    """Whether it keeps running statistics of its own, such as those of batch norm."""
     axes: tuple[int, ...] = ()
     """Axes of a batch before its transitions: none, or one of seeds that learn side by side."""
 
@@ -315,7 +317,9 @@ class OffPolicy(Learner):
             part.load_state_dict(saved["trained"][name])
         for (target, _), state in zip(self._targets, saved["targets"], strict=True):
             target.load_state_dict(state)
-        self.generator.set_state(saved["generator"].cpu())
+        generator = saved["generator"].cpu()
+        if len(generator) == len(self.generator.get_state()):  # else it comes from another kind of device
+            self.generator.set_state(generator)
         self.rewards.load_state_dict(saved["rewards"])
         self.updates, self.steps, self.gradient_steps, self._owed = saved["counts"]
         self._saved_replay, self._is_resumed = saved["replay"], True

@@ -252,8 +252,8 @@ def _check(learners: Sequence[OffPolicy]) -> None:
         raise HurtleError("Learners side by side need CUDA graphs: make them for the device gear, with LearnerSetup(graphs=…).")
     if getattr(first.config, "noisy", False):
         raise HurtleError("Noisy layers cannot learn side by side: all seeds would have the same noise. Set noisy=False.")
-    if first.policy.normalizer is not None or first.rewards.normalizer is not None:
+    if first.keeps_statistics or first.policy.normalizer is not None or first.rewards.normalizer is not None:
         raise HurtleError(
-            "Running statistics of observations and rewards are not kept for each of many seeds: set "
-            "normalize_observations=False and a reward_mode other than 'normalize', or train the seeds one by one."
+            "Running statistics are not kept for each of many seeds: use dqn, sac or td3, normalize_observations=False and a "
+            "reward_mode other than 'normalize', or train the seeds one by one."
         )

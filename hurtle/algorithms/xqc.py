@@ -48,6 +48,7 @@ class XQC(OffPolicy):
     """
 
     METRICS = ("value_loss", "q_value", "td_error", "policy_loss", "entropy", "temperature")
+    keeps_statistics = True
     config: XQCConfig
 
     def __init__(self, policy: Policy, config: XQCConfig, setup: LearnerSetup | None = None):

@@ -215,7 +215,8 @@ def test_what_cannot_learn_side_by_side():
         "a policy of its own": [first, second, third, first],
         "one shape": [first, *learners("sac", seeds=1, hidden=(8, 8))],
         "noisy=False": learners("dqn", noisy=True),
-        "Running statistics": learners("sac", seeds=2, normalize=True),
+        "normalize_observations=False": learners("sac", seeds=2, normalize=True),
+        "use dqn, sac or td3": learners("xqc", seeds=2, critic_sizes=(8,)),
     }
     for why, given in refused.items():
         with pytest.raises(HurtleError, match=why):
