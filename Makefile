@@ -9,6 +9,7 @@ BENCH_READY := $(VENV)/.bench-ready
 CLIENTS := .venv-clients
 CLIENTS_READY := $(CLIENTS)/.ready
 JOBS ?= 2
+TEST_JOBS ?= 3  # one more than the cores we count on: some tests wait for others
 unexport PYTHONDONTWRITEBYTECODE  # every process would compile what it imports, torch alone for 3 s
 
 .PHONY: help setup clients demo test test-slow test-gpu check bench bench-learning clean
@@ -49,8 +50,8 @@ clients: $(CLIENTS_READY)  ## Create .venv-clients with tritonclient and others,
 demo: $(CORE)  ## See it work: train CartPole until it is solved
 	@$(BIN)/python examples/demo.py
 
-test: setup clients  ## Run the tests (5 to 8 minutes on two quiet cores, most the first time, when everything is compiled)
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu"
+test: setup clients  ## Run the tests (5 to 10 minutes on two cores, most the first time, when everything is compiled)
+	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile -m "not slow and not gpu"
 
 test-slow: setup clients  ## Run the long tests too
 	@$(BIN)/python -m pytest -m "not gpu"

@@ -42,7 +42,8 @@ NOTE = (
 GPU_NOTE = (
     "Gradient steps per second of one agent, sampling from a replay buffer in GPU memory included, in CUDA graphs of 32 steps; "
     "`compile` is torch.compile's part, which takes seconds once. 17-dim observations and 6-dim actions, batch 256, two layers "
-    "of 256 units (SAC, TD3), critics of four layers of 512 units (XQC); 4-dim observations, batch 64, 64 units (DQN); 4 × 84 × 84 bytes, Nature CNN, batch 32."
+    "of 256 units (SAC, TD3), critics of four layers of 512 units (XQC); 4-dim observations, batch 64, 64 units (DQN); "
+    "4 × 84 × 84 bytes, Nature CNN, batch 32."
 )
 SEEDS_NOTE = (
     "Gradient steps of all agents together per second: seeds of SAC side by side (17-dim observations, 6-dim actions, batch "

@@ -158,11 +158,11 @@ def test_only_legal_actions_are_taken(algorithm, tmp_path):
     ("env", "algorithm", "options"),
     [
         ("cartpole", "dqn", {}),
-        ("cartpole", "rainbow", {}),
+        pytest.param("cartpole", "rainbow", {}, marks=SLOW),
         pytest.param("cartpole", "dqn", {"dueling": True, "noisy": True, "distributional": "qr", "num_atoms": 5}, marks=SLOW),
         pytest.param("cartpole", "sac", {}, marks=SLOW),
         ("pendulum", "sac", {"normalize_observations": True}),
-        ("pendulum", "td3", {}),
+        pytest.param("pendulum", "td3", {}, marks=SLOW),
         ("pendulum", "xqc", {"normalize_observations": True}),
     ],
 )

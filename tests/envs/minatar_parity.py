@@ -244,17 +244,17 @@ def chi_square_bound(degrees: int) -> float:
 
 
 def assert_same_play(reference: Reference, policy: Policy, episodes: int, horizon: int, num_envs: int) -> None:
-    """Both sides, sticky actions included, have the same mean return and episode length.
+    """Both sides have the same mean return and episode length.
 
     Args:
-        reference: The package's game, with its own default options.
+        reference: The package's game.
         policy: Plays on both sides.
         episodes: How many episodes the package plays.
         horizon: Longer episodes are cut there.
         num_envs: How many episodes Hurtle plays, one per env.
     """
     theirs = reference.play(policy, episodes, horizon)
-    ours = play(reference.game, policy, num_envs, horizon)
+    ours = play(reference, policy, num_envs, horizon)
     assert theirs.returns.std() > 0, "returns that never vary compare nothing"
     for name in ("returns", "lengths"):
         a, b = getattr(ours, name), getattr(theirs, name)
@@ -262,10 +262,10 @@ def assert_same_play(reference: Reference, policy: Policy, episodes: int, horizo
         assert abs(a.mean() - b.mean()) <= DEVIATIONS * error, f"{name}: {a.mean():.3f}, {b.mean():.3f} +- {error:.3f}"
 
 
-def play(game: str, policy: Policy, num_envs: int, horizon: int) -> Episodes:
-    """Play the first episode of each env in Hurtle, cut at `horizon`."""
+def play(reference: Reference, policy: Policy, num_envs: int, horizon: int) -> Episodes:
+    """Play the first episode of each env in Hurtle, cut at `horizon`, with the options of the reference."""
     rng = np.random.default_rng(2)
-    vec = hurtle.make_vec(game, num_envs=num_envs)
+    vec = hurtle.make_vec(reference.game, num_envs=num_envs, **reference.options)
     obs, _ = vec.reset(seed=1)
     returns, lengths, running = np.zeros(num_envs), np.zeros(num_envs), np.ones(num_envs, bool)
     for _ in range(horizon):

@@ -100,7 +100,7 @@ def arrival(recorded: Transitions) -> np.ndarray:
 def test_start():
     reference = Reference("asterix", encode, seed=6)
     theirs = encode(reference.variables)
-    vec = hurtle.make_vec("asterix", num_envs=8)
+    vec = hurtle.make_vec("asterix", num_envs=8, sticky_action_prob=0.0)
     obs, _ = vec.reset(seed=0)
     for name, value in theirs.items():
         assert vec.states[name].tolist() == [value] * 8, name
@@ -194,13 +194,13 @@ def test_sticky_actions(recorded):
 
 
 @pytest.mark.parametrize(
-    ("policy", "episodes", "horizon", "num_envs"),
+    ("policy", "episodes", "horizon", "num_envs", "sticky"),
     [
-        (uniform_policy, 300, 1_000, 500),
-        (chase_gold, 60, 300, 200),
-        pytest.param(chase_gold, 300, 1_000, 500, marks=pytest.mark.slow),
+        (uniform_policy, 300, 1_000, 500, 0.0),
+        (chase_gold, 60, 300, 200, 0.0),
+        pytest.param(chase_gold, 300, 1_000, 500, 0.1, marks=pytest.mark.slow),
     ],
 )
-def test_play(policy, episodes, horizon, num_envs):
-    reference = Reference("asterix", encode, seed=5, sticky_action_prob=0.1)
+def test_play(policy, episodes, horizon, num_envs, sticky):
+    reference = Reference("asterix", encode, seed=5, sticky_action_prob=sticky)
     assert_same_play(reference, policy, episodes, horizon, num_envs)

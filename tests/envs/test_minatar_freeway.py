@@ -132,7 +132,7 @@ def test_start():
         starts.append(encode(reference.variables))
     theirs = {name: np.array([start[name] for start in starts]) for name in starts[0]}
 
-    vec = hurtle.make_vec("freeway", num_envs=4_000)
+    vec = hurtle.make_vec("freeway", num_envs=4_000, sticky_action_prob=0.0)
     obs, _ = vec.reset(seed=3)
     ours = {name: np.array(vec.states[name]) for name in theirs}
     shown = np.asarray(obs)[..., :2].reshape(4_000, -1)
@@ -155,8 +155,9 @@ def test_sticky_actions(recorded):
 
 
 @pytest.mark.parametrize(
-    ("episodes", "horizon", "num_envs"), [(40, 400, 400), pytest.param(60, 3_000, 500, marks=pytest.mark.slow)]
+    ("episodes", "horizon", "num_envs", "sticky"),
+    [(40, 400, 400, 0.0), pytest.param(60, 3_000, 500, 0.1, marks=pytest.mark.slow)],
 )
-def test_play(episodes, horizon, num_envs):
-    reference = Reference("freeway", encode, seed=5, sticky_action_prob=0.1)
+def test_play(episodes, horizon, num_envs, sticky):
+    reference = Reference("freeway", encode, seed=5, sticky_action_prob=sticky)
     assert_same_play(reference, mostly_up, episodes, horizon, num_envs)

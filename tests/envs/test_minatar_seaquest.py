@@ -358,7 +358,7 @@ def test_arrivals(level):
 
 def test_start():
     reference = Reference("seaquest", encode, seed=6)
-    vec = hurtle.make_vec("seaquest", num_envs=50)
+    vec = hurtle.make_vec("seaquest", num_envs=50, sticky_action_prob=0.0)
     obs, _ = vec.reset(seed=0)
     states = normalise({name: np.array(vec.states[name]) for name in vec.states.dtype.names})
     for i in range(50):
@@ -405,9 +405,9 @@ def test_sticky_actions(recorded):
 
 
 @pytest.mark.parametrize(
-    ("policy", "episodes", "horizon"),
-    [(uniform_policy, 200, 1_000), (patrol, 40, 300), pytest.param(patrol, 200, 1_000, marks=pytest.mark.slow)],
+    ("policy", "episodes", "horizon", "sticky"),
+    [(uniform_policy, 200, 1_000, 0.0), (patrol, 40, 300, 0.0), pytest.param(patrol, 200, 1_000, 0.1, marks=pytest.mark.slow)],
 )
-def test_play(policy, episodes, horizon):
-    reference = Reference("seaquest", encode, seed=8, sticky_action_prob=0.1)
+def test_play(policy, episodes, horizon, sticky):
+    reference = Reference("seaquest", encode, seed=8, sticky_action_prob=sticky)
     assert_same_play(reference, policy, episodes, horizon, num_envs=10 * episodes)

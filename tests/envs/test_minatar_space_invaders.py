@@ -191,7 +191,7 @@ def test_bomb_comes_from_the_nearest_column():
 
 def test_start():
     reference = Reference("space_invaders", encode, seed=2)
-    vec = hurtle.make_vec("space_invaders", num_envs=50)
+    vec = hurtle.make_vec("space_invaders", num_envs=50, sticky_action_prob=0.0)
     obs, _ = vec.reset(seed=0)
     states = normalise({name: np.array(vec.states[name]) for name in vec.states.dtype.names})
     for i in range(50):
@@ -208,9 +208,9 @@ def test_sticky_actions(recorded):
 
 
 @pytest.mark.parametrize(
-    ("policy", "episodes", "horizon"),
-    [(uniform_policy, 100, 500), (hunt, 40, 300), pytest.param(hunt, 200, 500, marks=pytest.mark.slow)],
+    ("policy", "episodes", "horizon", "sticky"),
+    [(uniform_policy, 100, 500, 0.0), (hunt, 40, 300, 0.0), pytest.param(hunt, 200, 500, 0.1, marks=pytest.mark.slow)],
 )
-def test_play(policy, episodes, horizon):
-    reference = Reference("space_invaders", encode, seed=4, sticky_action_prob=0.1)
+def test_play(policy, episodes, horizon, sticky):
+    reference = Reference("space_invaders", encode, seed=4, sticky_action_prob=sticky)
     assert_same_play(reference, policy, episodes, horizon, num_envs=10 * episodes)

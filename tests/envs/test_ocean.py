@@ -340,7 +340,7 @@ def squared_situation(state):
     [
         {},
         pytest.param({"distance": 1, "num_targets": 1}, marks=pytest.mark.slow),
-        {"distance": 2, "num_targets": 16, "sparse_reward": True},
+        pytest.param({"distance": 2, "num_targets": 16, "sparse_reward": True}, marks=pytest.mark.slow),
     ],
 )
 def test_squared_agrees_with_the_plain_rules(parameters):

@@ -41,7 +41,7 @@ def sampled_actions(vec, seed=0):
     return np.stack([vec.action_space.sample() for _ in range(NUM_STEPS)])
 
 
-@EVERY_ENV
+@MOST_OF_THEM_SLOWLY
 def test_random_play(name):
     vec = hurtle.make_vec(name, NUM_ENVS)
     space, agents = vec.single_observation_space, vec.num_agents
@@ -119,7 +119,7 @@ def test_final_observation_is_the_one_that_next_step_autoreset_shows(name):
 
 @EVERY_ENV
 def test_pictures(name):
-    env = hurtle.make(name, render_mode="rgb_array")
+    env = hurtle.make(name, render_mode="rgb_array", debug=True)
     env.reset(seed=0)
     first = env.render()
     for _ in range(3):
@@ -132,7 +132,7 @@ def test_pictures(name):
         assert picture.shape[2] == 3
         assert min(picture.shape[:2]) >= 2
         assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 1  # not all of one colour
-    text = hurtle.make_vec(name, 2, render_mode="ansi")
+    text = hurtle.make_vec(name, 2, render_mode="ansi", debug=True)
     text.reset(seed=0)
     pictures = text.render()
     assert len(pictures) == 2

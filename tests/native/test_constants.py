@@ -107,10 +107,10 @@ def first_obs(env, steps=2, **settings):
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
-        (NegativePower, [4.0, 0.0, 0.0]),
+        pytest.param(NegativePower, [4.0, 0.0, 0.0], marks=pytest.mark.slow),
         (TablesFromProperties, [1.0, 3.0, 5.0]),
         (WritesSomeOfObs, [5.0, 6.0, 9.0]),
-        (AddsToObs, [1.0, 2.0, 3.0]),
+        pytest.param(AddsToObs, [1.0, 2.0, 3.0], marks=pytest.mark.slow),
         (ChoosesARow, [-1.0, 0.0, 0.0]),
     ],
 )

@@ -429,7 +429,7 @@ class AsksForShape(Corners):
         obs[1, 0] = float(len(obs))
 
 
-@pytest.mark.parametrize("env", [CountsFromTheEnd, AsksForShape])
+@pytest.mark.parametrize("env", [CountsFromTheEnd, pytest.param(AsksForShape, marks=pytest.mark.slow)])
 def test_observation_indices_mean_the_same_everywhere(env):
     """If compiled code cannot preserve their meaning, the engine must reject them."""
     try:

@@ -130,7 +130,7 @@ def test_a2c_is_compiled_too(tmp_path):
     [
         ("cartpole", "adam", "none"),
         ("CartPole-v1", "adam", "none"),
-        ("cartpole", "adam", "lstm"),
+        pytest.param("cartpole", "adam", "lstm", marks=pytest.mark.slow),
         pytest.param("cartpole", "rmsprop", "none", marks=pytest.mark.slow),
         pytest.param("CartPole-v1", "adam", "mingru", marks=pytest.mark.slow),
     ],

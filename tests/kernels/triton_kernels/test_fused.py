@@ -75,7 +75,7 @@ def test_gradients_of_a_cnn(grid):
     [
         ({}, True, 0.3),
         pytest.param({"vtrace": True}, False, 0.0, marks=pytest.mark.slow),
-        ({"priority_alpha": 0.7, "minibatch_size": 48}, False, 0.0),
+        pytest.param({"priority_alpha": 0.7, "minibatch_size": 48}, False, 0.0, marks=pytest.mark.slow),
     ],
 )
 def test_an_update_is_that_of_the_policy(settings, masked, invalid):

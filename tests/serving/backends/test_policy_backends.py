@@ -52,7 +52,7 @@ def observations(count, size=5):
 
 
 @pytest.mark.parametrize("name", ["box.onnx", "plain.onnx", "plain.pt2"])
-@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("count", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_preparing_inputs_and_extracting_outputs_are_timed(exports, name, count):
     options = {"runtime": "native"} if name.endswith(".onnx") else {}
     assert_phases_are_measured(open_backend(exports / name, **options), [request(obs=observations(count)) for _ in range(2)])
