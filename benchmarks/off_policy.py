@@ -34,10 +34,11 @@ from hurtle.policies.build import PolicyConfig, build_policy
 THREADS = 2
 NOTE = (
     "Gradient steps per second: the best of several rounds with both libraries taking turns, each on a full batch from its "
-    f"own buffer, sampling included; SB3 and torch have {THREADS} threads, Hurtle's compiled steps one. Whole runs: env steps "
+    f"own buffer, sampling included. All have {THREADS} threads: SB3 and our torch version torch's, compiled steps their own, "
+    "beside one of torch's, as in a training run. Whole runs: env steps "
     "per second of training from the first gradient step on, one gradient step per env step (DQN: one for two), with the envs "
     "in the native gear for Hurtle and Gymnasium's in SB3; each trained twice in turns, the better one counts. GFLOP/s counts "
-    "products only, against the speed of one large float32 product of torch on one thread."
+    "products only; the peak is one large float32 product of torch, on as many threads and in the same rounds."
 )
 GPU_NOTE = (
     "Gradient steps per second of one agent, sampling from a replay buffer in GPU memory included, in CUDA graphs of 32 steps; "
@@ -51,6 +52,8 @@ SEEDS_NOTE = (
     "graphs of 32 steps, tf32. In brackets milliseconds per step of all seeds, and TFLOP/s of products."
 )
 SMALL, LARGE = (64, 64), (256, 256)
+SIDE = 1024
+"""Of the matrices whose product is the peak."""
 SEEDS = (64, 16, 1)
 
 
@@ -126,6 +129,17 @@ def our_steps(learner: OffPolicy, count: int = 8) -> Job:
     return job
 
 
+def on_threads(count: int, job: Job) -> Job:
+    """The job with that many threads of torch's."""
+
+    def with_threads() -> int:
+        if torch.get_num_threads() != count:
+            torch.set_num_threads(count)
+        return job()
+
+    return with_threads
+
+
 def their_steps(case: Case, count: int = 8) -> Job:
     """Gradient steps of SB3's, with the same sizes."""
     import stable_baselines3 as sb3
@@ -156,19 +170,17 @@ def their_steps(case: Case, count: int = 8) -> Job:
 
 def cpu_steps(quick: bool) -> tuple[dict[str, Any], list[list[str]]]:
     """The table of gradient steps."""
-    torch.set_num_threads(1)
-    peak = gemm_peak()
-    torch.set_num_threads(THREADS)
     found, rows = {}, []
     for name, case in CPU.items():
         print(f"{name} …", flush=True)
         jobs = {
-            "SB3": their_steps(case),
-            "general": our_steps(learner_for(case, "general")),
-            "native": our_steps(learner_for(case, "native")),
+            "SB3": on_threads(THREADS, their_steps(case)),
+            "general": on_threads(THREADS, our_steps(learner_for(case, "general"))),
+            "native": on_threads(1, our_steps(learner_for(case, "native", num_threads=THREADS))),
+            "product": on_threads(THREADS, large_product()),
         }
-        seen = rates(jobs, seconds=0.05 if quick else 1.0, rounds=1 if quick else 7)
-        speed = seen["native"] * products(case) / 1e9
+        seen = rates(jobs, seconds=0.05 if quick else 1.0, rounds=1 if quick else 9)
+        speed, peak = seen["native"] * products(case) / 1e9, seen.pop("product") * 2 * SIDE**3 / 1e9
         found[name] = {**seen, "ratio": seen["native"] / seen["SB3"], "gflops": speed, "peak": peak}
         rows.append(
             [
@@ -197,15 +209,15 @@ def layers(sizes: list[int]) -> float:
     return 2.0 * sum(a * b for a, b in pairwise(sizes))
 
 
-def gemm_peak() -> float:
-    """GFLOP/s of a large product on one thread."""
-    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
-    best = 0.0
-    for _ in range(12):
-        began = time.perf_counter()
+def large_product() -> Job:
+    """One product of two large matrices."""
+    a, b = torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE)
+
+    def job() -> int:
         torch.mm(a, b)
-        best = max(best, 2 * 1024**3 / (time.perf_counter() - began) / 1e9)
-    return best
+        return 1
+
+    return job
 
 
 def whole_runs(quick: bool) -> tuple[dict[str, Any], list[list[str]]]:
