@@ -61,7 +61,7 @@ class DQN(OffPolicy):
             self.network.reset_noise(self.random)
             self.target.reset_noise(self.random)
         norm, errors, seen = self.descend(self.online, self.value_loss, batch)
-        return errors, torch.cat([seen, norm.unsqueeze(-1)], -1)
+        return errors, self.reported(torch.cat([seen, norm.unsqueeze(-1)], -1), norm)
 
     def value_loss(self, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, the TD errors [B] (for c51 the cross-entropies), and the first three METRICS."""

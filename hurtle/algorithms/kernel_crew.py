@@ -37,7 +37,8 @@ class KernelCrew:
         try:
             return min(self._crew.run(self._address, job, threads, self._abort))
         except BaseException:
-            self.barrier[:] = 0
+            if self.barrier[load_kernels().sync.ABORTED]:  # else it is another call's, which goes on
+                self.barrier[:] = 0
             raise
 
     def _abort(self) -> None:

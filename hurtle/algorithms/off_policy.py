@@ -53,7 +53,7 @@ class OffPolicy(Learner):
     """
 
     METRICS: tuple[str, ...] = ()
-    """What `gradient_step` returns, in order."""
+    """What `gradient_step` returns, in order; value_loss comes first."""
     period = 1
     """Gradient steps after which it does the same again; see TD3."""
     keeps_statistics = False
@@ -136,6 +136,10 @@ class OffPolicy(Learner):
         """
         return part.descend(loss, inputs, self._autocast)
 
+    def reported(self, numbers: Tensor, norm: Tensor) -> Tensor:
+        """Metrics of a gradient step; NaN, which `checked` finds, if the gradient's norm is not finite."""
+        return torch.where(norm.isfinite().unsqueeze(-1), numbers, torch.nan)
+
     def normals(self, *shape: int) -> Tensor:
         """Standard normals from the learner's own stream."""
         return torch.randn(shape, generator=self.random, device=self.device)
@@ -193,6 +197,8 @@ class OffPolicy(Learner):
         On a GPU, metrics are those of earlier gradient steps.
         """
         config = self.config
+        for part in self._trained.values():
+            part.check()
         self._see(experience)
         self.replay.add(experience)
         taken = experience.num_valid // math.prod(self.axes)  # of each seed
@@ -232,12 +238,18 @@ class OffPolicy(Learner):
             if config.priority_alpha:
                 self.replay.update_priorities(drawn.ids, errors)
             seen.append(numbers)
-        means = torch.stack(seen).nanmean(0) if count > 1 else seen[0]  # NaN: not in every step
-        found = self.checked(means.tolist())
+        found = self.checked(self.mean_metrics(seen).tolist())
         if self.updates >= self._next_age:
             self._age = float(self.replay.ages(drawn.ids).mean()) * self.replay.num_rows
             self._next_age = self.updates + AGE_EVERY
         return {**found, "replay_age": self._age}
+
+    def mean_metrics(self, seen: list[Tensor]) -> Tensor:
+        """Means of the METRICS over gradient steps. Where one is NaN, the step has none; but every step has a value loss."""
+        if len(seen) == 1:
+            return seen[0]
+        every = torch.stack(seen)
+        return torch.cat([every[..., :1].mean(0), every[..., 1:].nanmean(0)], -1)
 
     def checked(self, numbers: list[float]) -> dict[str, float]:
         """The METRICS by name.

@@ -33,6 +33,11 @@ class StepGraphs:
         self.readback = Readback(graphs.device)
         self._captured: dict[tuple[int, int], Any] = {}  # by number of steps, and phase of the first
 
+    @property
+    def has_captured(self) -> bool:
+        """Whether it has taken steps: graphs keep the addresses of what they step."""
+        return bool(self._captured)
+
     def run(self, count: int, beta: float) -> dict[str, float]:
         """Take `count` gradient steps."""
         learner, config = self.learner, self.learner.config
@@ -63,7 +68,7 @@ class StepGraphs:
             seen.append(numbers)
             if learner.config.target_every == 1:
                 learner.move_targets()
-        self.metrics.copy_(torch.stack(seen).nanmean(0))
+        self.metrics.copy_(learner.mean_metrics(seen))
 
     def pending(self, wait: bool = False) -> dict[str, float]:
         """The newest metrics that have arrived."""

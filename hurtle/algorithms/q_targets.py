@@ -33,7 +33,7 @@ def _shared_by_place(probabilities: Tensor, moved: Tensor, support: Tensor) -> T
     """Share what was moved between the atoms below and above; adds in no particular order on a GPU."""
     last = len(support) - 1
     place = ((moved - support[0]) * (last / (support[-1] - support[0]))).clamp(max=last)
-    below = place.long()
+    below = place.nan_to_num(0.0).long()  # NaN stays in the share, and reaches the loss
     share = place - below
     found = torch.zeros_like(moved).scatter_add_(-1, below, probabilities * (1.0 - share))
     return found.scatter_add_(-1, (below + 1).clamp(max=last), probabilities * share)

@@ -66,11 +66,11 @@ class SAC(OffPolicy):
     def gradient_step(self, batch: Transitions) -> tuple[Tensor, Tensor]:
         """See `OffPolicy.gradient_step`."""
         size = batch.rewards.shape[:-1] if self.is_discrete else (*batch.rewards.shape, self.actor.num_actions)
-        _, errors, seen = self.descend(self.trained_critics, self.value_loss, batch, self.normals(*size))
-        _, slope, also_seen = self.descend(self.trained_actor, self.policy_loss, batch, self.normals(*size))
+        norm, errors, seen = self.descend(self.trained_critics, self.value_loss, batch, self.normals(*size))
+        actor_norm, slope, also_seen = self.descend(self.trained_actor, self.policy_loss, batch, self.normals(*size))
         if self.trained_temperature is not None:
             self.trained_temperature.step_along(slope)
-        return errors, torch.cat([seen, also_seen], -1)
+        return errors, self.reported(torch.cat([seen, also_seen], -1), norm + actor_norm)
 
     def value_loss(self, batch: Transitions, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The critics' loss, the TD errors [B], and the first three METRICS; `noise` gives the next actions."""

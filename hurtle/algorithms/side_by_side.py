@@ -22,7 +22,7 @@ from hurtle.algorithms.trained import Trained
 from hurtle.buffers.device_replay import DeviceReplay
 from hurtle.buffers.replay import REPLAY_STREAM, Transitions
 from hurtle.buffers.rollout import Rollout
-from hurtle.contracts import Weights
+from hurtle.contracts import Metrics, Weights
 from hurtle.errors import HurtleError
 from hurtle.kernels.cuda_graphs import autocast
 from hurtle.kernels.flat_parameters import FlatRows
@@ -58,6 +58,8 @@ class SideBySide(OffPolicy):
         self.learners, self.axes = list(learners), (len(learners),)
         self.METRICS, self.period = first.METRICS, first.period
         super().__init__(first.policy, first.config, first.setup)
+        self.updates, self.steps, self.gradient_steps, self._owed = _counts(first)
+        self._is_resumed = first._is_resumed or first.updates > 0
         self.seed_metrics: list[dict[str, float]] = []
 
         names = list(first._trained)
@@ -96,6 +98,13 @@ class SideBySide(OffPolicy):
         """See `OffPolicy.gradient_step`: of all seeds, [N, B] and [N, METRICS]."""
         self._steps.gradient_steps = self.gradient_steps
         return self._steps.gradient_step(batch)
+
+    def update(self, experience: Rollout, progress: float = 0.0) -> Metrics:
+        """See `OffPolicy.update`; the learners count along, so that each can be saved by itself."""
+        found = super().update(experience, progress)
+        for learner in self.learners:
+            learner.updates, learner.steps, learner.gradient_steps, learner._owed = _counts(self)
+        return found
 
     def exploration(self, progress: float) -> float:
         """See `OffPolicy.exploration`."""
@@ -163,6 +172,11 @@ class TrainedTogether(Trained):
         self.rows.gradients, others = self.losses.gradients(self.name, loss, inputs, dtype)
         return self.optimizer.step(), *others
 
+    def check(self) -> None:
+        """See `Trained.check`."""
+        for part in self.parts:
+            part.check()
+
     @torch.no_grad()
     def step_along(self, slope: Tensor) -> None:
         """See `Trained.step_along`; one slope for each seed."""
@@ -174,7 +188,13 @@ class TrainedTogether(Trained):
         return {"seeds": [part.state_dict() for part in self.parts]}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Continue with saved weights and moments."""
+        """Continue with saved weights and moments.
+
+        Raises:
+            HurtleError: They are of another number of seeds, or of one learner by itself.
+        """
+        if (count := len(saved.get("seeds", ()))) != len(self.parts):
+            raise HurtleError(f"The checkpoint is of {count or 'no'} seeds side by side, not of {len(self.parts)}.")
         for part, state in zip(self.parts, saved["seeds"], strict=True):
             part.load_state_dict(state)
 
@@ -239,17 +259,34 @@ class _Networks(nn.Module):
         return self.loss(*inputs)
 
 
+def _common(learner: OffPolicy) -> tuple[Any, ...]:
+    """What learners side by side have in common."""
+    setup, rewards = learner.setup, learner.rewards
+    return type(learner), learner.config, learner.device, setup.precision, setup.compiled, setup.num_rows, rewards.mode
+
+
+def _counts(learner: OffPolicy) -> tuple[int, int, int, float]:
+    """How long it has learned."""
+    return learner.updates, learner.steps, learner.gradient_steps, learner._owed
+
+
 def _check(learners: Sequence[OffPolicy]) -> None:
     """Reject learners that cannot learn side by side."""
     if not learners:
         raise HurtleError("Give at least one learner.")
     first = learners[0]
-    if any((type(one), one.config, one.device) != (type(first), first.config, first.device) for one in learners):
+    if any(_common(one) != _common(first) for one in learners):
         raise HurtleError("Only learners of one class, with equal settings and on one device, can learn side by side.")
+    if any(_counts(one) != _counts(first) for one in learners):
+        raise HurtleError("Only learners that have learned for equally long can go on side by side.")
     if len({id(one.policy) for one in learners}) < len(learners):
         raise HurtleError("Each learner needs a policy of its own: two of them train the same.")
     if first._graphs is None:
         raise HurtleError("Learners side by side need CUDA graphs: make them for the device gear, with LearnerSetup(graphs=…).")
+    if any(one._graphs is not None and one._graphs.has_captured for one in learners):
+        raise HurtleError("These learners have taken gradient steps: save them, and load their states into new ones.")
+    if any(part.flat is not None and part.flat.is_row for one in learners for part in one._trained.values()):
+        raise HurtleError("These learners are side by side with others already.")
     if getattr(first.config, "noisy", False):
         raise HurtleError("Noisy layers cannot learn side by side: all seeds would have the same noise. Set noisy=False.")
     if first.keeps_statistics or first.policy.normalizer is not None or first.rewards.normalizer is not None:

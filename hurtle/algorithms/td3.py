@@ -56,13 +56,15 @@ class TD3(OffPolicy):
     def gradient_step(self, batch: Transitions) -> tuple[Tensor, Tensor]:
         """See `OffPolicy.gradient_step`."""
         noise = self.normals(*batch.rewards.shape, self.actor.num_actions)
-        _, errors, seen = self.descend(self.trained_critics, self.value_loss, batch, noise)
+        norm, errors, seen = self.descend(self.trained_critics, self.value_loss, batch, noise)
         if self.gradient_steps % self.config.policy_every == 0:
-            _, policy_loss = self.descend(self.trained_actor, self.policy_loss, batch)
+            actor_norm, policy_loss = self.descend(self.trained_actor, self.policy_loss, batch)
+            norm = norm + actor_norm
             if self.last_policy_loss.shape != policy_loss.shape:  # one for each seed
                 self.last_policy_loss = policy_loss.clone()
             self.last_policy_loss.copy_(policy_loss)
-        return errors, torch.cat([seen, self.last_policy_loss.expand(seen.shape[:-1]).unsqueeze(-1)], -1)
+        found = torch.cat([seen, self.last_policy_loss.expand(seen.shape[:-1]).unsqueeze(-1)], -1)
+        return errors, self.reported(found, norm)
 
     def value_loss(self, batch: Transitions, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The critics' loss, the TD errors [B], and the first three METRICS; `noise` smooths the next actions."""

@@ -57,6 +57,11 @@ class Trained:
         self.flat.packed(gradients, out=self.flat.gradients)
         return self.optimizer.step()
 
+    def check(self) -> None:
+        """Check that the module still has the parameters that steps change; see `FlatParameters.check`."""
+        if self.flat is not None:
+            self.flat.check()
+
     def step_along(self, slope: Tensor) -> None:
         """One step along a given gradient of the module's only parameter."""
         if self.flat is None:

@@ -76,15 +76,16 @@ class XQC(OffPolicy):
     def gradient_step(self, batch: Transitions) -> tuple[Tensor, Tensor]:
         """See `OffPolicy.gradient_step`."""
         size = len(batch.rewards), self.actor.num_actions
-        _, errors, seen, found = self.descend(self.trained_critics, self.value_loss, batch, self.normals(*size))
-        self.critics.layers.settle(found)
+        norm, errors, seen, found = self.descend(self.trained_critics, self.value_loss, batch, self.normals(*size))
+        self.critics.layers.settle(found, norm.isfinite())
         if self.gradient_steps % self.config.policy_every == 0:
-            _, slope, metrics, found = self.descend(self.trained_actor, self.policy_loss, batch, self.normals(*size))
-            self.actor.body.layers.settle(found)
+            actor_norm, slope, metrics, found = self.descend(self.trained_actor, self.policy_loss, batch, self.normals(*size))
+            self.actor.body.layers.settle(found, actor_norm.isfinite())
+            norm = norm + actor_norm
             if self.trained_temperature is not None:
                 self.trained_temperature.step_along(slope)
             self.policy_metrics.copy_(metrics)
-        return errors, torch.cat([seen, self.policy_metrics])
+        return errors, self.reported(torch.cat([seen, self.policy_metrics]), norm)
 
     def value_loss(self, batch: Transitions, noise: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The critics' loss; `noise` gives the next actions.

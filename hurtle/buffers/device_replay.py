@@ -69,8 +69,8 @@ class DeviceReplay:
             raise HurtleError(f"{self.num_rows} rows cannot be shared evenly by {groups} seeds.")
         self.length = capacity // self.num_rows
         if self.length < like.num_steps + n_step + 1:
-            least = (like.num_steps + n_step + 1) * self.num_rows
-            raise HurtleError(f"capacity={capacity} is too small for rollouts of {like.num_steps} steps: use at least {least}.")
+            least, given = (like.num_steps + n_step + 1) * self.group_rows, capacity // (groups or 1)
+            raise HurtleError(f"capacity={given} is too small for rollouts of {like.num_steps} steps: use at least {least}.")
         self.device, lead = like.device, (self.length, self.num_rows)
 
         def ring(field: Tensor) -> Tensor:

@@ -71,8 +71,9 @@ class ReturnScale:
         else:
             given = (rewards.numpy(), ended.numpy(), rollout.valid.numpy(), rollout.columns)
             running_returns(*given, moments.gamma, moments.returns.numpy(), after.numpy())
-        merge_moments(moments, after, None if rollout.all_valid else rollout.valid)
-        torch.maximum(self.largest, torch.where(rollout.valid, after.abs(), 0.0).max(), out=self.largest)
+        known = rollout.valid & after.isfinite()
+        merge_moments(moments, after, known)
+        torch.maximum(self.largest, torch.where(known, after.abs(), 0.0).max(), out=self.largest)
         std = (moments.variance + moments.eps).sqrt()
         self.value.copy_(torch.maximum(std, self.largest / self.bound).squeeze())
 

@@ -71,6 +71,11 @@ class FlatParameters:
         self._gradients: list[Tensor] = self.views(self.gradients) if has_gradients else []
         self._bind(list(named.values()))
 
+    @property
+    def is_row(self) -> bool:
+        """Whether the parameters are a row of `FlatRows`."""
+        return self.values.untyped_storage().nbytes() > self.values.nbytes
+
     def move(self, values: Tensor) -> None:
         """Copy the parameters to other memory of the same size, and keep them there."""
         values.copy_(self.values)

@@ -91,10 +91,16 @@ class BatchNormLayers(nn.Module):
         return functional.pad(self.scale, inputs, value=1.0), functional.pad(self.bias, inputs)
 
     @torch.no_grad()
-    def settle(self, found: Tensor) -> None:
-        """After a gradient step: move running statistics toward a batch's, and weights back to norm 1. Launches only."""
-        self.batches.add_(1.0)
-        self.statistics.lerp_(found, self.batches.reciprocal().clamp(min=STATISTICS_RATE))
+    def settle(self, found: Tensor, good: Tensor) -> None:
+        """After a gradient step: move running statistics toward a batch's, and weights back to norm 1. Launches only.
+
+        Args:
+            found: The batch's statistics.
+            good: If False, bool [], the step was left out, and statistics stay as they are.
+        """
+        self.batches.add_(good)
+        rate = self.batches.clamp(min=1.0).reciprocal().clamp(min=STATISTICS_RATE)
+        self.statistics.lerp_(torch.where(good, found, self.statistics), rate)
         self.project()
 
     @torch.no_grad()

@@ -199,8 +199,11 @@ def sync(path: Path) -> None:
 
 def _to_plain(value: Any, where: str) -> Any:
     """Convert `value` to types that torch loads with weights_only=True."""
-    if value is None or isinstance(value, (torch.Tensor, str, bytes)) or type(value) in (bool, int, float):
-        return value.detach() if isinstance(value, torch.Tensor) else value
+    if isinstance(value, torch.Tensor):  # torch would save all of the memory that a view is a part of
+        value = value.detach()
+        return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
+    if value is None or isinstance(value, (str, bytes)) or type(value) in (bool, int, float):
+        return value
     if isinstance(value, np.generic) and value.dtype.kind in "biuf":
         return value.item()
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:

@@ -392,9 +392,9 @@ class NativeVecEnv(VecEnv):
         }
 
     def _arrays(self) -> dict[str, Any]:
-        """All arrays of the batch except the records."""
+        """All arrays of the batch that steps change, except the records."""
         arrays = {**self._batch.arrays._asdict(), "actions": self._actions}
-        del arrays["envs"]
+        del arrays["envs"], arrays["max_steps"]
         return arrays
 
     def check_state(self, state: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -38,6 +38,15 @@ def test_projection(shared, monkeypatch):
     np.testing.assert_allclose(found.sum(-1).numpy(), 1.0, atol=1e-9)
 
 
+@pytest.mark.parametrize("shared", [q_targets._shared_by_place, q_targets._shared_by_distance])
+def test_nan_stays_in_its_own_row(shared, monkeypatch):
+    monkeypatch.setattr(q_targets, "_shared_by_place", shared)
+    rewards, support = torch.tensor([0.5, torch.nan, -9.0, torch.inf]), torch.linspace(-1, 1, 5)
+    found = project(torch.full((4, 5), 0.2), rewards, torch.full((4,), 0.9), support)
+    assert found.isnan().any(1).tolist() == [False, True, False, False]
+    torch.testing.assert_close(found[[0, 2, 3]].sum(1), torch.ones(3))
+
+
 def test_the_lowest_distribution_is_chosen_for_each_transition():
     support = torch.tensor([-1.0, 0.0, 2.0])
     low, high = torch.tensor([0.6, 0.2, 0.2]), torch.tensor([0.8, 0.0, 0.2])  # means -0.2 and -0.4

@@ -137,6 +137,42 @@ def test_a_seed_whose_loss_is_not_finite_leaves_the_others_as_they_are():
     assert np.isnan(together.seed_metrics[1]["value_loss"])
     with pytest.raises(NonFiniteError, match="value_loss"):
         together.checked([[float("nan")] * len(together.METRICS)] * SEEDS)
+    one_of_two = together.mean_metrics([metrics.nan_to_num(1.0), metrics])
+    assert one_of_two[:, 0].isnan().tolist() == [False, True, False], "one step in a graph is enough"
+
+
+def test_a_gradient_that_is_not_finite_is_reported_though_the_loss_is():
+    (learner,) = learners("sac", seeds=1)
+    learner.trained_critics.descend = lambda *given: (torch.tensor(torch.inf), torch.zeros(BATCH), torch.ones(3))
+    _, metrics = learner.gradient_step(batch(BATCH, False))
+    with pytest.raises(NonFiniteError):
+        learner.checked(metrics.tolist())
+
+
+def test_learners_go_on_where_they_were():
+    """Saved after learning side by side, loaded into new learners, joined again: counts and targets are kept."""
+    how = {"learning_starts": 8, "capacity": 64, "batch_size": 16, "save_replay": False}
+    together = SideBySide(learners("td3", **how))
+    together.prepare(rollout_of(together.policy, 4, 2 * SEEDS, 0))
+    for k in range(3):
+        together.update(rollout_of(together.policy, 4, 2 * SEEDS, k))
+    assert together.gradient_steps == 16
+    loaded = learners("td3", **how)
+    for one, other in zip(loaded, together.learners, strict=True):
+        one.policy.load_state_dict(other.policy.state_dict())
+        one.load_state_dict(copy.deepcopy(other.state_dict()))
+    again = SideBySide(loaded)
+    again.prepare(rollout_of(again.policy, 4, 2 * SEEDS, 0))
+    assert (again.updates, again.gradient_steps) == (3, 16)
+    assert_equal_states([networks(one) for one in again.learners], [networks(one) for one in together.learners])
+
+
+def test_parameters_that_are_no_longer_trained_are_noticed():
+    together = SideBySide(learners("sac", learning_starts=8, capacity=64, batch_size=16))
+    together.prepare(rollout_of(together.policy, 4, 2 * SEEDS, 0))
+    together.learners[1].policy.double().float()
+    with pytest.raises(HurtleError, match="replaced or frozen"):
+        together.update(rollout_of(together.policy, 4, 2 * SEEDS, 0))
 
 
 def rollout_of(policy, steps, rows, seed):
@@ -209,7 +245,12 @@ def test_a_learner_is_still_one():
 
 def test_what_cannot_learn_side_by_side():
     first, second, third = learners("sac")
+    longer, joined = learners("sac"), learners("sac")
+    longer[2].gradient_steps = 7
+    SideBySide(joined)
     refused = {
+        "equally long": longer,
+        "with others already": joined,
         "at least one": [],
         "equal settings": [first, *learners("sac", seeds=1, gamma=0.5)],
         "a policy of its own": [first, second, third, first],

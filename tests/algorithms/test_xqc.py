@@ -125,11 +125,15 @@ def test_what_a_step_does_to_statistics_and_weights():
 def test_running_statistics_forget():
     layers = BatchNormLayers(1, 2, (3,), nn.ReLU())
     found = torch.full_like(layers.statistics, 4.0)
-    layers.settle(found)
+    good = torch.tensor(True)
+    layers.settle(found, good)
     torch.testing.assert_close(layers.statistics, found)
     layers.batches.fill_(10_000.0)
-    layers.settle(found + 1.0)
+    layers.settle(found + 1.0, good)
     torch.testing.assert_close(layers.statistics, found + 0.01)
+    layers.settle(found * torch.nan, ~good)
+    torch.testing.assert_close(layers.statistics, found + 0.01)
+    assert int(layers.batches) == 10_001
 
 
 def test_the_scale_of_weights_does_not_matter():
@@ -154,7 +158,7 @@ def test_folding_gives_a_plain_body_with_the_same_features(kind):
 
     body = BatchNormBody((lambda: VectorBody(space, (6, 5), "tanh", False)) if kind == "vector" else encoder)
     for _ in range(3):
-        body.layers.settle(body.by_batch(2.0 + 3.0 * torch.randn(20, 4))[1])
+        body.layers.settle(body.by_batch(2.0 + 3.0 * torch.randn(20, 4))[1], torch.tensor(True))
     with torch.no_grad():
         body.layers.scale.uniform_(0.5, 2.0)
         body.layers.bias.normal_()

@@ -83,6 +83,13 @@ def test_the_file_is_an_ordinary_zip_that_torch_reads(tmp_path):
     assert torch.load(tmp_path / "a.pt", weights_only=True)["weights"].tolist() == [0, 1, 2, 3]
 
 
+def test_a_view_is_saved_without_the_rest_of_its_memory(tmp_path):
+    rows = torch.arange(100_000.0).view(100, 1000)
+    save_checkpoint(tmp_path / "a.pt", {"row": rows[3]})
+    assert (tmp_path / "a.pt").stat().st_size < 10_000
+    assert torch.equal(load_checkpoint(tmp_path / "a.pt")["row"], rows[3])
+
+
 def test_arrays_that_change_later_do_not_change_the_checkpoint(tmp_path):
     array = np.zeros(3)
     save_checkpoint(tmp_path / "a.pt", {"obs": array})

@@ -48,6 +48,7 @@ def continued(make, before, after, load_into=None):
     for action in actions[:before]:
         vec.step(action)
     state = vec.state_dict()
+    assert "max_steps" not in state, "a setting, which states of earlier versions do not have"
     expected = [copied(vec.step(action)) for action in actions[before:]]
     fresh = (load_into or make)()
     fresh.load_state_dict(state)
