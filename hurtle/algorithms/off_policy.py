@@ -23,7 +23,7 @@ from hurtle.algorithms.replay_settings import ReplayConfig
 from hurtle.algorithms.trained import Trained
 from hurtle.buffers.device_replay import DeviceReplay
 from hurtle.buffers.replay import REPLAY_STREAM, Replay, Transitions
-from hurtle.buffers.rollout import Rollout
+from hurtle.buffers.rollout import Rollout, torch_dtype
 from hurtle.collect.rewards import RewardRule
 from hurtle.contracts import Learner, Metrics, Weights
 from hurtle.errors import HurtleError
@@ -68,6 +68,8 @@ class OffPolicy(Learner):
         self.generator = torch.Generator(self.device).manual_seed(stream_state(self.setup.seed, NOISE_STREAM) >> 1)
         self.rewards: RewardRule = (self.setup.rewards or RewardRule()).to(self.device)
         self._autocast = AUTOCAST[self.setup.precision]
+        self._is_plain = policy.normalizer is None and self.rewards.normalizer is None  # batches are learned from as they are
+        self._obs_dtype = torch_dtype(policy.observation_space.dtype)
         self.updates = self.steps = self.gradient_steps = 0
         self._owed = 0.0  # gradient steps, a fraction
         self._rollouts = 0  # in the replay buffer
@@ -276,6 +278,8 @@ class OffPolicy(Learner):
     @torch.no_grad()
     def prepared(self, batch: Transitions) -> Transitions:
         """A batch as `gradient_step` takes it."""
+        if self._is_plain and batch.obs.device == self.device and batch.obs.dtype == self._obs_dtype:
+            return batch
         batch = batch._replace(
             obs=see(self.policy, batch.obs, self.device), next_obs=see(self.policy, batch.next_obs, self.device)
         )
