@@ -21,7 +21,7 @@ from hurtle.algorithms.trained import network_of
 from hurtle.buffers.replay import Transitions
 from hurtle.policies.action_head import ActionHead
 from hurtle.policies.critics import Critics
-from hurtle.policies.distributions import Categorical, SquashedGaussian, masked
+from hurtle.policies.distributions import Categorical, masked
 from hurtle.policies.off_policy_actors import SoftmaxActor, TanhActor
 from hurtle.policies.policy import Policy
 
@@ -100,7 +100,7 @@ class SAC(OffPolicy):
             probs = log_probs.exp()
             values = self.target(obs).amin(0) - temperature * torch.where(probs > 0, log_probs, 0.0)
             return (probs * values).sum(-1)
-        actions, log_probs = self.drawn(obs, noise)
+        actions, log_probs = self.actor.drawn(self.actor.encode(obs), noise)
         return self.target(obs, actions).amin(0).squeeze(-1) - temperature * log_probs
 
     def improvement(self, obs: Tensor, mask: Tensor | None, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,19 +110,13 @@ class SAC(OffPolicy):
             with torch.no_grad():
                 values = self.critics(obs).amin(0)
             return (choice.log_probs.exp() * values).sum(-1), choice.entropy()
-        actions, log_probs = self.drawn(obs, noise)
+        actions, log_probs = self.actor.drawn(self.actor.encode(obs), noise)
         return self.critics(obs, actions).amin(0).squeeze(-1), -log_probs
 
     def choice(self, obs: Tensor, mask: Tensor | None) -> Categorical:
         """The distribution of discrete actions."""
         found = Categorical(self.actor.logits(self.actor.encode(obs)))
         return found if mask is None else masked(found, mask)  # type: ignore[return-value]
-
-    def drawn(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions drawn with standard normals, [B, D] in (-1, 1), and their log-probabilities, [B]."""
-        mean, log_std = self.actor.outputs(self.actor.encode(obs))
-        raw = mean + log_std.exp() * noise
-        return raw.tanh(), SquashedGaussian(mean, log_std).log_prob(raw)
 
 
 class Temperature(nn.Module):

@@ -25,7 +25,6 @@ from hurtle.collect.return_scale import ReturnScale
 from hurtle.errors import HurtleError
 from hurtle.policies.action_head import ActionHead
 from hurtle.policies.batch_norm_networks import BatchNormBody, BatchNormCritics
-from hurtle.policies.distributions import SquashedGaussian
 from hurtle.policies.off_policy_actors import TanhActor
 from hurtle.policies.policy import Policy
 
@@ -100,7 +99,7 @@ class XQC(OffPolicy):
         size = len(batch.rewards)
         obs = torch.cat([batch.obs, batch.next_obs])
         with torch.no_grad():
-            next_actions, log_probs = self.drawn(self.actor.encode(batch.next_obs), noise)
+            next_actions, log_probs = self.actor.drawn(self.actor.encode(batch.next_obs), noise)
             actions = torch.cat([batch.actions.tanh(), next_actions])
             following, _ = self.target.by_batch(obs, actions, slice(size, None))
             bonus = -self.temperature.log.exp() * log_probs
@@ -123,16 +122,10 @@ class XQC(OffPolicy):
         """
         temperature = self.temperature.log.exp().detach()
         features, found = self.actor.body.by_batch(batch.obs)
-        actions, log_probs = self.drawn(features, noise)
+        actions, log_probs = self.actor.drawn(features, noise)
         values = self.critics.expected(self.critics(batch.obs, actions)).amin(0)
         loss, entropy = ((temperature * log_probs - values) * (batch.weights > 0)).mean(), -log_probs.detach().mean()
         return loss, entropy - self.target_entropy, torch.stack([loss.detach(), entropy, temperature]), found
-
-    def drawn(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions drawn with standard normals, [B, D] in (-1, 1), and their log-probabilities, [B]."""
-        mean, log_std = self.actor.outputs(features)
-        raw = mean + log_std.exp() * noise
-        return raw.tanh(), SquashedGaussian(mean, log_std).log_prob(raw)
 
     def _see(self, rollout: Rollout) -> None:
         super()._see(rollout)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hurtle.errors import HurtleError
 from hurtle.policies.action_head import ActionHead
 from hurtle.policies.batch_norm_networks import BatchNormBody
-from hurtle.policies.distributions import Categorical, ExploringTanh
+from hurtle.policies.distributions import Categorical, ExploringTanh, SquashedGaussian
 from hurtle.policies.greedy import GreedyNetwork
 
 LOG_STD_RANGE = (-5.0, 2.0)
@@ -69,6 +69,12 @@ class TanhActor(nn.Module):
             return outputs, self.log_noise
         mean, raw = outputs.chunk(2, -1)
         return mean, bounded_log_std(raw)
+
+    def drawn(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions drawn with standard normals, [B, D] in (-1, 1), and their log-probabilities, [B]."""
+        mean, log_std = self.outputs(features)
+        raw = mean + log_std.exp() * noise
+        return raw.tanh(), SquashedGaussian(mean, log_std).log_prob(raw)
 
     def exploration(self) -> list[float]:
         """What compiled code needs to explore; see `sample_tanh` in kernels/cpu/exploring.py."""
