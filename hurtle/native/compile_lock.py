@@ -9,10 +9,14 @@ from typing import Any
 
 from numba.core.compiler_lock import global_compiler_lock
 
+from hurtle.native.compiler_flags import compare_flags_quickly
+
 try:
     import fcntl
 except ImportError:  # Windows: processes that start together all compile
     fcntl = None  # type: ignore[assignment]
+
+compare_flags_quickly()  # before anything is compiled: all that is kept on disk imports this module
 
 
 @contextmanager
