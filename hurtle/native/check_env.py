@@ -152,25 +152,27 @@ def _wide_arithmetic(program: Program, batch: CpuBatch) -> set[str]:
     """The author's lines that compute in float64, which is slow on a GPU, or unsigned: usually an int meets a float."""
     from numba import njit, types
 
-    fresh = njit(error_model="numpy")(program.functions.run_envs.py_func)  # the cache has no types
-    fresh(SAME_STEP, batch.handle.ctypes.data, batch.actions.ctypes.data, 0, 0, 1, 0, 0)
+    methods = [
+        f
+        for name, f in vars(program.functions).items()
+        if name.startswith(("env_", "self_", "fn_")) and hasattr(f, "overloads")
+    ]
+    if not any(function.overloads for function in methods):  # loaded from disk, without types
+        fresh = njit(error_model="numpy")(program.functions.run_envs.py_func)
+        fresh(SAME_STEP, batch.handle.ctypes.data, batch.actions.ctypes.data, 0, 0, 1, 0, 0)
     advice = {
         types.float64: "is computed in float64: an int meets a float32; write 2.0 instead of 2, float(n) instead of n",
         types.uint64: "is computed unsigned: a small difference wraps around; read State fields directly, or use int(…)",
     }
     found = set()
-    for name, function in vars(program.functions).items():
-        if not name.startswith(("env_", "self_", "fn_")) or not hasattr(function, "overloads"):
-            continue
-        for compiled in function.overloads.values():
-            annotation = compiled.type_annotation
-            for block in getattr(annotation, "blocks", {}).values():
-                for statement in block.body:
-                    operation = getattr(getattr(statement, "value", None), "op", None)
-                    if operation not in ("binop", "inplace_binop"):
-                        continue
-                    kind = annotation.typemap.get(statement.target.name)
-                    if kind in advice and statement.loc.line in program.lines:
-                        file, line = program.lines[statement.loc.line]
-                        found.add(code_message(file, line, "this line", advice[kind], "").strip().replace("\n    ", "  |  "))
+    for annotation in [compiled.type_annotation for function in methods for compiled in function.overloads.values()]:
+        for block in getattr(annotation, "blocks", {}).values():
+            for statement in block.body:
+                operation = getattr(getattr(statement, "value", None), "op", None)
+                if operation not in ("binop", "inplace_binop"):
+                    continue
+                kind = annotation.typemap.get(statement.target.name)
+                if kind in advice and statement.loc.line in program.lines:
+                    file, line = program.lines[statement.loc.line]
+                    found.add(code_message(file, line, "this line", advice[kind], "").strip().replace("\n    ", "  |  "))
     return found

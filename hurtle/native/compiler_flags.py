@@ -37,7 +37,7 @@ def flags_equal(flags: Any, other: object) -> bool:
         return NotImplemented
     if type(flags) is not type(other):
         return bool(flags.values() == other.values())
-    mine, others, options = flags._values, other._values, flags.options
+    mine, others, options = flags._values, other._values, flags.options  # type: ignore[attr-defined]
     return mine == others or all(
         mine.get(name, options[name].default) == others.get(name, options[name].default) for name in {**mine, **others}
     )
