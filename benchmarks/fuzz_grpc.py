@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+from functools import cache
 from random import Random
 from typing import Any, NamedTuple
 
@@ -201,7 +202,7 @@ def _prefix(rng: Random) -> GrpcCase:
         packed = rng.choice((payload, packed[: rng.randrange(40)], bytes_mutated(rng, packed)))
         data = message(packed, compressed=1)
     elif how == 3 and rng.random() < 0.2:
-        headers, data = call_headers(grpc_encoding="gzip"), message(BOMB, compressed=1)
+        headers, data = call_headers(grpc_encoding="gzip"), message(_bomb(), compressed=1)
     elif how == 4:
         data = message(payload) * rng.randrange(2, 4)
     elif how == 5:
@@ -274,5 +275,7 @@ def _frames(rng: Random) -> GrpcCase:
     return GrpcCase("frames", [], b"", b"".join(parts))
 
 
-BOMB = gzip.compress(bytes(30 << 20), mtime=0)
-"""30 KiB that decompress to 30 MiB."""
+@cache
+def _bomb() -> bytes:
+    """30 KiB that decompress to 30 MiB."""
+    return gzip.compress(bytes(30 << 20), mtime=0)

@@ -37,6 +37,7 @@ TOGETHER = (
         "tests/deploy/test_onnx_file.py",
         "tests/deploy/test_policy_file.py",
         "tests/deploy/test_pt2_file.py",
+        "tests/deploy/test_without_hurtle.py",
         "tests/serving/backends/test_policy_backends.py",
     ),
 )

@@ -42,16 +42,27 @@ def modules():
     return found
 
 
+def parsed(file):
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def statements(tree):
+    """All statements, however deep, but not what only type checkers read; expressions, most of a tree, hold none."""
+    left = [tree]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        yield node
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            left += getattr(node, field, [])
+
+
 def imports_of(name, file, known):
     """The modules of the package that a file imports, anywhere in it, with the line; not what only type checkers read."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    typing = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
-    skipped = {id(inner) for node in typing for inner in ast.walk(node)}
     package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
     found = {}
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
+    for node in statements(parsed(file)):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
             base = package[: len(package) + 1 - node.level] if node.level else []
@@ -115,9 +126,13 @@ def test_imports_are_found_wherever_they_stand(tmp_path):
     file.write_text(
         "from typing import TYPE_CHECKING\nimport hurtle.x\nfrom . import a\nfrom .a import name\n"
         "def f():\n    from hurtle.y import z\nif TYPE_CHECKING:\n    import hurtle.w\n"
+        "try:\n    import hurtle.t1\nexcept ImportError:\n    import hurtle.t2\nelse:\n    import hurtle.t3\n"
+        "finally:\n    import hurtle.t4\nmatch 1:\n    case 1:\n        import hurtle.t5\n"
+        "if name:\n    pass\nelse:\n    with name:\n        for n in name:\n            import hurtle.t6\n"
     )
-    known = {f"hurtle.{name}": None for name in ("x", "y", "y.z", "w", "room", "room.a", "room.b")}
-    assert set(imports_of("hurtle.room.b", file, known)) == {"hurtle.x", "hurtle.room.a", "hurtle.y.z"}
+    nested = {f"hurtle.t{n}" for n in range(1, 7)}
+    known = dict.fromkeys({f"hurtle.{name}" for name in ("x", "y", "y.z", "w", "room", "room.a", "room.b")} | nested)
+    assert set(imports_of("hurtle.room.b", file, known)) == {"hurtle.x", "hurtle.room.a", "hurtle.y.z", *nested}
 
 
 @pytest.mark.parametrize("room", ["runners", "algorithms", "collect"])
@@ -135,7 +150,7 @@ def test_nobody_asks_for_a_concrete_collector_or_learner(room):
     )
     asked = []
     for file in (ROOT / room).rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(file)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass", "getattr", "hasattr"):
                 text = ast.unparse(node)
                 names = {ast.unparse(part) for part in ast.walk(node.args[1])} if len(node.args) > 1 else set()

@@ -44,10 +44,7 @@ def test_a_wrong_name_is_an_error_with_a_suggestion(capsys):
     assert "Did you mean cartpole?" in capsys.readouterr().err
 
 
-def test_a_users_own_file_is_shown_and_checked(tmp_path, capsys):
-    file = tmp_path / "my_env.py"
-    file.write_text(
-        """
+COUNTER = """
 from hurtle.native import Box, Discrete, Env, int32
 
 class Counter(Env):
@@ -65,11 +62,20 @@ class Counter(Env):
     def observe(self, state, obs):
         obs[0] = float(state.n)
 """
-    )
+
+
+@pytest.mark.parametrize("checked", ["as if", pytest.param("truly", marks=pytest.mark.slow)])
+def test_a_users_own_file_is_shown_and_checked(tmp_path, capsys, monkeypatch, checked):
+    """A check compiles the env anew; tests/native/test_check.py has its own."""
+    file, seen = tmp_path / "my_env.py", []
+    file.write_text(COUNTER)
+    if checked == "as if":
+        monkeypatch.setattr("hurtle.native.check", lambda env: seen.append(env) or "Counter: 5 checks passed, 0 warnings")
     assert main(["envs", f"{file}:Counter", "--check"]) == 0
     out = capsys.readouterr().out
     assert "Counts." in out
     assert "checks passed, 0 warnings" in out
+    assert [type(env).__name__ for env in seen] == ["Counter"] * (checked == "as if")
 
 
 def test_help_names_the_verbs(capsys):
@@ -250,13 +256,28 @@ def test_an_override_survives_a_resume_that_crashed(tmp_path):
     assert json.loads((run.path / "summary.json").read_text())["steps"] == 2048
 
 
-def test_training_goes_on_when_the_reader_of_its_output_is_gone(tmp_path):
+def assert_trained(runs):
+    assert json.loads(next(runs.glob("*/summary.json")).read_text())["steps"] >= 2000
+
+
+def test_training_goes_on_when_the_reader_of_its_output_is_gone(tmp_path, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    quick = ("--num-steps", "32", "--eval-episodes", "2", "--trackers", "--runs", str(tmp_path))
+    with open(writer, "w") as gone:  # noqa: PTH123
+        monkeypatch.setattr(sys, "stdout", gone)
+        assert main(["train", "bandit", "--total-steps", "2000", *quick]) == 0
+    assert_trained(tmp_path)
+
+
+@pytest.mark.slow  # tests/tracking/test_dashboard.py has quicker processes
+def test_a_process_that_trains_goes_on_when_the_reader_of_its_output_is_gone(tmp_path):
     command = [sys.executable, "-m", "hurtle", "train", "bandit", "--total-steps", "2000", "--runs", str(tmp_path)]
     with subprocess.Popen([*command, "--trackers"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 0
-    assert json.loads(next(tmp_path.glob("*/summary.json")).read_text())["steps"] >= 2000
+    assert_trained(tmp_path)
 
 
 @pytest.mark.parametrize("words", [["serve", "--help"], ["bench", "serve", "--help"]])

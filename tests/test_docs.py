@@ -55,8 +55,8 @@ runpy.run_path(page, run_name="__main__")
 # The zoo page makes every env once. Compiling them all takes longer than all other pages together, and tests/envs does it.
 PRELUDE = {"environments.md": "import functools, hurtle; hurtle.make = functools.partial(hurtle.make, debug=True)"}
 
-# Curves take longer than the short runs that they show; these pages draw theirs.
-DRAWN = ("README.md", "training.md")
+# Curves take longer than the short runs that they show; this page draws its own.
+DRAWN = ("training.md",)
 NO_CURVE = "import hurtle.runners.reporting; hurtle.runners.reporting.plot_run = lambda folder: None"
 
 # Ray takes as long to start as several pages take to run, and tests/vector/test_ray.py starts it too.

@@ -205,7 +205,8 @@ def test_numbers_and_words_for_an_env_are_free(foreign):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_user_can_trust_a_file(foreign, folder, way):
-    WAYS[way](foreign(policy="helper.py:P"), trust=True)
+    short = {"max_episode_steps": 5}  # a video of many frames takes seconds
+    WAYS[way](foreign(policy="helper.py:P", env_parameters=short), trust=True)
     assert ran(folder)
 
 

@@ -105,7 +105,10 @@ def compare_updates(policy, config, progress=(0.0, 0.4), **how):
     assert_same_learning(before, learner.policy, device_learner.policy)
 
 
-@pytest.mark.parametrize("case", UPDATES)
+SLOW = {"rmsprop", "constant", "one minibatch"}  # covered by others
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in UPDATES])
 def test_two_updates_agree(case):
     compare_updates(make_policy(), config_of(**UPDATES[case]))
 

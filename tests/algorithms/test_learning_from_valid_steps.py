@@ -1,5 +1,7 @@
 """Steps without a decision (absent agents, NEXT_STEP resets) and non-finite numbers never reach the parameters."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -52,8 +54,13 @@ def spoil(rollout, seed):
         rollout.masks[bad] = torch.rand(rollout.masks[bad].shape, generator=generator) < 0.5
 
 
-@pytest.mark.parametrize("learner", LEARNERS)
-@pytest.mark.parametrize("recurrent", ["none", "lstm", "gru", "mingru"])
+@pytest.mark.parametrize(
+    ("recurrent", "learner"),
+    [
+        pytest.param(recurrent, learner, marks=[pytest.mark.slow] * (recurrent in ("lstm", "mingru") and learner != "ppo"))
+        for recurrent, learner in itertools.product(["none", "lstm", "gru", "mingru"], LEARNERS)
+    ],
+)
 def test_junk_in_invalid_steps_changes_nothing(recurrent, learner):
     found = []
     for seed in range(3):

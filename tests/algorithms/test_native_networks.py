@@ -173,8 +173,20 @@ def test_a_cnn_with_a_memory(memory):
     assert_same_gradient(policy, rollout, 72)
 
 
-@pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("options", [{}, {"priority_alpha": 0.8}, {"vtrace": True}, {"target_kl": 1e-4}], ids=str)
+@pytest.mark.parametrize(
+    ("memory", "options"),
+    [
+        pytest.param(memory, options, marks=[pytest.mark.slow] * (memory not in fast))
+        for fast, options in (
+            (MEMORIES, {}),
+            (("lstm",), {"priority_alpha": 0.8}),
+            (("gru",), {"vtrace": True}),
+            (("mingru",), {"target_kl": 1e-4}),
+        )
+        for memory in MEMORIES
+    ],
+    ids=str,
+)
 def test_whole_updates_of_a_memory_agree(memory, options):
     policy = make_policy(VECTOR, recurrent=memory)
     torch_learner, learner = pair(policy, PPOConfig(num_epochs=3, minibatch_size=32, learning_rate=1e-3, **options))

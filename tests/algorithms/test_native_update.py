@@ -84,12 +84,19 @@ LOSSES = {
     "no entropy bonus": {"entropy_coef": 0.0, "value_coef": 1.0},
     "narrow clip": {"clip_range": 0.02, "entropy_coef": 0.1},
 }
+FOR_ALL = {"usual", "narrow clip", "separate tanh", "shared tanh", "no hidden layer"}
+"""Fast for every kind of actions; the other networks and losses treat all kinds alike."""
 
 
 @pytest.mark.parametrize(
     ("kind", "network", "loss", "masks"),
-    [(kind, "separate tanh", loss, False) for kind, loss in itertools.product(ACTIONS, LOSSES)]
-    + [(kind, network, "usual", False) for kind, network in itertools.product(ACTIONS, list(NETWORKS)[1:])]
+    [
+        pytest.param(*case, False, marks=[pytest.mark.slow] * (case[0] != "categorical" and not FOR_ALL.issuperset(case[1:])))
+        for case in [
+            *itertools.product(ACTIONS, ["separate tanh"], LOSSES),
+            *itertools.product(ACTIONS, list(NETWORKS)[1:], ["usual"]),
+        ]
+    ]
     + [(kind, "shared tanh", "usual", True) for kind in ("categorical", "multi-categorical")],
 )
 def test_the_gradient_is_that_of_autograd(kind, network, loss, masks):
@@ -123,7 +130,7 @@ UPDATES = {
 }
 
 
-ALSO_SLOW = {"adam with an L2 penalty", "in order", "annealed", "one minibatch"}
+ALSO_SLOW = UPDATES.keys() - {"adam", "priorities", "v-trace"}  # what they add does not depend on all steps being valid
 
 
 @pytest.mark.parametrize(
@@ -223,8 +230,13 @@ def made_of(policy, obs):
     return rollout
 
 
-@pytest.mark.parametrize("kind", ACTIONS)
-@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "normalize"),
+    [
+        pytest.param(kind, normalize, marks=[pytest.mark.slow] * (normalize and kind != "categorical"))
+        for kind, normalize in itertools.product(ACTIONS, [False, True])
+    ],
+)
 def test_a2c_agrees(kind, normalize):
     policy = make_policy(kind, separate=False)
     torch_learner, learner = pair(policy, A2CConfig(normalize_advantages=normalize, learning_rate=1e-3))

@@ -216,23 +216,30 @@ def test_gears_run_and_resume_with_another(env, algorithm, gear, tmp_path, capfd
     how = {"progress": "quiet", "trackers": (), "eval_episodes": 2, "num_envs": 4, "runs": tmp_path, "hidden_sizes": (16, 16)}
     how |= {"learning_starts": 32, "capacity": 2_000, "batch_size": 32, "preset": False}
     how |= {"critic_sizes": (16,), "num_atoms": 11} if algorithm == "xqc" else {}
-    run = hurtle.train(env, algorithm=algorithm, gear=gear, total_steps=160, **how)
-    again = hurtle.train(resume=run.path, gear="general", total_steps=240, progress="quiet", learning_rate=1e-4)
+    run = hurtle.train(env, algorithm=algorithm, gear=gear, total_steps=96, **how)
+    again = hurtle.train(resume=run.path, gear="general", total_steps=144, progress="quiet", learning_rate=1e-4)
     said = capfd.readouterr().err
     assert ("empty replay buffer" in said) == (gear == "device")
     saved = load_checkpoint(Checkpoints(again.path / "checkpoints").latest())
-    assert again.steps >= 240
+    assert again.steps >= 144
     assert saved["learner"]["counts"][2] > 0
     rates = [part["optimizer"]["parts"][0]["param_groups"][0]["lr"] for part in saved["learner"]["trained"].values()]
     assert rates == [1e-4] * len(rates)
 
 
+SHORT = {"progress": "quiet", "trackers": (), "eval_episodes": 2, "num_envs": 4, "hidden_sizes": (16, 16), "total_steps": 128}
+SHORT |= {"learning_starts": 32, "capacity": 2_000, "batch_size": 32, "preset": False}
+
+
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory):
+    return hurtle.train("cartpole", algorithm="dqn", learning_rate=1e-2, runs=tmp_path_factory.mktemp("runs"), **SHORT)
+
+
 @pytest.mark.parametrize("gear", ["native", "general", "device"])
-def test_fine_tuning_begins_with_the_weights_that_were_given(gear, tmp_path):
+def test_fine_tuning_begins_with_the_weights_that_were_given(gear, short_run, tmp_path):
     """In policy, compiled copies and target networks; and callbacks see the weights of the last update."""
-    how = {"progress": "quiet", "trackers": (), "eval_episodes": 2, "num_envs": 4, "runs": tmp_path, "hidden_sizes": (16, 16)}
-    how |= {"learning_starts": 32, "capacity": 2_000, "batch_size": 32, "preset": False, "total_steps": 128}
-    run = hurtle.train("cartpole", algorithm="dqn", learning_rate=1e-2, **how)
+    how, run = {**SHORT, "runs": tmp_path}, short_run
     given = load_checkpoint(Checkpoints(run.path / "checkpoints").latest())["policy"]
     seen = []
 

@@ -282,7 +282,7 @@ def test_segments_are_drawn_by_priority():
     rollout = made(policy, steps=4, rows=5, invalid=0.2)
     rollout.rewards *= torch.tensor([0.1, 0.5, 1.0, 2.0, 4.0])
     alpha, drawn, weights = 0.7, [], {}
-    config = PPOConfig(priority_alpha=alpha, priority_beta=0.4, minibatch_size=20, num_epochs=400, learning_rate=0.0)
+    config = PPOConfig(priority_alpha=alpha, priority_beta=0.4, minibatch_size=20, num_epochs=200, learning_rate=0.0)
     segments = rollout.segments
 
     def record(rows, of_rows):
@@ -298,8 +298,8 @@ def test_segments_are_drawn_by_priority():
     magnitude = np.where(rollout.valid, np.abs(rollout.advantages.numpy()), 0.0).sum(0) ** alpha
     expected = magnitude / magnitude.sum()
     counts = np.bincount(drawn, minlength=5)
-    assert counts.sum() == 2000
-    chi_squared = ((counts - 2000 * expected) ** 2 / (2000 * expected)).sum()
+    assert counts.sum() == 1000
+    chi_squared = ((counts - 1000 * expected) ** 2 / (1000 * expected)).sum()
     assert chi_squared < 20.5  # 4 degrees of freedom: 0.04 %
     beta = 0.4 + 0.6 * 0.75
     np.testing.assert_allclose([weights[n] for n in range(5)], (5 * expected) ** -beta, rtol=1e-4)

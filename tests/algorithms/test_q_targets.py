@@ -76,11 +76,11 @@ def test_quantile_huber_loss():
 
 def test_the_quantiles_of_least_loss_are_those_of_the_targets():
     """Gradient descent on the loss finds the quantiles of a sample, so its slopes have the right signs and sizes."""
-    targets = torch.linspace(0, 100, 1001).unsqueeze(0)
+    targets = torch.linspace(0, 100, 201).unsqueeze(0)
     quantiles = torch.full((1, 4), 50.0, requires_grad=True)
-    for _ in range(4000):
+    for _ in range(600):
         (slope,) = torch.autograd.grad(quantile_huber(quantiles, targets).sum(), quantiles)
-        quantiles = (quantiles - 2.0 * slope).detach().requires_grad_()
+        quantiles = (quantiles - 8.0 * slope).detach().requires_grad_()
     assert quantiles.tolist()[0] == pytest.approx([12.5, 37.5, 62.5, 87.5], abs=1.0)
 
 

@@ -9,6 +9,7 @@ from test_replay import WORLDS
 from hurtle.buffers.device_replay import DeviceReplay
 from hurtle.errors import HurtleError
 
+SLOW = pytest.mark.slow
 KINDS = [kind for kind in WORLDS if "stack" not in kind]
 
 
@@ -39,8 +40,9 @@ def check(world, replay, n_step, draws=600):
     return seen
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6])
-@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize(
+    ("n_step", "alpha"), [(1, 0.0), (3, 0.6), pytest.param(1, 0.6, marks=SLOW), pytest.param(3, 0.0, marks=SLOW)]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_transition_is_that_of_the_reference(kind, n_step, alpha):
     world = World(0, **WORLDS[kind])

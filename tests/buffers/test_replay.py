@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -59,9 +60,13 @@ WORLDS = {
 }
 
 
-@pytest.mark.parametrize("alpha", [None, 0.6])
-@pytest.mark.parametrize("n_step", [1, 3])
-@pytest.mark.parametrize("kind", WORLDS)
+@pytest.mark.parametrize(
+    ("kind", "n_step", "alpha"),
+    [
+        pytest.param(kind, n_step, alpha, marks=[pytest.mark.slow] * (n_step == 1 and alpha is not None))
+        for kind, n_step, alpha in itertools.product(WORLDS, [1, 3], [None, 0.6])
+    ],
+)
 def test_every_transition_is_that_of_the_reference(kind, n_step, alpha):
     world = World(1, **WORLDS[kind])
     replay = Replay(world.new_rollout(5), 600, n_step=n_step, gamma=GAMMA, frame_stack=world.stack, priority_alpha=alpha)
@@ -70,12 +75,17 @@ def test_every_transition_is_that_of_the_reference(kind, n_step, alpha):
         assert_transitions(replay, world)
 
 
-@pytest.mark.parametrize("alpha", [None, 0.6])
-@pytest.mark.parametrize("kind", WORLDS)
+@pytest.mark.parametrize(
+    ("kind", "alpha"),
+    [
+        pytest.param(kind, alpha, marks=[pytest.mark.slow] * (alpha is None and kind not in ("plain", "stacks", "absent")))
+        for kind, alpha in itertools.product(WORLDS, [None, 0.6])
+    ],
+)
 def test_the_oldest_make_room(kind, alpha):
     world = World(2, **WORLDS[kind])
     replay = Replay(world.new_rollout(7), 3 * 20, n_step=2, gamma=GAMMA, frame_stack=world.stack, priority_alpha=alpha)
-    for _ in range(13):
+    for _ in range(9):
         replay.add(world.rollout(7))
         assert_transitions(replay, world, complete=False)
     assert len(replay) == replay.capacity == 60
@@ -85,7 +95,7 @@ def test_the_oldest_make_room(kind, alpha):
     assert len(drawn(replay)) > least
 
 
-@pytest.mark.parametrize("alpha", [None, 0.6])
+@pytest.mark.parametrize("alpha", [pytest.param(None, marks=pytest.mark.slow), 0.6])
 @pytest.mark.parametrize("starts", [True, False])
 @pytest.mark.parametrize("kind", ["plain", "long episodes", "stacks"])
 def test_an_abandoned_episode_counts_as_truncated(kind, starts, alpha):

@@ -8,6 +8,7 @@ from replay_worlds import World
 from hurtle.buffers.sequences import SequenceReplay
 from hurtle.errors import HurtleError
 
+SLOW = pytest.mark.slow
 WORLDS = {
     "plain": {},
     "masks": {"masked": True},
@@ -49,8 +50,9 @@ def assert_sequences(replay, world, complete):
     return found
 
 
-@pytest.mark.parametrize("alpha", [None, 0.9])
-@pytest.mark.parametrize("length", [3, 9])
+@pytest.mark.parametrize(
+    ("length", "alpha"), [(3, 0.9), (9, None), pytest.param(3, None, marks=SLOW), pytest.param(9, 0.9, marks=SLOW)]
+)
 @pytest.mark.parametrize("kind", WORLDS)
 def test_every_sequence_is_what_happened(kind, length, alpha):
     world = World(1, recurrent="gru", **WORLDS[kind])
@@ -61,14 +63,14 @@ def test_every_sequence_is_what_happened(kind, length, alpha):
             assert_sequences(replay, world, complete=True)
 
 
-@pytest.mark.parametrize("alpha", [None, 0.9])
+@pytest.mark.parametrize("alpha", [pytest.param(None, marks=SLOW), 0.9])
 @pytest.mark.parametrize("kind", WORLDS)
 def test_the_oldest_make_room(kind, alpha):
     world = World(2, recurrent="gru", **WORLDS[kind])
     replay = SequenceReplay(world.new_rollout(4), 3 * 40, 6, frame_stack=world.stack, priority_alpha=alpha)
     for k in range(30):
         replay.add(world.rollout(4))
-        if k > 4:
+        if k > 4 and k % 2:
             found = assert_sequences(replay, world, complete=False)
     newest = max(found)
     assert newest > sorted(expected_of(world, 6))[-4]

@@ -84,7 +84,7 @@ def column(rollout, name, row):
 
 @pytest.mark.parametrize("pool", [False, True])
 def test_a_native_agent_goes_and_comes_back(pool):
-    vec = hurtle.make_vec(Lights, 2, batch_size=1) if pool else hurtle.make_vec(Lights, 2)
+    vec = hurtle.make_vec(Lights, 2, batch_size=1 if pool else None, debug=True)  # as when compiled, which takes seconds
     policy = policy_for(vec, "gru")
     collector, rollout = collector_of(vec, policy, 14)
     stats = collector.collect(rollout)
@@ -124,7 +124,7 @@ def test_a_native_agent_goes_and_comes_back(pool):
 @pytest.mark.parametrize("mode", [SAME, NEXT])
 def test_an_agent_whose_next_episode_begins_at_once(mode):
     """With NEXT_STEP, only the end of the env for all agents makes the next step a reset."""
-    vec = hurtle.make_vec(Restless, 1, autoreset_mode=mode)
+    vec = hurtle.make_vec(Restless, 1, autoreset_mode=mode, debug=True)  # as when compiled, which takes seconds
     collector, rollout = collector_of(vec, policy_for(vec), 14)
     collector.collect(rollout)
     T, F = True, False
@@ -145,7 +145,7 @@ def test_snakes(mode):
     """A snake's steps are valid while it is present; its next life starts with its first step, without memory."""
     vec = hurtle.make_vec("snake", 2, autoreset_mode=mode, **SNAKES)
     policy = policy_for(vec, "gru")
-    collector, rollout = collector_of(vec, policy, 60)
+    collector, rollout = collector_of(vec, policy, 40)
     for _ in range(2):
         collector.collect(rollout)
         valid, starts = rollout.valid.numpy(), rollout.starts.numpy()
@@ -159,7 +159,7 @@ def test_snakes(mode):
                 assert starts[now, n] == ended[before, n], (before, now, n)
         log_probs, _, _ = evaluate_actions(policy, batch := rollout.segments(torch.arange(6)))
         torch.testing.assert_close(log_probs, batch.log_probs, rtol=0, atol=1e-5)
-        PPO(policy, PPOConfig(minibatch_size=60 * 3, num_epochs=1, learning_rate=0.0)).update(rollout)
+        PPO(policy, PPOConfig(minibatch_size=40 * 3, num_epochs=1, learning_rate=0.0)).update(rollout)
     collector.close()
 
 

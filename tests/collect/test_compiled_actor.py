@@ -207,8 +207,20 @@ def test_more_rows_than_a_tile():
     assert_same(lambda: Echo(BOX, DISCRETE), lambda: sharp_policy(BOX, DISCRETE), num_envs=70, num_steps=3)
 
 
-@pytest.mark.parametrize("how", [{}, {"autoreset_mode": "NextStep"}, {"batch_size": 2}, {"num_envs": 70}], ids=str)
-@pytest.mark.parametrize("memory", ["lstm", "gru", "mingru"])
+@pytest.mark.parametrize(
+    ("memory", "how"),
+    [
+        pytest.param(memory, how, marks=[pytest.mark.slow] * (memory not in fast))
+        for fast, how in (
+            (("lstm", "mingru"), {}),
+            (("gru",), {"autoreset_mode": "NextStep"}),
+            (("gru", "mingru"), {"batch_size": 2}),
+            (("lstm",), {"num_envs": 70, "num_steps": 5}),
+        )
+        for memory in ("lstm", "gru", "mingru")
+    ],
+    ids=str,
+)
 def test_memories(memory, how):
     masks = memory == "gru"
     assert_same(

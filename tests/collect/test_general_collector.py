@@ -71,8 +71,15 @@ def test_rollouts_shorter_than_episodes(mode, num_steps):
     checked(vec, Script, policy, mode, num_steps, rollouts=12)
 
 
-@pytest.mark.parametrize("mode", [SAME, NEXT])
-@pytest.mark.parametrize("kind", ["serial", "gymnasium"])
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        ("serial", NEXT),
+        ("gymnasium", SAME),
+        pytest.param("serial", SAME, marks=pytest.mark.slow),
+        pytest.param("gymnasium", NEXT, marks=pytest.mark.slow),
+    ],
+)
 def test_masks(kind, mode):
     vec = VECTORS[kind](mode, masked_script)
     policy = sharp_policy(vec.single_observation_space, vec.single_action_space, "gru")
@@ -112,8 +119,14 @@ def test_no_mask_means_that_all_actions_are_legal(kind):
     collector.close()
 
 
-@pytest.mark.parametrize("recurrent", ["none", "lstm", "gru", "mingru"])
-@pytest.mark.parametrize("mode", [SAME, NEXT])
+@pytest.mark.parametrize(
+    ("mode", "recurrent"),
+    [
+        *((SAME, recurrent) for recurrent in ("none", "lstm", "gru", "mingru")),
+        *((NEXT, recurrent) for recurrent in ("none", "lstm")),
+        *(pytest.param(NEXT, recurrent, marks=pytest.mark.slow) for recurrent in ("gru", "mingru")),
+    ],
+)
 def test_the_update_sees_the_log_probs_and_values_of_the_collection(mode, recurrent):
     """Before any gradient step, the learner's view of a rollout is the actor's: memory rebuilt and reset at the same steps."""
     vec = VECTORS["serial"](mode)

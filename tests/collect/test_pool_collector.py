@@ -100,11 +100,11 @@ def test_odd_orders_and_speeds(mode, recurrent):
     """One env is twenty times slower than another: the fast ones fill several segments, the slow one's is carried over."""
     vec = OddPool([6, 1, 0.3, 2, 3, 0.5], 2, mode)
     policy = sharp_policy(vec.single_observation_space, vec.single_action_space, recurrent)
-    counts, _, _ = followed(vec, Script, policy, mode, 3, 12)
+    counts, _, _ = followed(vec, Script, policy, mode, 3, 8)
     assert counts[0].max() > 1  # several in one rollout
     assert 0 in counts[:, 2]  # a rollout without the slow one
     assert counts[:, 2].sum() > 0  # its segment arrived eventually
-    assert counts.sum() == 12 * 6
+    assert counts.sum() == 8 * 6
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_odd_orders_and_speeds(mode, recurrent):
 def test_batches_and_segments_of_all_sizes(batch_size, num_steps):
     vec = OddPool([1, 2, 3, 4, 5, 6, 7], batch_size, SAME, seed=batch_size)
     policy = sharp_policy(vec.single_observation_space, vec.single_action_space)
-    followed(vec, Script, policy, SAME, num_steps, 8)
+    followed(vec, Script, policy, SAME, num_steps, 5)
 
 
 def test_masks_of_a_pool():

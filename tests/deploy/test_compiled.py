@@ -334,7 +334,7 @@ def test_a_second_policy_compiles_nothing():
 
 
 @pytest.mark.parametrize(
-    "kind", ["vector", "discrete", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("image", "multi_discrete"))]
+    "kind", ["discrete", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("vector", "image", "multi_discrete"))]
 )
 def test_native_in_a_loop_of_single_numbers(kind):
     policy = made(OBSERVATIONS[kind], spaces.Discrete(4, start=-1))
@@ -354,7 +354,7 @@ def test_native_in_a_loop_of_single_numbers(kind):
     ("obs", "kind"),
     [
         ("vector", "beta"),
-        ("discrete", "multi_binary"),
+        pytest.param("discrete", "multi_binary", marks=pytest.mark.slow),
         pytest.param("vector", "multi_binary", marks=pytest.mark.slow),
         pytest.param("discrete", "beta", marks=pytest.mark.slow),
     ],

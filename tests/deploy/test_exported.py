@@ -1,11 +1,13 @@
 """An exported policy acts like the run's: it remembers, takes what envs give, and needs no torch."""
 
 import json
+import re
 
 import gymnasium
 import numpy as np
 import pytest
 from export_helpers import ACTIONS, OBSERVATIONS, TOLERANCE, fresh_observations, random_env, scramble
+from file_helpers import pt2_with
 from gymnasium.envs.classic_control import CartPoleEnv
 from hand_made_runs import policy_for, write_run
 
@@ -92,13 +94,14 @@ def test_memory_of_a_batch(recurrent, kind, suffix):
     policy.act(steps[0, 0])
 
 
-@both
-def test_a_state_is_the_same_in_torch_and_in_the_file(recurrent, suffix):
-    run, file = recurrent("lstm", suffix)
+@kinds
+def test_a_state_is_the_same_in_torch_and_in_the_file(recurrent, kind, suffix):
+    run, file = recurrent(kind, suffix)
     policy, reference = hurtle.load(file), hurtle.load(run)
     obs = np.stack(fresh_observations(reference, 4))
     own, theirs = policy.initial_state(4), reference.initial_state(4)
-    assert [part.shape for part in own] == [(4, 8), (4, 8)]
+    parts = 2 if kind == "lstm" else 1
+    assert [part.shape for part in own] == [(4, 8)] * parts
     for _ in range(5):
         action, own = policy.act(obs, own)
         expected, theirs = reference.act(obs, theirs)
@@ -107,7 +110,7 @@ def test_a_state_is_the_same_in_torch_and_in_the_file(recurrent, suffix):
             close(part, other)
     crossed, _ = policy.act(obs, theirs)  # tensors are taken too
     close(crossed, policy.act(obs, own)[0])
-    with pytest.raises(HurtleError, match=r"state: expected tensors \[\[4, 8\], \[4, 8\]\]"):
+    with pytest.raises(HurtleError, match=re.escape(f"state: expected tensors {[[4, 8]] * parts}")):
         policy.act(obs, policy.initial_state(2))
 
 
@@ -125,7 +128,7 @@ def test_a_plain_policy_remembers_nothing(plain):
 STRUCTURED = {"observation": "mixed", "action": "structured"}
 
 
-@both
+@pytest.mark.parametrize("suffix", [".onnx", pytest.param(".pt2", marks=pytest.mark.slow)])
 def test_structured_spaces(shared_run, shared_export, suffix):
     exported, reference = hurtle.load(shared_export(suffix, **STRUCTURED).path), hurtle.load(shared_run(**STRUCTURED))
     make_env = random_env(OBSERVATIONS["mixed"], ACTIONS["structured"][0])
@@ -170,7 +173,7 @@ def test_observations_that_do_not_fit(plain, runtime):
 @pytest.mark.parametrize("runtime", ["native", "onnxruntime"])
 def test_the_action_is_one_of_its_own(shared_export, runtime):
     """What a caller does to an action must not change the next."""
-    policy = hurtle.load(shared_export(".onnx", action="gaussian").path, runtime=runtime)
+    policy = hurtle.load(shared_export(".onnx", action="float64").path, runtime=runtime)
     obs = np.ones(5, np.float32)
     first = policy.act(obs)
     kept = first.copy()
@@ -178,8 +181,8 @@ def test_the_action_is_one_of_its_own(shared_export, runtime):
     np.testing.assert_array_equal(policy.act(obs), kept)
 
 
-def test_masks(tmp_path, plain):
-    file = hurtle.export(plain[0], tmp_path / "masked.onnx", masked=True).path
+def test_masks(plain, shared_export):
+    file = shared_export(".onnx", masked=True).path
     with pytest.raises(HurtleError, match="takes masks, which a native function cannot"):
         _ = hurtle.load(file).native
     for runtime in ("native", "onnxruntime"):
@@ -218,7 +221,7 @@ def test_runtimes(plain, recurrent):
         hurtle.load(file, runtime="nativ")
     with pytest.raises(HurtleError, match=r"runtime='torch' cannot run .*policy.onnx; native or onnxruntime can"):
         hurtle.load(file, runtime="torch")
-    files = [recurrent("lstm", suffix)[1] for suffix in (".onnx", ".pt2")]
+    files = [recurrent(*each)[1] for each in (("lstm", ".onnx"), ("mingru", ".pt2"))]
     assert [hurtle.load(file).runtime for file in files] == ["onnxruntime", "torch"]
     with pytest.raises(HurtleError, match=r"runtime='native' cannot run"):
         hurtle.load(files[0], runtime="native")
@@ -244,24 +247,23 @@ def test_the_compiled_policy_in_a_loop_without_python(plain):
     np.testing.assert_array_equal(play(rows), policy.act(rows))
 
 
-@pytest.mark.parametrize("runtime", ["native", "onnxruntime"])
-def test_an_onnx_file_needs_no_torch(plain, recurrent, run_python, runtime):
-    _, file = plain if runtime == "native" else recurrent("lstm", ".onnx")
-    code = f"""
+def test_an_onnx_file_needs_no_torch(plain, recurrent, run_python):
+    code = """
 import sys
 import numpy as np
 import hurtle
-policy = hurtle.load(sys.argv[1], runtime={runtime!r})
-policy.act(np.ones(5, np.float32)), policy.act(np.ones((3, 5), np.float32), policy.initial_state(3))
-assert policy.runtime == {runtime!r}
-assert "torch" not in sys.modules, "torch"
+for runtime, file in zip(("onnxruntime", "native"), sys.argv[1:], strict=True):
+    policy = hurtle.load(file, runtime=runtime)
+    policy.act(np.ones(5, np.float32)), policy.act(np.ones((3, 5), np.float32), policy.initial_state(3))
+    assert policy.runtime == runtime
+    assert "torch" not in sys.modules, runtime
 """
-    run_python(code, file)
+    run_python(code, recurrent("lstm", ".onnx")[1], plain[1])
 
 
-@both
-def test_what_a_runtime_refuses_names_the_file(recurrent, suffix):
-    policy = hurtle.load(recurrent("lstm", suffix)[1])
+@kinds
+def test_what_a_runtime_refuses_names_the_file(recurrent, kind, suffix):
+    policy = hurtle.load(recurrent(kind, suffix)[1])
     with pytest.raises(PolicyFileError, match=rf"cannot run .*policy\{suffix}: "):
         policy.run({port.name: np.zeros((2, 3), np.float32) for port in policy.card.inputs})
 
@@ -269,7 +271,7 @@ def test_what_a_runtime_refuses_names_the_file(recurrent, suffix):
 # Scores.
 
 
-@both
+@pytest.mark.parametrize("suffix", [pytest.param(".onnx", marks=pytest.mark.slow), ".pt2"])  # .onnx: test_exporting.py
 def test_a_file_is_scored_like_its_run(tmp_path, suffix):
     policy = scramble(policy_for("cartpole")[0])
     run, _ = write_run(tmp_path, "cartpole", weights_of=policy)
@@ -293,9 +295,10 @@ def test_a_file_does_not_choose_the_parameters_of_envs_of_others(tmp_path):
         evaluate_file(file, episodes=2, env_parameters={"path": "mine/b"})
     finally:
         del gymnasium.registry["Reader-v0"]
-    for env, numbers, mean in (("cartpole", {"gravity": 5.0}, None), ("CartPole-v1", {"sutton_barto_reward": True}, -1.0)):
-        run, _ = write_run(tmp_path, env, parameters=numbers)
-        found = evaluate_file(hurtle.export(run, tmp_path / "cartpole.pt2").path, episodes=2)
+    content = file.read_bytes()
+    for env, numbers, mean in (("cartpole", {"gravity": 9.8}, None), ("CartPole-v1", {"sutton_barto_reward": True}, -1.0)):
+        file.write_bytes(pt2_with(content, change_card=lambda card: card.update(env=env, env_parameters=numbers)))  # noqa: B023
+        found = evaluate_file(file, episodes=2)
         assert mean in (None, found.mean)  # CartPole-v1's reward is then -1 at the end, else 0
 
 

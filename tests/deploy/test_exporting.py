@@ -79,20 +79,47 @@ def test_all_outputs_at_any_batch_size(shared_run, shared_export, suffix, action
         assert policy.act(rows).shape == reference.act(rows).shape
 
 
-def test_the_file_has_the_tensors_that_its_card_names(tmp_path):
+def assert_tensors_are_those_of_its_card(exported):
     onnxruntime = pytest.importorskip("onnxruntime")
-    run = hand_made(tmp_path, "mixed", "multi_discrete", recurrent="lstm")
-    card = hurtle.export(run, tmp_path / "policy.onnx", outputs=("logits", "action"), masked=True).card
-    session = onnxruntime.InferenceSession(str(tmp_path / "policy.onnx"), providers=["CPUExecutionProvider"])
+    card = exported.card
+    session = onnxruntime.InferenceSession(str(exported.path), providers=["CPUExecutionProvider"])
     kinds = {"float32": "float", "float64": "double"}
     for ports, tensors in ((card.inputs, session.get_inputs()), (card.outputs, session.get_outputs())):
         assert [port.name for port in ports] == [tensor.name for tensor in tensors]
         assert [["batch", *port.shape] for port in ports] == [tensor.shape for tensor in tensors]
         assert [f"tensor({kinds.get(port.dtype, port.dtype)})" for port in ports] == [tensor.type for tensor in tensors]
-    assert [port.name for port in card.inputs] == [
+    return [port.name for port in card.inputs], [port.name for port in card.outputs]
+
+
+@pytest.mark.parametrize(
+    ("words", "inputs", "outputs"),
+    [
+        (
+            {"observation": "mixed", "action": "structured"},
+            ["obs.bag.items", "obs.bag.gold", "obs.map", "obs.pose.0", "obs.pose.1"],
+            ["value", "logits", "action"],
+        ),
+        (
+            {"action": "squashed", "recurrent": "lstm"},
+            ["obs", "state_in_0", "state_in_1"],
+            ["value", "mean", "log_std", "action", "state_out_0", "state_out_1"],
+        ),
+        ({"masked": True}, ["obs", "mask"], ["value", "logits", "action"]),
+    ],
+)
+def test_the_file_has_the_tensors_that_its_card_names(shared_export, words, inputs, outputs):
+    assert assert_tensors_are_those_of_its_card(shared_export(".onnx", **words)) == (inputs, outputs)
+
+
+@pytest.mark.slow
+def test_the_tensors_of_all_kinds_together(tmp_path):
+    run = hand_made(tmp_path, "mixed", "multi_discrete", recurrent="lstm")
+    exported = hurtle.export(run, tmp_path / "policy.onnx", outputs=("logits", "action"), masked=True)
+    inputs, outputs = assert_tensors_are_those_of_its_card(exported)
+    assert inputs == [
         "obs.bag.items", "obs.bag.gold", "obs.map", "obs.pose.0", "obs.pose.1", "mask", "state_in_0", "state_in_1",
     ]  # fmt: skip
-    assert [port.name for port in card.outputs] == ["logits", "action", "state_out_0", "state_out_1"]
+    assert outputs == ["logits", "action", "state_out_0", "state_out_1"]
 
 
 def test_outputs_that_the_policy_has_not(tmp_path):
@@ -112,6 +139,8 @@ def test_outputs_that_the_policy_has_not(tmp_path):
 
 DRAWS, SIGMAS = 20_000, 6
 WIDE = spaces.Box(-100.0, 100.0, (2,), np.float32)
+CHOICES = {"action": "multi_discrete", "stochastic": True, "masked": False}
+NUMBERS = {"action": (WIDE, "gaussian"), "stochastic": True}
 
 
 def export_sampling(folder, suffix, action):
@@ -136,7 +165,7 @@ def assert_mean(samples, mean, deviation):
 
 @pytest.mark.parametrize("suffix", [".onnx", pytest.param(".pt2", marks=pytest.mark.slow)])
 def test_sampled_choices_are_as_frequent_as_they_are_likely(shared_export, suffix):
-    actions, heads = drawn(shared_export(suffix, action="multi_discrete", stochastic=True, masked=False))
+    actions, heads = drawn(shared_export(suffix, **CHOICES))
     assert actions.dtype == np.int64
     first = 0
     for k, (size, start) in enumerate(((3, 1), (2, 0), (4, -2))):
@@ -148,8 +177,8 @@ def test_sampled_choices_are_as_frequent_as_they_are_likely(shared_export, suffi
 
 
 @pytest.mark.parametrize("suffix", [pytest.param(".onnx", marks=pytest.mark.slow), ".pt2"])
-def test_sampled_gaussians_have_the_mean_and_the_deviation_of_the_distribution(tmp_path, suffix):
-    actions, heads = drawn(export_sampling(tmp_path, suffix, (WIDE, "gaussian")))
+def test_sampled_gaussians_have_the_mean_and_the_deviation_of_the_distribution(shared_export, suffix):
+    actions, heads = drawn(shared_export(suffix, **NUMBERS))
     deviation = np.exp(heads["log_std"])
     assert_mean(actions, heads["mean"], deviation)
     assert_mean((actions - heads["mean"]) ** 2, deviation**2, np.sqrt(2) * deviation**2)
@@ -184,8 +213,8 @@ def test_a_file_is_either_deterministic_or_not(shared_export):
         assert policy.act(obs, deterministic=True) == policy.act(obs)
         with pytest.raises(HurtleError, match=r"takes the most likely action: for the other, export it with stochastic=True"):
             policy.act(obs, deterministic=False)
-    for suffix in (".onnx", ".pt2"):
-        sampling = hurtle.load(shared_export(suffix, action="multi_discrete", stochastic=True, masked=False).path)
+    for suffix, words in {".onnx": CHOICES, ".pt2": NUMBERS}.items():
+        sampling = hurtle.load(shared_export(suffix, **words).path)
         actions = [sampling.act(obs, deterministic=False) for _ in range(60)] + [sampling.act(obs)]
         assert len({tuple(action) for action in actions}) > 1
         with pytest.raises(HurtleError, match=r"samples: for the other, export it without stochastic=True"):
@@ -242,18 +271,28 @@ def test_a_file_says_where_its_policy_comes_from(tmp_path, suffix):
     assert card.distribution == "categorical"
 
 
-@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
-def test_a_file_holds_no_path_of_this_machine(tmp_path, suffix, monkeypatch):
-    env = tmp_path / "my_env.py"
-    env.write_text("from gymnasium.envs.classic_control import CartPoleEnv as Mine\n")
-    monkeypatch.chdir(tmp_path)
-    run, _ = write_run(tmp_path / "runs", f"{env}:Mine", recurrent="lstm", hidden_sizes=(8,))
-    file = tmp_path / f"policy{suffix}"
-    assert hurtle.export(run, file).card.env == "my_env.py:Mine"
-    places = {str(tmp_path), str(Path(hurtle.__file__).parent), str(Path(__file__).parent), str(Path(torch.__file__).parent)}
+def assert_no_path_in(file, folder):
+    places = {str(folder), str(Path(hurtle.__file__).parent), str(Path(__file__).parent), str(Path(torch.__file__).parent)}
     for content in all_bytes(file):
         for place in (*places, str(Path.home()) + "/"):
             assert place.encode() not in content, place
+
+
+@pytest.mark.parametrize(("suffix", "kind"), [(".onnx", "lstm"), (".pt2", "mingru")])
+def test_a_graph_holds_no_path_of_this_machine(shared_export, suffix, kind):
+    file = shared_export(suffix, action="squashed", recurrent=kind).path
+    assert_no_path_in(file, file.parents[2])
+
+
+@pytest.mark.parametrize("suffix", [pytest.param(".onnx", marks=pytest.mark.slow), ".pt2"])
+def test_a_file_holds_no_path_of_an_env(tmp_path, suffix, monkeypatch):
+    env = tmp_path / "my_env.py"
+    env.write_text("from gymnasium.envs.classic_control import CartPoleEnv as Mine\n")
+    monkeypatch.chdir(tmp_path)
+    run, _ = write_run(tmp_path / "runs", f"{env}:Mine", hidden_sizes=(8,))
+    file = tmp_path / f"policy{suffix}"
+    assert hurtle.export(run, file).card.env == "my_env.py:Mine"
+    assert_no_path_in(file, tmp_path)
     assert main(["eval", file.name, "--episodes", "2"]) == 2  # a file may not name code to run
     assert main(["eval", file.name, "--episodes", "2", "--env", "my_env.py:Mine"]) == 0
 
@@ -271,18 +310,18 @@ def test_a_normalized_mlp_runs_compiled(tmp_path):
 
 def test_one_output_may_be_named_alone(tmp_path, capsys):
     run, _ = write_run(tmp_path / "runs", "cartpole")
-    assert [port.name for port in hurtle.export(run, tmp_path / "value.pt2", outputs="value").card.outputs] == ["value"]
     with pytest.raises(UnknownNameError, match=r"No output 'values'. Did you mean value"):
         hurtle.export(run, tmp_path / "value.pt2", outputs="values")
     assert main(["export", str(run), str(tmp_path / "value.pt2"), "--outputs", "value"]) == 0
     assert "obs → value" in capsys.readouterr().out
+    assert [port.name for port in read_policy_file(tmp_path / "value.pt2").card.outputs] == ["value"]
 
 
 # The command line.
 
 
 def test_export_and_eval_on_the_command_line(tmp_path, capsys):
-    run, _ = write_run(tmp_path / "runs", "cartpole")
+    run, _ = write_run(tmp_path / "runs", "cartpole", weights_of=scramble(policy_for("cartpole")[0]))
     file = tmp_path / "cartpole.onnx"
     assert main(["export", str(run), str(file), "--outputs", "action", "value"]) == 0
     out, err = capsys.readouterr()

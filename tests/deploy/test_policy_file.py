@@ -3,8 +3,10 @@
 import os
 
 import numpy as np
+import onnx
 import pytest
 from file_helpers import assert_refused, both, onnx_with, pt2_with, use
+from google.protobuf.message import DecodeError
 
 from hurtle.deploy import policy_file
 from hurtle.errors import PolicyFileError
@@ -46,10 +48,22 @@ def flipped(content, place, bit):
     return content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
 
 
-def test_any_flipped_bit_of_an_onnx_file_is_found(good, put):
-    content, rng = good[".onnx"], np.random.default_rng(0)
+def is_the_same_model(content, other):
+    try:
+        return onnx.load_from_string(content) == onnx.load_from_string(other)
+    except DecodeError:
+        return False
+
+
+def test_any_flipped_bit_of_an_onnx_file_is_found_or_means_nothing(good, put):
+    """The tenth byte of a negative number has bits that nobody reads."""
+    content, rng, refused = good[".onnx"], np.random.default_rng(0), 0
     for place in rng.integers(0, len(content), 400):
-        assert_refused(put(flipped(content, int(place), int(rng.integers(8))), ".onnx"))
+        changed = flipped(content, int(place), int(rng.integers(8)))
+        if not is_the_same_model(changed, content):
+            assert_refused(put(changed, ".onnx"))
+            refused += 1
+    assert refused > 390
 
 
 def test_any_flipped_bit_of_a_card_is_found(good, put):

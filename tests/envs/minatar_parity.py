@@ -279,13 +279,14 @@ def play(reference: Reference, policy: Policy, num_envs: int, horizon: int) -> E
     return Episodes(returns, lengths)
 
 
-def assert_sticky(reference: Reference, recorded: Transitions, normalise=lambda states: states) -> None:
+def assert_sticky(reference: Reference, recorded: Transitions, normalise=lambda states: states, debug: bool = False) -> None:
     """The action that was last executed repeats with the right probability, also across a reset.
 
     Args:
         reference: Any game of the package.
         recorded: Transitions of that game without random events, some of them ends of episodes.
         normalise: As in `assert_same`.
+        debug: Replay these transitions uncompiled; few are sooner done than the game is compiled.
     """
     # Certain: whatever is asked for, the last action happens.
     rng = np.random.default_rng(3)
@@ -294,7 +295,7 @@ def assert_sticky(reference: Reference, recorded: Transitions, normalise=lambda 
         before={**recorded.before, "last_action": recorded.actions},
         actions=rng.integers(NUM_ACTIONS, size=len(recorded)),
     )
-    repeated = replay(reference.game, stuck, sticky_action_prob=1.0)
+    repeated = replay(reference.game, stuck, sticky_action_prob=1.0, debug=debug)
     assert_same(repeated, recorded, normalise)
     assert recorded.terminated.any()
     np.testing.assert_array_equal(repeated.after["last_action"], recorded.actions, "last_action must outlive a reset")

@@ -18,6 +18,7 @@ from minatar_parity import (
     assert_sticky,
     join,
     replay,
+    short_and_long,
     uniform_policy,
 )
 
@@ -55,13 +56,18 @@ def thin_out_wall(game, rng: np.random.Generator) -> None:
     game.brick_map[1:4] *= rng.random((3, 10)) < rng.choice([0.05, 0.3, 0.7])
 
 
+@pytest.fixture(scope="module", params=short_and_long(0.3))
+def length(request) -> float:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def recorded() -> Transitions:
+def recorded(length) -> Transitions:
     reference = Reference("breakout", encode, seed=0)
     return join(
-        reference.record(uniform_policy, 3_000),
-        reference.record(follow_ball, 4_000),
-        reference.record(follow_ball, 6_000, prepare=thin_out_wall),
+        reference.record(uniform_policy, round(3_000 * length)),
+        reference.record(follow_ball, round(4_000 * length)),
+        reference.record(follow_ball, round(6_000 * length), prepare=thin_out_wall),
     )
 
 
@@ -107,7 +113,7 @@ def test_start():
 
 
 def test_sticky_actions(recorded):
-    assert_sticky(Reference("breakout", encode, seed=3), recorded)
+    assert_sticky(Reference("breakout", encode, seed=3), recorded[::7], debug=True)
 
 
 @pytest.mark.parametrize("policy", [uniform_policy, follow_ball])

@@ -18,6 +18,7 @@ from minatar_parity import (
     assert_sticky,
     join,
     replay,
+    short_and_long,
     uniform_policy,
 )
 
@@ -52,14 +53,19 @@ def rush_hour(game, rng: np.random.Generator) -> None:
     game.terminate_timer = int(rng.integers(60))
 
 
+@pytest.fixture(scope="module", params=short_and_long(0.4))
+def length(request) -> float:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def played() -> Transitions:
+def played(length) -> Transitions:
     reference = Reference("freeway", encode, seed=0)
     return join(
-        reference.record(uniform_policy, 4_000),
-        reference.record(mostly_up, 6_000),
-        reference.record(uniform_policy, 4_000, prepare=rush_hour),
-        reference.record(mostly_up, 6_000, prepare=rush_hour),
+        reference.record(uniform_policy, round(4_000 * length)),
+        reference.record(mostly_up, round(6_000 * length)),
+        reference.record(uniform_policy, round(4_000 * length), prepare=rush_hour),
+        reference.record(mostly_up, round(6_000 * length), prepare=rush_hour),
     )
 
 
@@ -69,8 +75,8 @@ def recorded(played) -> Transitions:
     return played[played.rewards == 0]
 
 
-def test_transitions(recorded):
-    assert len(recorded) > 15_000
+def test_transitions(recorded, length):
+    assert len(recorded) > 15_000 * length
     assert_same(replay("freeway", recorded), recorded)
 
 
@@ -96,10 +102,10 @@ def test_recording_covers_the_rules(recorded):
     assert set(before["car_speed"].flat) == SPEEDS
 
 
-def test_crossings(played):
+def test_crossings(played, length):
     """After a crossing, all but the speeds is certain, and the speeds are equally likely."""
     crossed = played[(played.rewards == 1) & ~played.terminated]
-    assert len(crossed) > 100
+    assert len(crossed) > 100 * length
     ours = replay("freeway", crossed)
     for name in ("frames_left", "chicken_y", "step_timer", "car_x"):
         np.testing.assert_array_equal(ours.after[name], crossed.after[name], name)

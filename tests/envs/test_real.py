@@ -90,11 +90,17 @@ def name_of(case):
     return case.env if isinstance(case.env, str) else case.env.__name__
 
 
-single = pytest.mark.parametrize("case", SINGLE, ids=name_of)
-agents = pytest.mark.parametrize("case", AGENTS, ids=name_of)
 backends = pytest.mark.parametrize("backend", ["serial", "process"])
 IN_PROCESSES = ("MiniGrid-Empty-5x5-v0", "pettingzoo/mpe/simple_spread_v3")
 SLOW_TO_START = ("ALE/Pong-v5", "pettingzoo/sisl/pursuit_v5")
+SLOW_TO_PLAY = ("atari/Breakout",)
+
+
+def each_of(cases):
+    """Those that take long to start are for slow tests: others of their packages start sooner."""
+    marks = {True: [pytest.mark.slow], False: []}
+    found = [pytest.param(case, id=name_of(case), marks=marks[name_of(case) in SLOW_TO_START]) for case in cases]
+    return pytest.mark.parametrize("case", found)
 
 
 def beside_each_backend(cases):
@@ -102,7 +108,9 @@ def beside_each_backend(cases):
     found = []
     for case in cases:
         for backend in ("serial", "process"):
-            is_slow = name_of(case) in SLOW_TO_START if backend == "serial" else name_of(case) not in IN_PROCESSES
+            is_slow = (
+                name_of(case) in SLOW_TO_START + SLOW_TO_PLAY if backend == "serial" else name_of(case) not in IN_PROCESSES
+            )
             found.append(pytest.param(case, backend, id=f"{name_of(case)}-{backend}", marks=[pytest.mark.slow] * is_slow))
     return pytest.mark.parametrize(("case", "backend"), found)
 
@@ -137,7 +145,7 @@ def row(tree, index):
     return tree[index]
 
 
-@single
+@each_of(SINGLE)
 def test_emulated_beside_the_env_itself(case):
     env, flat = case.make(), hurtle.emulate(case.make())
     assert (flat.observation_space.shape, flat.observation_space.dtype) == (case.flat, case.dtype)
@@ -173,7 +181,7 @@ def choose(rng, info):
     return int(rng.integers(info["n"]) if mask is None else rng.choice(np.flatnonzero(mask)))
 
 
-@agents
+@each_of(AGENTS)
 def test_agents_emulated_beside_the_env_itself(case):
     env, flat = parallel(case.make()), hurtle.emulate(case.make())
     assert sorted(env.possible_agents) == sorted(flat.possible_agents)
@@ -216,7 +224,7 @@ def test_agents_emulated_beside_the_env_itself(case):
 def test_vectors_play_as_single_envs_do(case, backend):
     singles = [case.make() for _ in range(2)]
     expected = [env.reset(seed=7 + index)[0] for index, env in enumerate(singles)]
-    vec = hurtle.make_vec(case.env, num_envs=2, backend=backend, num_workers=2 if backend == "process" else None)
+    vec = hurtle.make_vec(case.env, num_envs=2, backend=backend, num_workers=1 if backend == "process" else None)
     try:
         vec.action_space.seed(0)
         obs, _ = vec.reset(seed=7)
@@ -239,7 +247,7 @@ def test_vectors_play_as_single_envs_do(case, backend):
 @beside_each_backend(AGENTS)
 def test_vectors_of_agents_play_as_single_envs_do(case, backend):
     singles = [hurtle.emulate(case.make()) for _ in range(2)]
-    vec = hurtle.make_vec(case.env, num_envs=2, backend=backend, emulate=True, num_workers=2 if backend == "process" else None)
+    vec = hurtle.make_vec(case.env, num_envs=2, backend=backend, emulate=True, num_workers=1 if backend == "process" else None)
     try:
         assert vec.num_agents == case.flat[0]
         rng = np.random.default_rng(0)

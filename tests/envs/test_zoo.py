@@ -139,7 +139,7 @@ def test_pictures(name):
     for picture in pictures:
         assert "▀" in picture
         assert picture.endswith("\x1b[0m")
-    silent = hurtle.make_vec(name, 2)
+    silent = hurtle.make_vec(name, 2, debug=True)
     silent.reset(seed=0)
     assert silent.render() is None
 

@@ -31,8 +31,8 @@ def vectors(env, library="hurtle", **options):
 @pytest.mark.parametrize(
     ("env", "library", "mode"),
     [
-        ("CartPole-v1", "gymnasium", AutoresetMode.NEXT_STEP),
         ("cartpole", "hurtle", AutoresetMode.SAME_STEP),
+        pytest.param("CartPole-v1", "gymnasium", AutoresetMode.NEXT_STEP, marks=pytest.mark.slow),
         pytest.param("CartPole-v1", "hurtle", AutoresetMode.SAME_STEP, marks=pytest.mark.slow),
     ],
 )
@@ -44,6 +44,15 @@ def test_it_trains_with_either_library(env, library, mode):
     assert len(returns) > 40
     assert np.mean(returns[:20]) < 40
     assert np.mean(returns[-20:]) > 1.3 * np.mean(returns[:20])
+
+
+def test_it_takes_gymnasiums_envs_too():
+    envs = vectors("CartPole-v1", "gymnasium")
+    assert envs.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+    returns = cleanrl_ppo.train(envs, replace(SHORT, total_steps=1024))
+    envs.close()
+    assert len(returns) > 20
+    assert np.mean(returns) < 60
 
 
 @pytest.mark.slow
@@ -62,7 +71,7 @@ def test_it_solves_cartpole(env, library):
 
 
 def test_serial_and_process_envs_give_the_same_training():
-    args = replace(SHORT, total_steps=1024)
+    args = replace(SHORT, total_steps=1024, num_epochs=2)
     runs = []
     for backend in ("serial", "process"):
         envs = vectors("CartPole-v1", backend=backend)

@@ -20,7 +20,7 @@ def rllib():
 
 
 def test_the_creator_makes_the_env_with_its_parameters():
-    creator = env_creator("cartpole", gravity=1.6, max_steps=5)
+    creator = env_creator("cartpole", debug=True, gravity=1.6, max_steps=5)  # debug: nothing is compiled
     assert creator({}).native_spec.env.gravity == pytest.approx(1.6)
     made = creator({"gravity": 3.7})  # RLlib's env_config wins
     assert made.native_spec.env.gravity == pytest.approx(3.7)

@@ -132,7 +132,7 @@ def test_structured_observations_reach_the_module_through_emulation():
             return torch.distributions.Categorical(logits=features), self.critic(features)
 
     model = sb3.PPO(sb3_policy(Structured), SB3VecEnv(vec), n_steps=64, learning_rate=0.02, gamma=0.5, seed=0, device="cpu")
-    model.learn(2048)
+    model.learn(1024)
     choice = model.policy.module.table.weight.argmax(1)
     assert choice.tolist() == [0, 1, 0, 1]
     vec.close()

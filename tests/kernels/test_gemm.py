@@ -142,8 +142,8 @@ def run_here(code, **env):
     return found.stdout
 
 
-@pytest.mark.parametrize("width", ["4", pytest.param("8", marks=pytest.mark.slow)])
-def test_the_kernels_of_narrower_machines_are_right_too(width):
+def check_width(width, more="", **env):
+    """The kernels of a width, and what `more` checks of them in the same process."""
     code = f"""
         import test_gemm as t
         assert t.gemm.WIDTH == {width}
@@ -158,10 +158,18 @@ def test_the_kernels_of_narrower_machines_are_right_too(width):
         s.test_a_layer_has_the_bits_of_the_dense_one((33, 77, 40), True)
         s.test_gradients_of_weights_have_the_bits_of_the_dense_ones((33, 77, 40))
     """
-    run_here(code, HURTLE_VECTOR_WIDTH=width)
+    run_here(textwrap.dedent(code) + textwrap.dedent(more), HURTLE_VECTOR_WIDTH=width, **env)
 
 
-def test_the_checked_kernels_refuse_to_leave_an_array():
+@pytest.mark.slow
+@pytest.mark.parametrize("width", ["4", "8"])
+def test_the_kernels_of_narrower_machines_are_right_too(width):
+    check_width(width)
+
+
+@pytest.mark.parametrize("width", ["4", pytest.param("", marks=pytest.mark.slow)])
+def test_the_checked_kernels_are_right_and_refuse_to_leave_an_array(width):
+    """Those of a narrower machine: one process, and one more width to compile, for both."""
     code = """
         import numpy as np, pytest
         import test_gemm as t
@@ -177,7 +185,10 @@ def test_the_checked_kernels_refuse_to_leave_an_array():
             c = (np.zeros(5 * w, np.float32), 0, w, w)
             t.CALLS["linear"](c, (a.ravel(), 1, 3), (weights, 0, w, 3 * w), (x, 0, 0), 5, 3, 1, w)
     """
-    run_here(code, HURTLE_CHECK_KERNELS="1")
+    if width:
+        check_width(width, code, HURTLE_CHECK_KERNELS="1")
+    else:
+        run_here(code, HURTLE_CHECK_KERNELS="1")
 
 
 @pytest.mark.slow  # it compiles everything again

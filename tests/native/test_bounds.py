@@ -190,8 +190,7 @@ class Off(Env):
     for index in (4, -5):
         with pytest.raises(EnvCodeError, match=r"Axis 0 of state\.items has length 4: the last index is 3"):
             hurtle.make_vec(write_module(source.replace("INDEX", str(index))).Off, num_envs=1)
-    vec = hurtle.make_vec(write_module(source.replace("INDEX", "-4")).Off, num_envs=1)
-    vec.close()
+    generated(write_module(source.replace("INDEX", "-4")).Off())
 
 
 REFUSED = [
@@ -237,6 +236,10 @@ class Sample(Env):
         found = 0
         if action[0] == 499:
             LINE
+        elif action[0] == 498:
+            OTHER
+        elif action[0] == 497:
+            LAST
         return float(found), False
 
     def observe(self, state, obs):
@@ -244,9 +247,11 @@ class Sample(Env):
 """
 
 
-def sample(write_module, line, **replaced):
-    lines = line.replace("; ", "\n            ")
-    source = HELPERS.replace("LINE", lines)
+def sample(write_module, line, other="pass", last="pass", **replaced):
+    """Does `line` if the first action is 499, `other` if it is 498 and `last` if it is 497."""
+    source = HELPERS
+    for place, lines in (("LINE", line), ("OTHER", other), ("LAST", last)):
+        source = source.replace(place, lines.replace("; ", "\n            "))
     for old, new in replaced.items():
         source = source.replace(old, new)
     return write_module(source).Sample
@@ -266,23 +271,20 @@ def test_observations_keep_their_name_in_helpers(write_module):
             hurtle.make_vec(sample(write_module, "pass", **{"obs[0, 0] = float(state.k)": call}), num_envs=1)
 
 
-@pytest.mark.parametrize("line", ["a = action; found = a[1000]", "a = state.items; a[900000000] = 1"])
-def test_constants_are_checked_through_other_names(write_module, line):
-    vec = hurtle.make_vec(sample(write_module, line), num_envs=1)
-    vec.reset(seed=0)
-    vec.step(np.array([[0, 0]]))
-    with pytest.raises(EnvIndexError, match="out of bounds: index"):
-        vec.step(np.array([[499, 0]]))
-
-
-def test_what_is_indexed_is_evaluated_once(write_module):
+def test_other_names_and_what_is_indexed(write_module):
+    """Constants are checked through other names, and what is indexed is evaluated once; one env, compiled once, for all."""
     line = "found = pair(state)[action[1] - 1] + state.items[rng.integers(0, 2) :][0] + ((1, 2), (3, 4))[rng.integers(0, 2)][0]"
-    env = sample(write_module, line)
+    env = sample(write_module, line, "a = action; found = a[1000]", "a = state.items; a[900000000] = 1")
+    vec = hurtle.make_vec(env, num_envs=3)
+    for action in (498, 497):
+        vec.reset(seed=0)
+        vec.step(np.array([[0, 0]] * 3))
+        with pytest.raises(EnvIndexError, match="out of bounds: index"):
+            vec.step(np.array([[0, 0], [action, 0], [0, 0]]))
     seen = []
-    for debug in (False, True):
-        vec = hurtle.make_vec(env, num_envs=3, debug=debug)
-        vec.reset(seed=5)
-        seen.append([vec.step(np.array([[499, 1]] * 3))[1].tolist() + vec.states["k"].tolist() for _ in range(8)])
+    for played in (vec, hurtle.make_vec(env, num_envs=3, debug=True)):
+        played.reset(seed=5)
+        seen.append([played.step(np.array([[499, 1]] * 3))[1].tolist() + played.states["k"].tolist() for _ in range(8)])
     assert seen[0] == seen[1]
     assert seen[0][-1][-1] == 8
 

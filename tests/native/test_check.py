@@ -7,7 +7,7 @@ import pytest
 
 import hurtle
 from hurtle.errors import EnvCodeError
-from hurtle.native import Box, Discrete, Env, check, float32, int8, uint8
+from hurtle.native import Box, Discrete, Env, check, check_env, float32, int8, uint8
 
 
 class Good(Env):
@@ -126,16 +126,26 @@ def test_a_step_that_does_not_return_reward_and_terminated(cls):
         hurtle.make_vec(cls, 2)
 
 
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """What uncompiled play finds needs no other target beside it, which would be compiled just for this."""
+    monkeypatch.setattr(check_env, "CpuBatch", lambda *_, **__: None)
+    monkeypatch.setattr(check_env, "_compare", lambda *_: None)
+
+
+@pytest.mark.usefixtures("uncompiled")
 def test_check_finds_nan():
     with pytest.raises(EnvCodeError, match=r"observe wrote (nan|inf) to obs\[0\]"):
         check(WritesNan)
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_check_finds_observations_outside_the_space():
     with pytest.raises(EnvCodeError, match=r"wrote 1\.5 to obs\[0\].*\[-1\.0, 1\.0\]"):
         check(LeavesTheSpace)
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_check_finds_what_a_short_look_misses():
     with pytest.raises(EnvCodeError, match="out of bounds") as caught:
         check(SlipsOutOfBounds)
@@ -143,14 +153,14 @@ def test_check_finds_what_a_short_look_misses():
 
 
 def test_check_warns_of_float64_at_the_authors_line():
-    report = check(MixesIntAndFloat)
+    report = check(MixesIntAndFloat, num_steps=20)
     assert len(report.warnings) == 1
     assert f":{line_of(MixesIntAndFloat, '2 * state.x')}:" in report.warnings[0]
     assert "write 2.0 instead of 2" in report.warnings[0]
 
 
 def test_a_good_env_passes_with_a_readable_report():
-    text = str(check(Good))
+    text = str(check(Good, num_steps=60))
     assert text.startswith("Good: 5 checks passed, 0 warnings")
     assert "the cpu target agrees with plain Python" in text
 
@@ -169,13 +179,13 @@ def test_check_notices_a_target_that_disagrees(monkeypatch):
         check(Good)
 
 
-def test_prints_show_in_debug_mode_only(capsys):
-    for debug in (False, True):
-        env = hurtle.make(Talks, debug=debug)
-        env.reset(seed=0)
-        env.step(1)
-        out = capsys.readouterr().out
-        assert out == ("stepping 0.0 10\n" if debug else "")
+@pytest.mark.parametrize("debug", [True, pytest.param(False, marks=pytest.mark.slow)])  # test_rewrite has a compiled one
+def test_prints_show_in_debug_mode_only(debug, capsys):
+    env = hurtle.make(Talks, debug=debug)
+    env.reset(seed=0)
+    env.step(1)
+    out = capsys.readouterr().out
+    assert out == ("stepping 0.0 10\n" if debug else "")
 
 
 class Infinite(Good):
@@ -183,6 +193,7 @@ class Infinite(Good):
         return 1.0 / (state.x - state.x), False
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_check_finds_rewards_that_are_no_numbers():
     with pytest.raises(EnvCodeError, match=r"step gave the reward inf \(env 0\)"):
         check(Infinite)

@@ -19,7 +19,6 @@ SAMPLES = {"Walk": Walk, "Levers": Levers, "Thrust": Thrust, "Masked": Masked, "
 FAST = ("cartpole", "squared", "breakout", "snake", *SAMPLES)
 """One env of each kind, and those of the tests; the rest of the zoo is for the slow tests."""
 REST = tuple(name for name in names() if name not in FAST)
-STEPS = {"snake": 10, "seaquest": 10}
 ODD = "Levers"  # observations of five bytes: words of four straddle the rows of neighbours
 
 REPLAY = """
@@ -110,7 +109,7 @@ def record(name, num_envs, num_steps, seed=3):
 @cache
 def recordings(envs):
     """Recordings of these envs: with those of the tests, more than one block of 8 threads, the last one partial."""
-    return {name: record(name, 9, 10) if name in SAMPLES else record(name, 3, STEPS.get(name, 15)) for name in envs}
+    return {name: record(name, 9 if name in SAMPLES else 3, 10) for name in envs}
 
 
 @pytest.fixture(scope="module")

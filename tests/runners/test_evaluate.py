@@ -142,6 +142,17 @@ class Broken(gymnasium.Env):
         return self.observe(), reward, self.time >= 20 and self.bad != "end", False, {}
 
 
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """Native envs run as plain Python, as compiling one takes seconds."""
+
+    def plain(*given, backend="auto", **words):
+        return hurtle.make_vec(*given, debug=True, **words)
+
+    monkeypatch.setattr("hurtle.runners.evaluate.make_vec", plain)
+    monkeypatch.setattr("hand_made_runs.make_vec", plain)
+
+
 def alone(env, seed, episodes, actions, **parameters):
     """The episodes of one env played alone: (return, length) of each."""
     made = hurtle.make(env, **parameters)
@@ -157,10 +168,10 @@ def alone(env, seed, episodes, actions, **parameters):
     return found
 
 
-def test_every_env_plays_its_quota_however_long_its_episodes_are():
+def test_every_env_plays_its_quota_however_long_its_episodes_are(uncompiled):
     policy, _, _ = policy_for(Lottery, Fixed([0.0, 1.0]))
     found = evaluate_policy(policy, Lottery, episodes=20, num_envs=8, seed=3)
-    expected = [e for i in range(8) for e in alone(Lottery, eval_seed(3) + i, 3 if i < 4 else 2, 0)]
+    expected = [e for i in range(8) for e in alone(Lottery, eval_seed(3) + i, 3 if i < 4 else 2, 0, debug=True)]
     assert sorted(zip(found.returns, found.lengths, strict=True)) == sorted(expected)
     assert found.episodes == 20
     assert 0 < (found.lengths == 50).sum() < 20
@@ -176,21 +187,21 @@ def test_statistics():
     assert json.loads(json.dumps(found.summary()))["mean_length"] == 3.0
 
 
-def test_deterministic_takes_the_mode_and_sampling_is_reproducible():
+def test_deterministic_takes_the_mode_and_sampling_is_reproducible(uncompiled):
     policy, _, _ = policy_for("bandit", Fixed([0.0, 0.0, 0.0, 1.0]))
-    arguments = {"env": "bandit", "episodes": 4096, "num_envs": 1024, "env_parameters": {"reward_noise": 0.0}}
+    arguments = {"env": "bandit", "episodes": 1024, "num_envs": 256, "env_parameters": {"reward_noise": 0.0}}
     assert evaluate_policy(policy, **arguments).mean == 1.0
     sampled = evaluate_policy(policy, **arguments, deterministic=False)
     again = evaluate_policy(policy, **arguments, deterministic=False)
     other = evaluate_policy(policy, **arguments, deterministic=False, seed=1)
     chance = np.e / (np.e + 3)
-    assert abs(sampled.mean - chance) < 4 * np.sqrt(chance * (1 - chance) / 4096)
+    assert abs(sampled.mean - chance) < 4 * np.sqrt(chance * (1 - chance) / 1024)
     np.testing.assert_array_equal(sampled.returns, again.returns)
     assert (sampled.returns != other.returns).any()
     assert not sampled.deterministic
 
 
-def test_memory_begins_anew_with_each_episode():
+def test_memory_begins_anew_with_each_episode(uncompiled):
     policy, _, _ = policy_for(Clock, Sign())
     policy.memory = Counter()
     found = evaluate_policy(policy, Clock, episodes=60, num_envs=7)
@@ -198,7 +209,7 @@ def test_memory_begins_anew_with_each_episode():
     assert len(set(found.lengths)) == 6
 
 
-def test_masks_are_heeded():
+def test_masks_are_heeded(uncompiled):
     policy, _, _ = policy_for(Gate, Fixed([5.0, 0.0, 1.0]))
     for deterministic in (True, False):
         found = evaluate_policy(policy, Gate, episodes=10, deterministic=deterministic)

@@ -21,7 +21,7 @@ from hurtle.runners.settings import make_settings
 from hurtle.tracking.checkpoints import load_checkpoint
 
 SMALL = {"preset": False, "num_envs": 4, "num_steps": 16, "minibatch_size": 32, "num_epochs": 2, "hidden_sizes": (16,)}
-QUIET = {"progress": "quiet", "trackers": (), "eval_episodes": 5}
+QUIET = {"progress": "quiet", "trackers": (), "eval_episodes": 1}
 
 
 def parts_of(env, **words):
@@ -62,7 +62,8 @@ GENERAL = {
 
 
 @pytest.mark.parametrize("reason", GENERAL)
-def test_everything_else_is_general_and_says_why(reason):
+def test_everything_else_is_general_and_says_why(reason, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **how: function)  # nothing runs; loading the compiler takes seconds
     env, words = GENERAL[reason]
     parts = parts_of(env, **words)
     try:
@@ -140,14 +141,15 @@ def test_a_run_changes_gears_at_a_checkpoint(env, optimizer, recurrent, tmp_path
         **SMALL,
         **QUIET,
         "runs": str(tmp_path),
-        "total_steps": 6 * 64,
+        "total_steps": 4 * 64,
         "optimizer": optimizer,
         "recurrent": recurrent,
         "normalize_observations": True,
+        "backend": "auto" if env == "cartpole" else "serial",
     }
     found = {}
     for first, second in (("native", "native"), ("native", "general"), ("general", "native"), ("general", "general")):
-        half = hurtle.train(env, gear=first, callbacks=[lambda trainer: trainer.updates < 3], **words)
+        half = hurtle.train(env, gear=first, callbacks=[lambda trainer: trainer.updates < 2], **words)
         found[first, second] = weights(hurtle.train(resume=half, gear=second))
     for run in found.values():  # the same envs, actions and minibatches: only rounding differs
         for name, expected in found["general", "general"].items():
@@ -155,7 +157,7 @@ def test_a_run_changes_gears_at_a_checkpoint(env, optimizer, recurrent, tmp_path
 
 
 def test_both_gears_take_the_same_actions_to_the_same_weights(tmp_path):
-    words = {**SMALL, **QUIET, "runs": str(tmp_path), "total_steps": 512, "learning_rate": 1e-3}
+    words = {**SMALL, **QUIET, "runs": str(tmp_path), "total_steps": 256, "learning_rate": 1e-3}
     pendulum = {"reward_mode": "normalize", "env_parameters": SHORT_PENDULUM}
     others = ((Levers, {"target_kl": 0.01, "policy": "mlp"}), ("breakout", {}), ("memory", {"recurrent": "gru"}))
     for env, more in (("pendulum", pendulum), *others):

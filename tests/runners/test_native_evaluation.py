@@ -76,7 +76,7 @@ def test_most_likely_actions_in_other_envs_are_compiled_too(env, recurrent, monk
     policy, _, _ = policy_for(env, normalize_observations=True, recurrent=recurrent)
     size = policy.observation_space.shape[0]
     policy.normalizer.update(np.random.default_rng(0).normal(0.1, 0.5, (10, 5, size)).astype(np.float32))
-    asked = {"episodes": 6, "num_envs": 3, "backend": "serial", "seed": 3}
+    asked = {"episodes": 3, "num_envs": 2, "backend": "serial", "seed": 3}
     expected = evaluate_policy(policy, env, gear="general", **asked)
     sampled = evaluate_policy(policy, env, deterministic=False, **asked)
     monkeypatch.setattr("hurtle.runners.playing.TorchRows", None)

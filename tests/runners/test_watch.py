@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 
 import gymnasium
@@ -15,37 +16,13 @@ from sample_envs import SNAKES
 
 import hurtle
 from hurtle.deploy.loading import load
+from hurtle.envs.cartpole import CartPole
 from hurtle.errors import DeviceError, HurtleError
-from hurtle.native import Box, Discrete, Env, int32
 from hurtle.runners.evaluate import evaluate_policy, evaluate_run
 from hurtle.runners.playing import eval_seed
 from hurtle.runners.watch import watch_run
 
 imageio = pytest.importorskip("imageio.v2")
-
-
-class Told(Env):
-    """Renders as text."""
-
-    observation_space = Box(0.0, 1.0, (1,))
-    action_space = Discrete(2)
-    max_steps = 3
-
-    class State:
-        time: int32
-
-    def reset(self, state, rng):
-        state.time = 0
-
-    def step(self, state, action, rng):
-        state.time += 1
-        return 2.0, False
-
-    def observe(self, state, obs):
-        obs[0] = 1.0
-
-    def render(self, state):
-        return f"time is {state.time}"
 
 
 class Painted(gymnasium.Env):
@@ -145,14 +122,14 @@ def test_without_a_terminal_only_results_are_printed(tmp_path):
     assert shown(console) == "episode 1: return 5 in 5 steps\nepisode 2: return 5 in 5 steps\n"
 
 
-def test_text(tmp_path):
-    path, _ = write_run(tmp_path, Told)
+def test_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(CartPole, "render", lambda self, state: f"x is {state.x:.6f}")
+    path, _ = write_run(tmp_path, "cartpole", parameters={"max_steps": 5})
     console = terminal()
-    assert watch_run(path, fps=1000, env=Told, console=console) == [(6.0, 3)]
-    for time in range(4):  # including the episode's last frame
-        assert f"time is {time}" in shown(console)
+    assert watch_run(path, fps=1000, console=console) == [(5.0, 5)]
+    assert len(set(re.findall(r"x is -?0\.\d{6}", shown(console)))) == 6  # including the episode's last frame
     with pytest.raises(HurtleError, match="returns text"):
-        watch_run(path, video=tmp_path / "told.gif", env=Told, console=console)
+        watch_run(path, video=tmp_path / "told.gif", console=console)
 
 
 def test_gymnasium_envs(tmp_path):

@@ -14,7 +14,7 @@ from hurtle.serving.config import ServeConfig
 from hurtle.serving.server import ServerThread
 
 INFER = "/v2/models/echo/infer"
-FUZZED = int(os.environ.get("HURTLE_FUZZ_REQUESTS", "3000"))
+FUZZED = int(os.environ.get("HURTLE_FUZZ_REQUESTS", "1500"))
 
 
 @pytest.fixture(scope="module")

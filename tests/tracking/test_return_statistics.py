@@ -22,6 +22,15 @@ def test_iqm_cuts_a_quarter_of_the_values_at_each_end(values, expected):
     assert iqm(values) == pytest.approx(expected, abs=1e-12)
 
 
+def test_iqm_is_the_mean_of_what_is_left():
+    rng = np.random.default_rng(0)
+    for size in range(1, 30):
+        values = rng.normal(size=size)
+        expected = np.mean(sorted(values)[size // 4 : size - size // 4])
+        assert iqm(values) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.slow  # scipy.stats takes seconds to import
 def test_iqm_is_scipys_trimmed_mean():
     stats = pytest.importorskip("scipy.stats")
     rng = np.random.default_rng(0)

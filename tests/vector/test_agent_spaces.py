@@ -31,7 +31,7 @@ def test_native_envs(settings):
         assert all(row in vec.agent_observation_space for row in rows)
 
 
-@pytest.mark.parametrize("backend", ["serial", "process"])
+@pytest.mark.parametrize("backend", ["serial", pytest.param("process", marks=pytest.mark.slow)])
 def test_python_envs(backend):
     with hurtle.make_vec(Counter, 3, backend=backend) as vec:
         assert vec.agent_observation_space == vec.single_observation_space == Counter.observation_space

@@ -56,7 +56,8 @@ def reference(steps=25):
 
 @pytest.mark.parametrize("backend", ["serial", "process"])
 def test_equals_envs_one_by_one(backend):
-    with hurtle.make_vec(crowd, NUM_ENVS, backend=backend, emulate=True, copy=True) as vec:
+    workers = {"num_workers": 2} if backend == "process" else {}
+    with hurtle.make_vec(crowd, NUM_ENVS, backend=backend, emulate=True, copy=True, **workers) as vec:
         ours, theirs = played(vec), reference()
         obs, *_, infos = next(ours)
         expected_obs, expected_mask = next(theirs)
@@ -86,7 +87,7 @@ def test_equals_envs_one_by_one(backend):
         assert ended_agents > ended_envs > 0
 
 
-@pytest.mark.parametrize("backend", ["serial", "process"])
+@pytest.mark.parametrize("backend", ["serial", pytest.param("process", marks=pytest.mark.slow)])
 def test_shapes_and_structure(backend):
     with hurtle.make_vec(crowd, NUM_ENVS, backend=backend) as vec:
         obs, infos = vec.reset(seed=0)
@@ -99,7 +100,7 @@ def test_shapes_and_structure(backend):
 
 
 def test_a_pool_of_crowds():
-    with hurtle.make_vec(crowd, 4, backend="process", num_workers=2, batch_size=2, emulate=True) as vec:
+    with hurtle.make_vec(crowd, 4, backend="process", num_workers=1, batch_size=2, emulate=True) as vec:
         vec.async_reset(seed=0)
         for _ in range(20):
             obs, rewards, *_, infos = vec.recv()

@@ -86,7 +86,7 @@ def step(vec, count=1):
     ],
 )
 def test_env_raises(backend, at, where):
-    with make(partial(Faulty, at=at, seeds=(12,)), backend=backend, num_workers=None) as vec:
+    with make(partial(Faulty, at=at, seeds=(12,)), backend=backend, num_workers=1 if backend == "process" else None) as vec:
         message = rf"Env 2 raised ZeroDivisionError in {where} \(last seeded with 12\)"
         with pytest.raises(EnvFailedError, match=message) as caught:
             reset_and_step(vec, seed=10)
@@ -143,6 +143,7 @@ def test_worker_is_killed_while_busy_or_idle(busy):
     vec.close()
 
 
+@pytest.mark.slow  # what notices it is that of a step
 def test_worker_is_killed_before_a_call():
     vec = make(Counter, 2, num_workers=1)
     vec.reset(seed=0)
@@ -309,7 +310,7 @@ class NeverBuilt(Counter):
 def test_constructor_that_never_ends(seconds):
     message = rf"constructor or start-up check did not answer within {seconds} s"
     with pytest.raises(EnvTimeoutError, match=message) as caught:
-        make(NeverBuilt, start_timeout=seconds)
+        make(NeverBuilt, num_workers=1, start_timeout=seconds)
     if seconds > 1:  # long enough for the worker to reach the constructor
         assert "test_faults.py" in str(caught.value)
 
@@ -319,7 +320,7 @@ def test_close_at_any_time(monkeypatch):
     vec = make(Counter, 1, num_workers=1)
     vec.close()
     vec.close()
-    vec = make(partial(Slow, seconds=120), check=False)
+    vec = make(partial(Slow, seconds=120), num_workers=1, check=False)
     vec.reset(seed=0)
     vec.send(np.zeros(4, int), env_id=np.arange(4))
     start = time.monotonic()
@@ -387,7 +388,7 @@ class WithSubprocess(Faulty):
 
 
 def test_what_an_env_started_ends_with_its_worker():
-    vec = make(partial(WithSubprocess, what="stick", seeds=(1,)), 2, step_timeout=0.4, check=False)
+    vec = make(partial(WithSubprocess, what="stick", seeds=(1,)), 2, num_workers=1, step_timeout=0.4, check=False)
     vec.reset(seed=0)
     pids = vec.call("program_pid")
     with pytest.raises(EnvTimeoutError):
@@ -553,7 +554,8 @@ STUCK = """
 """
 
 
-@pytest.mark.parametrize("seconds", [60.0, pytest.param(0.0, marks=pytest.mark.slow)])
+@pytest.mark.slow  # the learner whose child lives on, below, is killed too
+@pytest.mark.parametrize("seconds", [60.0, 0.0])
 def test_learner_is_killed(tmp_path, seconds):
     """Workers exit on their own, even in the middle of a long step."""
     then = "while True: vec.step(np.zeros(4, int))"
@@ -607,10 +609,14 @@ def test_ctrl_c(tmp_path):
 
 
 def test_workers_end_with_a_learner_whose_child_lives_on(tmp_path):
-    then = "child = os.fork()\n    if child == 0: time.sleep(20); os._exit(0)\n    print(child, flush=True)\n    time.sleep(60)"
+    """And is killed in the middle of a step, of 60 seconds."""
+    then = (
+        "child = os.fork()\n    if child == 0: time.sleep(20); os._exit(0)\n    print(child, flush=True)\n    vec.step([0] * 4)"
+    )
     learner = script(tmp_path, "    import os, time" + STUCK.format(seconds=60.0, then=then))
     pids = [int(pid) for pid in learner.stdout.readline().split()]
     child = int(learner.stdout.readline())
+    time.sleep(0.3)
     learner.kill()
     try:
         assert gone(pids)

@@ -16,7 +16,7 @@ BACKENDS = {
     "native": ("cartpole", {}),
     "native pool": ("cartpole", {"batch_size": 2}),
     "serial": (Counter, {"backend": "serial"}),
-    "process": (Counter, {"backend": "process", "num_workers": 2}),
+    "process": (Counter, {"backend": "process", "num_workers": 1}),
 }
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
@@ -44,7 +44,7 @@ def test_the_seeds_of_the_envs(backend):
 
 
 @pytest.mark.parametrize("backend", ["native", "serial", "process"])
-def test_wrong_masks(backend):
+def test_wrong_masks_wrong_actions_and_a_closed_vector(backend):
     with make(backend, 3) as vec:
         vec.reset(seed=0)
         for mask, kind, message in [
@@ -57,33 +57,37 @@ def test_wrong_masks(backend):
                 vec.reset(options={"reset_mask": mask})
             assert isinstance(error.value, kind)
         vec.step(np.zeros(3, int))  # nothing was reset, and the vector continues
-
-
-@pytest.mark.parametrize("backend", ["native", "serial", "process"])
-def test_wrong_actions(backend):
-    with make(backend, 3) as vec:
-        vec.reset(seed=0)
         with pytest.raises(TypeError) as error:
             vec.step(0)
         assert isinstance(error.value, ActionError)
         with pytest.raises(ValueError, match="one row per env"):
             vec.step(np.zeros(2, int))
+    refuses_when_closed(vec)
 
 
-@every_backend
-def test_a_closed_vector(backend):
-    vec = make(backend)
+def test_a_closed_pool():
+    vec = make("native pool")
     vec.close()
+    refuses_when_closed(vec)
+
+
+def refuses_when_closed(vec):
     with pytest.raises(ClosedEnvironmentError, match="closed") as error:
         vec.reset()
     assert isinstance(error.value, HurtleError)
 
 
 @pytest.mark.parametrize(
-    ("env", "options"),
-    [(NativeMasked, {}), (Masked, {"backend": "serial"}), (Masked, {"backend": "process", "num_workers": 1})],
+    ("env", "options", "copy"),
+    [
+        (NativeMasked, {}, True),
+        (NativeMasked, {}, False),
+        (Masked, {"backend": "serial"}, True),
+        (Masked, {"backend": "serial"}, False),
+        pytest.param(Masked, {"backend": "process", "num_workers": 1}, True, marks=pytest.mark.slow),
+        (Masked, {"backend": "process", "num_workers": 1}, False),
+    ],
 )
-@pytest.mark.parametrize("copy", [True, False])
 def test_action_masks_say_whose_they_are(env, options, copy):
     with hurtle.make_vec(env, 3, copy=copy, **options) as vec:
         _, reset_infos = vec.reset(seed=0)

@@ -38,8 +38,15 @@ def play(vec, steps=30, seed=3):
     return history
 
 
-@both
-@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+@pytest.mark.parametrize(
+    ("mode", "backend"),
+    [
+        (AutoresetMode.SAME_STEP, "serial"),
+        (AutoresetMode.SAME_STEP, "process"),
+        (AutoresetMode.NEXT_STEP, "serial"),
+        pytest.param(AutoresetMode.NEXT_STEP, "process", marks=pytest.mark.slow),
+    ],
+)
 def test_equals_gymnasium(backend, mode):
     theirs = SyncVectorEnv([Counter] * 5, autoreset_mode=mode)
     with make(Counter, 5, backend=backend, workers=2, autoreset_mode=mode, copy=True) as vec:
@@ -145,7 +152,7 @@ def assert_same_tree(one, other):
         assert getattr(one, "dtype", None) == getattr(other, "dtype", None)
 
 
-@both
+@process_slowly
 def test_emulated(backend):
     """`emulate=True` is flat in both directions, and `unflatten` gives the views back."""
     single = Fixed()
@@ -178,7 +185,7 @@ def test_an_emulated_env_writes_into_the_batch(backend):
         assert not np.array_equal(infos["final_obs"], obs)
 
 
-@both
+@process_slowly
 def test_action_masks(backend):
     with make(Masked, 2, backend=backend) as vec:
         _, infos = vec.reset(seed=0)
@@ -204,7 +211,7 @@ def test_arrays_are_reused_unless_copied(backend):
         assert second[0, 2] == 2
 
 
-@both
+@process_slowly
 def test_seeds(backend):
     with make(Counter, 4, backend=backend, seed=7) as vec:
         assert vec.reset()[0][:, 0].tolist() == [7, 8, 9, 10]
@@ -251,7 +258,7 @@ def test_single_envs(backend):
         assert vec.get_attr("given") == (0, 30, 2)  # an error in a call does not end the vector
 
 
-@both
+@process_slowly
 def test_options_reach_the_envs(backend):
     with make(Counter, 3, backend=backend, workers=2) as vec:
         _, infos = vec.reset(seed=0, options={"task": 3})
@@ -399,7 +406,7 @@ def test_unknown_parameters_and_makers():
             make("CartPole-v9", backend=backend)
 
 
-@both
+@process_slowly
 def test_observations_that_contradict_their_space(backend):
     with pytest.raises(
         EmulationError, match=r'observation\["a"\]: expected float32 of shape \(2,\), got float32 of shape \(3,\)'
@@ -421,7 +428,7 @@ def test_closures_and_lambdas(backend):
         assert vec.step(np.ones(2, int))[1].tolist() == pytest.approx([3.3, 3.3])
 
 
-@both
+@process_slowly
 def test_ids_parameters_and_wrappers(backend):
     with make("CartPole-v1", 2, backend=backend, sutton_barto_reward=True) as vec:
         obs, _ = vec.reset(seed=0)

@@ -279,11 +279,12 @@ def test_an_env_that_raises(at):
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
+@pytest.mark.slow  # that an error arrives is tested above, and that of a constructor with worker processes
 @pytest.mark.parametrize(
     ("maker", "message"),
     [
         (partial(exec, "raise RuntimeError('no licence')"), "Env 0 raised RuntimeError in its constructor: no licence"),
-        pytest.param(lambda: 3, "emulate takes a Gymnasium env", marks=pytest.mark.slow),
+        (lambda: 3, "emulate takes a Gymnasium env"),
     ],
     ids=["raises", "makes no env"],
 )

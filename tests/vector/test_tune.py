@@ -448,7 +448,7 @@ def test_a_pool_hides_the_work_of_a_policy(cores, monkeypatch):
 
 
 def test_masks_are_respected_while_tuning():
-    vec = hurtle.make_vec(partial(Picky, spaces.Discrete(4)), 4, backend="process", num_workers=2, batch_size=2)
+    vec = hurtle.make_vec(partial(Picky, spaces.Discrete(4)), 4, backend="process", num_workers=1, batch_size=2)
     assert steps_per_second(vec, 2, 0.02) > 0
     vec.close()
     for emulate in (False, True):
@@ -478,11 +478,11 @@ def test_the_best_is_the_simplest_of_the_fastest():
 
 
 def test_the_call_to_paste_works(cores):
-    setting = Setting("process", 4, 2, 2)
+    setting = Setting("process", 4, 1, 2)
     call = setting.call("CartPole-v1", emulate=True)
-    assert call == ('hurtle.make_vec("CartPole-v1", num_envs=4, backend="process", num_workers=2, batch_size=2, emulate=True)')
+    assert call == ('hurtle.make_vec("CartPole-v1", num_envs=4, backend="process", num_workers=1, batch_size=2, emulate=True)')
     vec = eval(call)
-    assert (vec.num_envs, vec.num_workers, vec.batch_size) == (4, 2, 2)
+    assert (vec.num_envs, vec.num_workers, vec.batch_size) == (4, 1, 2)
     vec.close()
     assert Setting("serial", 8, 1, 8).call(Sleeper) == 'hurtle.make_vec(Sleeper, num_envs=8, backend="serial")'
 
@@ -564,11 +564,12 @@ runpy.run_path("benchmarks/vector.py", run_name="__main__")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sections", "found"),
     [
         (("emulation", "ray"), ("### Emulation", "Section ray is skipped")),
-        pytest.param(
+        (
             ("delay", "images"),
             (
                 "### The delay study",
@@ -576,7 +577,6 @@ runpy.run_path("benchmarks/vector.py", run_name="__main__")
                 "### 100 KB observations",
                 r"copies on the reading side +\| +≤ 0 \| +0\.00 \| yes",
             ),
-            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -16,15 +16,22 @@ def filled(kind, n_step, alpha=0.0, capacity=60, groups=None):
     return world, replay
 
 
-@pytest.mark.parametrize("n_step", [1, 3])
-@pytest.mark.parametrize("kind", ["plain", "bytes", "absent"])
+@pytest.mark.parametrize(
+    ("kind", "n_step"),
+    [
+        ("plain", 1),
+        ("bytes", 1),
+        ("absent", 3),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("plain", 3), ("bytes", 3), ("absent", 1))),
+    ],
+)
 def test_the_kernel_reads_what_torch_reads(kind, n_step):
     _, replay = filled(kind, n_step, alpha=0.5)
     torch.manual_seed(0)
-    expected = replay.sample(64, 0.4)
+    expected = replay.sample(40, 0.4)
     replay.fused = True
     torch.manual_seed(0)
-    found = replay.sample(64, 0.4)
+    found = replay.sample(40, 0.4)
     there = expected.weights > 0
     assert torch.equal(found.ids, expected.ids)
     torch.testing.assert_close(found.weights, expected.weights)
@@ -39,7 +46,7 @@ def test_uniform_draws_are_uniform_and_differ():
     """Few of them: the interpreter takes 20 ms for each."""
     world, replay = filled("plain", 1, capacity=21)
     replay.fused = True
-    drawn = [replay.sample(64) for _ in range(2)]
+    drawn = [replay.sample(32) for _ in range(2)]
     assert not torch.equal(drawn[0].ids, drawn[1].ids)
     counts = torch.bincount(torch.cat([part.ids for part in drawn]), minlength=replay.capacity)
     assert (counts > 0).sum() == len(replay)
@@ -55,12 +62,12 @@ def test_groups():
     for fused in (False, True):
         replay.fused = fused
         torch.manual_seed(0)
-        batches.append(replay.sample(16, 0.4))
+        batches.append(replay.sample(8, 0.4))
     for name in ("obs", "actions", "rewards", "discounts", "weights", "ids"):
         one, other = (getattr(part, name) for part in batches)
         torch.testing.assert_close(one, other, msg=name)
-        assert one.shape[:2] == (3, 16)
+        assert one.shape[:2] == (3, 8)
     _, replay = filled("plain", 1, capacity=60, groups=3)
     replay.fused = True
-    rows = replay.sample(24).ids % replay.num_rows
+    rows = replay.sample(10).ids % replay.num_rows
     assert [sorted(set(part)) for part in rows.tolist()] == [[0, 1], [2, 3], [4, 5]]
