@@ -189,7 +189,8 @@ def _digest(text: str) -> str:
     return hashlib.sha256(b"\0".join([text.encode(), *imported])).hexdigest()[:16]
 
 
-def _write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file that is never seen half written."""
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
         file.write(text)
     Path(file.name).replace(path)
@@ -201,7 +202,7 @@ def _imported(name: str, text: str) -> ModuleType:
     with used(name):
         is_new = not path.exists()
         if is_new:
-            _write_atomically(path, text)
+            write_atomically(path, text)
         module = sys.modules.get(full) or import_file(full, path)
     if is_new:
         make_room()

@@ -5,14 +5,16 @@ definition → uncompiled play with every access checked → compiled play from 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hurtle.errors import EnvCodeError
 from hurtle.native.batch import CpuBatch
-from hurtle.native.build import Program, build
+from hurtle.native.build import Program, build, write_atomically
 from hurtle.native.cpu_loops import SAME_STEP
 from hurtle.native.cuda_batch import CudaBatch
 from hurtle.native.cuda_support import gpu_is_usable
@@ -148,9 +150,39 @@ def _check_determinism(spec: EnvSpec, num_steps: int, num_envs: int, seed: int) 
         )
 
 
+ADVICE = {
+    "float64": "is computed in float64: an int meets a float32; write 2.0 instead of 2, float(n) instead of n",
+    "uint64": "is computed unsigned: a small difference wraps around; read State fields directly, or use int(…)",
+}
+
+
 def _wide_arithmetic(program: Program, batch: CpuBatch) -> set[str]:
-    """The author's lines that compute in float64, which is slow on a GPU, or unsigned: usually an int meets a float."""
-    from numba import njit, types
+    """The author's lines that compute in float64, which is slow on a GPU, or unsigned: usually an int meets a float.
+
+    Finding them takes a compilation; they are kept beside the compiled code.
+    """
+    import numba
+
+    kept = Path(program.functions.__file__).with_suffix(".wide")
+    places: list[tuple[int, str]]
+    try:
+        version, places = json.loads(kept.read_text())
+        is_known = version == numba.__version__
+    except (OSError, ValueError):
+        is_known = False
+    if not is_known:
+        places = _wide_operations(program, batch)
+        write_atomically(kept, json.dumps([numba.__version__, places]))
+    found = set()
+    for number, kind in places:
+        file, line = program.lines[number]
+        found.add(code_message(file, line, "this line", ADVICE[kind], "").strip().replace("\n    ", "  |  "))
+    return found
+
+
+def _wide_operations(program: Program, batch: CpuBatch) -> list[tuple[int, str]]:
+    """Lines of the generated code, and the wide types they compute in."""
+    from numba import njit
 
     methods = [
         f
@@ -160,10 +192,6 @@ def _wide_arithmetic(program: Program, batch: CpuBatch) -> set[str]:
     if not any(function.overloads for function in methods):  # loaded from disk, without types
         fresh = njit(error_model="numpy")(program.functions.run_envs.py_func)
         fresh(SAME_STEP, batch.handle.ctypes.data, batch.actions.ctypes.data, 0, 0, 1, 0, 0)
-    advice = {
-        types.float64: "is computed in float64: an int meets a float32; write 2.0 instead of 2, float(n) instead of n",
-        types.uint64: "is computed unsigned: a small difference wraps around; read State fields directly, or use int(…)",
-    }
     found = set()
     for annotation in [compiled.type_annotation for function in methods for compiled in function.overloads.values()]:
         for block in getattr(annotation, "blocks", {}).values():
@@ -171,8 +199,7 @@ def _wide_arithmetic(program: Program, batch: CpuBatch) -> set[str]:
                 operation = getattr(getattr(statement, "value", None), "op", None)
                 if operation not in ("binop", "inplace_binop"):
                     continue
-                kind = annotation.typemap.get(statement.target.name)
-                if kind in advice and statement.loc.line in program.lines:
-                    file, line = program.lines[statement.loc.line]
-                    found.add(code_message(file, line, "this line", advice[kind], "").strip().replace("\n    ", "  |  "))
-    return found
+                kind = str(annotation.typemap.get(statement.target.name))
+                if kind in ADVICE and statement.loc.line in program.lines:
+                    found.add((statement.loc.line, kind))
+    return sorted(found)

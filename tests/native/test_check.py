@@ -2,12 +2,15 @@
 
 import inspect
 import math
+from pathlib import Path
 
 import pytest
 
 import hurtle
 from hurtle.errors import EnvCodeError
 from hurtle.native import Box, Discrete, Env, check, check_env, float32, int8, uint8
+from hurtle.native.build import build
+from hurtle.native.env import EnvSpec
 
 
 class Good(Env):
@@ -157,6 +160,18 @@ def test_check_warns_of_float64_at_the_authors_line():
     assert len(report.warnings) == 1
     assert f":{line_of(MixesIntAndFloat, '2 * state.x')}:" in report.warnings[0]
     assert "write 2.0 instead of 2" in report.warnings[0]
+
+
+def test_the_warnings_are_found_once_and_kept_with_the_compiled_code(monkeypatch):
+    expected = check(MixesIntAndFloat, num_steps=20).warnings
+    kept = Path(build(EnvSpec.of(MixesIntAndFloat), "cpu").functions.__file__).with_suffix(".wide")
+    monkeypatch.setattr(check_env, "_wide_operations", lambda program, batch: [])
+    assert check(MixesIntAndFloat, num_steps=20).warnings == expected
+    text = kept.read_text()
+    for damaged in ("[", text.replace("[", "[0, ", 1)):  # half a file; of another version of Numba
+        kept.write_text(damaged)
+        assert check(MixesIntAndFloat, num_steps=20).warnings == []
+    kept.write_text(text)
 
 
 def test_a_good_env_passes_with_a_readable_report():
