@@ -4,6 +4,7 @@ import gc
 import os
 import threading
 import time
+from functools import cache
 
 import numpy as np
 import pytest
@@ -31,7 +32,9 @@ def part(arguments, thread, threads):
     return 10 * thread + threads
 
 
-PART = address_of_entry(part)
+@cache
+def part_address():
+    return address_of_entry(part)
 
 
 def arguments(fails=-1, waits=0):
@@ -41,7 +44,7 @@ def arguments(fails=-1, waits=0):
 
 
 def run(crew, words, threads, on_error=None):
-    return crew.run(PART, words.ctypes.data, threads, on_error)
+    return crew.run(part_address(), words.ctypes.data, threads, on_error)
 
 
 @pytest.fixture

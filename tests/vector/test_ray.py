@@ -1,5 +1,6 @@
 """Envs in Ray actors: the same results as serial; actors that die, hang or cannot be placed raise errors; nothing is left."""
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -16,13 +17,17 @@ from vector_envs import Counter, Faulty, Masked, Nested, Slow
 import hurtle
 from hurtle.errors import EnvFailedError, EnvTimeoutError, HurtleError, WorkerDiedError
 
-ray = pytest.importorskip("ray", reason="needs Ray: pip install 'hurtle[ray]'")
-psutil = pytest.importorskip("psutil", reason="needs psutil: pip install psutil")
+if importlib.util.find_spec("ray") is None or importlib.util.find_spec("psutil") is None:
+    pytest.skip("needs Ray and psutil: pip install 'hurtle[ray]' psutil", allow_module_level=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
     """One small Ray for all tests; afterwards none of its processes is left."""
+    global psutil, ray  # not before: every test process would load them while it collects tests
+    import psutil
+    import ray
+
     ray.init(num_cpus=2, object_store_memory=80_000_000, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     processes = psutil.Process().children(recursive=True)
     yield
