@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from learning_tasks import TASKS, Task
+from learning_tasks import ALL, TASKS, Task
 from record import machine
 
 from hurtle.runners.settings import settings_to_dict
@@ -96,7 +96,7 @@ def run_job(job: Job, folder: Path, quick: bool = False) -> None:
 
 def settings_of(job: Job, quick: bool = False) -> dict[str, Any]:
     """What a job's result depends on, as the file has it."""
-    words = settings_to_dict(TASKS[job.task].settings(job.seed, quick))
+    words = settings_to_dict(ALL[job.task].settings(job.seed, quick))
     if job.library == "random":
         return {word: words[word] for word in ("env", "env_parameters", "seed")}
     return {word: value for word, value in words.items() if word not in NOT_SETTINGS}

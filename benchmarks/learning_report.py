@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from learning_tasks import TASKS, Numbers, Task
+from learning_tasks import ALL, Numbers, Task
 from record import ROOT, table
 
 from hurtle.tracking.return_statistics import bootstrap_interval, iqm
@@ -62,7 +62,7 @@ def load_results(folder: Path) -> Results:
     found: Results = defaultdict(lambda: defaultdict(list))
     for path in folder.glob("*.json"):
         result = json.loads(path.read_text())
-        if result["task"] in TASKS:
+        if result["task"] in ALL:
             found[result["task"]][result["library"]].append(result)
     for libraries in found.values():
         for results in libraries.values():
@@ -98,7 +98,7 @@ def summary_table(results: Results, places: Places) -> str:
         "CleanRL",
     ]
     rows = []
-    for name, task in TASKS.items():
+    for name, task in ALL.items():
         libraries = results.get(name, {})
         if "hurtle" not in libraries:
             continue
@@ -197,7 +197,7 @@ def draw(results: Results, folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     for name, libraries in results.items():
-        task, figure = TASKS[name], plt.figure(figsize=(6, 3.4), layout="constrained")
+        task, figure = ALL[name], plt.figure(figsize=(6, 3.4), layout="constrained")
         axes, drawn = figure.gca(), False
         for library in COLOURS:
             seeds = libraries.get(library, [])

@@ -253,3 +253,25 @@ TASKS: dict[str, Task] = {
         for name in ("breakout", "asterix")
     },
 }
+
+ON_GPU = {"device": "cuda", "precision": "tf32", "compile": True, "backend": "process", "num_workers": 4}
+SAC = {"algorithm": "sac", "hidden_sizes": (256, 256), "num_envs": 16, "learning_starts": 10_000, "total_steps": 1_000_000}
+MUJOCO: dict[str, Task] = {
+    f"sac_{name.lower()}": Task(
+        f"SAC: {name}-v5, 1M steps",
+        f"{name}-v5",
+        _at_least(goal),
+        {**ON_GPU, **SAC},
+        episodes=20,
+        zoo=zoo,
+        cleanrl=cleanrl,
+    )
+    for name, goal, zoo, cleanrl in (
+        ("HalfCheetah", 9_500, "9535 (1M, v3)", "9635 ± 1424 (1M)"),
+        ("Hopper", 2_400, "2326 (1M, v3)", "2311 ± 343 (1M)"),
+        ("Walker2d", 3_900, "3863 (1M, v3)", "3592 ± 911 (1M)"),
+        ("Ant", 4_600, "4616 (1M, v3)", "–"),
+    )
+}
+"""What `learning_seeds.py` trains on, all seeds of a task side by side on a GPU."""
+ALL = {**TASKS, **MUJOCO}

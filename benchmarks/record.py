@@ -24,7 +24,7 @@ Job = Callable[[], int]
 
 _PACKAGES = (
     *("numpy", "numba", "numba-cuda", "torch", "gymnasium", "envpool", "rlox", "minatar"),
-    *("stable-baselines3", "sb3-contrib", "ale-py", "ray", "pufferlib", "pettingzoo", "mpe2", "cloudpickle", "cpprb"),
+    *("stable-baselines3", "sb3-contrib", "ale-py", "mujoco", "ray", "pufferlib", "pettingzoo", "mpe2", "cloudpickle", "cpprb"),
 )
 
 

@@ -13,6 +13,8 @@ from hurtle.algorithms.algorithm import LearnerSetup, find_algorithm
 from hurtle.algorithms.side_by_side import SideBySide
 from hurtle.buffers.replay import Transitions
 from hurtle.buffers.rollout import Rollout
+from hurtle.collect.inference import Actor
+from hurtle.collect.seeds_actor import SeedsActor
 from hurtle.errors import HurtleError, NonFiniteError
 from hurtle.kernels.cuda_graphs import Graphs
 from hurtle.policies.build import build_policy
@@ -110,6 +112,33 @@ def test_each_seed_learns_what_it_would_alone(name, options, monkeypatch):
         assert_equal_states(networks(found), networks(expected))
     with pytest.raises(AssertionError):
         assert_equal_states(networks(alone[0]), before)
+
+
+def test_seeds_act_as_each_would_alone():
+    """Also after their weights have changed, and at random while `epsilon` says so."""
+    together = SideBySide(learners("sac"))
+    policies = [learner.policy for learner in together.learners]
+    share = 2
+    actor = SeedsActor(policies, SEEDS * share, 7, Graphs("cpu"))
+    alone = [Actor(policy, share, 7 + n * share) for n, policy in enumerate(policies)]
+    generator = torch.Generator().manual_seed(0)
+    starts = torch.zeros(SEEDS * share, dtype=torch.bool)
+    seen = []
+    for epsilon in (1.0, 0.0, 0.0):
+        together._acting.epsilon.fill_(epsilon)
+        obs = torch.randn((SEEDS * share, *policies[0].observation_space.shape), generator=generator)
+        found = actor.act(obs, None, starts)
+        each = [one.act(part, None, starts[:share]) for one, part in zip(alone, obs.split(share), strict=True)]
+        for part, expected in zip(found, zip(*each, strict=True), strict=True):
+            torch.testing.assert_close(part, torch.cat(expected))
+        np.testing.assert_array_equal(actor.env_actions(), np.concatenate([one.env_actions() for one in alone]))
+        seen.append(found[0].clone())
+        for learner in together.learners:
+            for parameter in learner.policy.parameters():
+                parameter.data.mul_(0.5)
+    assert len({tuple(actions.flatten().tolist()) for actions in seen}) == len(seen)
+    with pytest.raises(HurtleError, match="evenly by 3"):
+        SeedsActor(policies, 8, 0, Graphs("cpu"))
 
 
 def test_a_seed_whose_loss_is_not_finite_leaves_the_others_as_they_are():
