@@ -6,6 +6,8 @@ The public names are loaded when first used; `import hurtle` itself imports neit
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from hurtle.garbage import RARE_COLLECTIONS
+
 if TYPE_CHECKING:
     from hurtle.deploy.exporting import export
     from hurtle.deploy.loading import load
@@ -32,7 +34,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
+        with RARE_COLLECTIONS:
+            value = getattr(import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
     if name == "native":

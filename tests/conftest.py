@@ -49,6 +49,7 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.enable()
+    gc.set_threshold(50_000, 20, 100)  # tests that look for what was left behind collect it themselves
 
 
 @pytest.hookimpl(optionalhook=True)

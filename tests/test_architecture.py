@@ -27,7 +27,7 @@ LAYERS = (
     ("trust",),
     ("references",),
     ("contracts",),
-    ("ranges", "errors"),
+    ("ranges", "errors", "garbage"),
 )
 """From top to bottom; a file may import from its own layer and those below."""
 PUBLIC = "hurtle"

@@ -31,11 +31,13 @@ MARK = "\x1e"
 # Runs each page whose path it is told in a fork of its own, so that all of them share the seconds that the imports take.
 RUNNER = f"""
 import faulthandler, gc, os, runpy, sys
+gc.disable()  # imports make many objects, and all of them stay
 import matplotlib.figure, torch, hurtle.runners.trainer, quick_export
 
 hurtle.make("cartpole")  # loads compiled code, and the parts of Numba that it needs
 torch.onnx.export(torch.nn.Linear(1, 1).eval(), (torch.zeros(1, 1),), dynamo=True, verbose=False)  # and those of torch
 gc.freeze()  # else every fork would go through all of it again when it ends
+gc.enable()
 for line in sys.stdin:
     if (child := os.fork()) == 0:
         break

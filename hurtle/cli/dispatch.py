@@ -14,6 +14,7 @@ from typing import Any
 
 from hurtle import __version__
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
+from hurtle.garbage import RARE_COLLECTIONS
 
 
 def train() -> None:
@@ -62,11 +63,13 @@ def _run(arguments: list[str]) -> int | None:
     if not verb.startswith("-") and verb not in VERBS:
         raise UnknownNameError(f"No verb {verb!r}. {did_you_mean(verb, VERBS)}")
     if verb == "train":
-        from hurtle.cli.train import run_train
+        with RARE_COLLECTIONS:
+            from hurtle.cli.train import run_train
 
         return run_train(arguments[1:])
     if verb == "serve":
-        from hurtle.cli.serve import run_serve
+        with RARE_COLLECTIONS:
+            from hurtle.cli.serve import run_serve
 
         return run_serve(arguments[1:])
     import tyro

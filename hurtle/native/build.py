@@ -6,7 +6,6 @@ The hash covers the whole text, so Numba's disk cache never returns code of anot
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import os
 import re
@@ -20,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from hurtle.errors import EnvCodeError, EnvIndexError
+from hurtle.garbage import RARE_COLLECTIONS
 from hurtle.native.bounds import OutOfBounds, Site
 from hurtle.native.code_cache import cache_folder, import_file, make_room, used
 from hurtle.native.env import EnvSpec
@@ -29,36 +29,24 @@ from hurtle.native.uncompiled import UncompiledFunctions, probe
 
 
 class _Compiling:
-    """A reentrant lock that also disables the garbage collector.
-
-    Compiling creates millions of objects, which the collector would scan again and again.
-    """
+    """A reentrant lock, with fewer garbage collections while it is held."""
 
     def __init__(self) -> None:
-        self._lock, self._depth, self._collects = threading.RLock(), 0, False
+        self._in_child()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._in_child)
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        self._depth += 1
-        if self._depth == 1:
-            self._collects = gc.isenabled()
-            gc.disable()
+        RARE_COLLECTIONS.__enter__()
 
     def __exit__(self, *error: object) -> None:
-        try:
-            if self._depth == 1 and self._collects:
-                gc.enable()
-        finally:
-            self._depth -= 1
-            self._lock.release()
+        RARE_COLLECTIONS.__exit__()
+        self._lock.release()
 
     def _in_child(self) -> None:
         """The thread that held the lock in the parent does not exist in the child."""
-        if self._depth and self._collects:
-            gc.enable()
-        self._lock, self._depth = threading.RLock(), 0
+        self._lock = threading.RLock()
 
 
 COMPILING = _Compiling()

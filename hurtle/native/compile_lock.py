@@ -9,6 +9,7 @@ from typing import Any
 
 from numba.core.compiler_lock import global_compiler_lock
 
+from hurtle.garbage import RARE_COLLECTIONS
 from hurtle.native.compiler_flags import compare_flags_quickly
 
 try:
@@ -53,7 +54,7 @@ def compile_once(dispatcher: Any) -> Any:
     compile_now, function = dispatcher.compile, dispatcher.py_func
 
     def compile_locked(signature: Any) -> Any:
-        with one_process_at_a_time(function):
+        with RARE_COLLECTIONS, one_process_at_a_time(function):
             return compile_now(signature)
 
     dispatcher.compile = compile_locked

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hurtle.algorithms.algorithm import algorithm_name, allow_algorithm, short_name
 from hurtle.errors import CheckpointError, HurtleError, UnknownNameError
+from hurtle.garbage import RARE_COLLECTIONS
 from hurtle.references import absolute_reference
 from hurtle.runners.settings import Settings, check_settings_file, make_settings, settings_from_dict
 from hurtle.tracking.dashboard import Display, make_display
@@ -88,7 +89,8 @@ def train(
         check_settings_file(config, values if env is None else {*values, "env"}, trust, algorithm)
     settings = make_settings(_title_of(env), values, config)
     with _display(settings) as display:
-        from hurtle.runners.trainer import Trainer
+        with RARE_COLLECTIONS:
+            from hurtle.runners.trainer import Trainer
 
         return Trainer(
             _with_name(settings, env), settings.train.env if env is None else env, module, callbacks, display=display

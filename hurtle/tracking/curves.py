@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from hurtle.errors import HurtleError
+from hurtle.garbage import RARE_COLLECTIONS
 from hurtle.tracking.run_folder import RunFolder
 from hurtle.tracking.whole_files import replacing
 
@@ -48,7 +49,8 @@ def plot_run(folder: str | Path | RunFolder) -> Path:
         The plot, `curve.png` in the run's folder.
     """
     try:
-        from matplotlib.figure import Figure
+        with RARE_COLLECTIONS:
+            from matplotlib.figure import Figure
     except ImportError as error:
         raise HurtleError('Matplotlib is not installed: pip install "hurtle[tracking]".') from error
     run = folder if isinstance(folder, RunFolder) else RunFolder(Path(folder))
