@@ -16,6 +16,7 @@ from hurtle.native.batch_arrays import unpack_source
 from hurtle.native.bounds import Site, at_source
 from hurtle.native.cuda_support import simulated
 from hurtle.native.env import EnvSpec
+from hurtle.native.language import statements_of
 from hurtle.native.rewrite import rewrite
 
 HERE = Path(__file__).parent
@@ -80,10 +81,11 @@ def generate(spec: EnvSpec, target: str) -> tuple[str, dict[int, tuple[str, int]
     text = "\n".join(head) + "\n"
     lines: dict[int, tuple[str, int]] = {}
     for function, file in rewritten.functions:
-        has_loop = any(isinstance(node, ast.For | ast.While) for node in ast.walk(function))
+        originals = statements_of(function)
+        has_loop = any(isinstance(node, ast.For | ast.While) for node in originals)
         body = ("@part\n" if has_loop else "@jit\n") + ast.unparse(function) + "\n\n\n"
         first = text.count("\n") + 1
-        for original, printed in zip(_statements(function), _statements(ast.parse(body).body[0]), strict=True):
+        for original, printed in zip(originals, statements_of(ast.parse(body).body[0]), strict=True):
             lines[first + printed.lineno - 1] = (file, original.lineno)
         text += body
     text += adapter_source(spec, zero_obs=not rewritten.writes_whole_obs, has_fault=target == "cuda") + "\n"
@@ -122,10 +124,6 @@ def paste(file: str | Path) -> str:
         if is_docstring or is_ours or isinstance(node, ast.Import):
             dropped.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return "\n".join(line for n, line in enumerate(text.split("\n"), 1) if n not in dropped).strip() + "\n"
-
-
-def _statements(function: ast.AST) -> list[ast.stmt]:
-    return [node for node in ast.walk(function) if isinstance(node, ast.stmt)]
 
 
 def _code(dtype: np.dtype) -> str:

@@ -77,6 +77,15 @@ RNG_ALIASES = {
 """The names of `Rng` for methods of Python's and NumPy's generators."""
 
 
+def statements_of(function: ast.AST) -> list[ast.stmt]:
+    """The statements of a function, itself first; expressions, most of a tree, hold none."""
+    found: list[Any] = [function]
+    for node in found:  # grows
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            found += getattr(node, field, ())
+    return [node for node in found if isinstance(node, ast.stmt)]
+
+
 def known_calls() -> str:
     """Everything that env code may call."""
     from hurtle.native import dtypes

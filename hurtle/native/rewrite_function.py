@@ -34,6 +34,7 @@ from hurtle.native.language import (
     WORDS,
     code_message,
     known_calls,
+    statements_of,
 )
 from hurtle.native.rewrite_subscript import element, rewrite_subscript, signed
 
@@ -88,9 +89,8 @@ class FunctionRewriter(ast.NodeTransformer):
             argument.annotation = None
             if kind is not None:
                 self.aliases[argument.arg] = kind
-        self.locals = {a.arg for a in arguments.args} | {
-            node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        }
+        assigned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        self.locals = {a.arg for a in arguments.args} | assigned
         for word in sorted(self.locals & RESERVED):
             self.fail(tree, f"uses the reserved name {word!r}", "Choose another name.")
         self.arguments = {a.arg for a in arguments.args}
@@ -100,7 +100,6 @@ class FunctionRewriter(ast.NodeTransformer):
             self.state_name = arguments.args[0].arg
             given = self.given_arrays([a.arg for a in arguments.args])
             self.aliases |= {name: ArrayKind(dtype, len(shape)) for name, (shape, dtype) in given.items()}
-            assigned = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
             self.argument_shapes = {name: shape for name, (shape, _) in given.items() if name not in assigned}
         if self.name == "env_step":
             self.check_returns(tree)
@@ -138,13 +137,13 @@ class FunctionRewriter(ast.NodeTransformer):
                 f"The source of {self.function.__qualname__} is not available; put {self.spec.name} into a file."
             ) from None
         indented = source[0].isspace()
-        module = ast.parse("if True:\n" + source if indented else source)
-        tree = module.body[0].body[0] if indented else module.body[0]  # type: ignore[attr-defined]
+        first = self.function.__code__.co_firstlineno
+        module = ast.parse("\n" * (first - 1 - indented) + ("if True:\n" + source if indented else source))
+        tree = module.body[0].body[0] if indented else module.body[0]
         if not isinstance(tree, ast.FunctionDef) or tree.name != name:
             return self.fail(
                 self.function, f"({name}) is no plain function of its file", "Define it with def, at its own line."
             )
-        ast.increment_lineno(tree, self.function.__code__.co_firstlineno - 1 - indented)
         return tree
 
     # Errors ----------------------------------------------------------------------------------------------------------
@@ -156,7 +155,7 @@ class FunctionRewriter(ast.NodeTransformer):
     def check_returns(self, tree: ast.FunctionDef) -> None:
         several = self.spec.num_agents > 1
         wanted = "whether the episode is over: return over" if several else "two values: return reward, terminated"
-        returns = [node for node in ast.walk(tree) if isinstance(node, ast.Return)]
+        returns = [node for node in statements_of(tree) if isinstance(node, ast.Return)]
         if not returns:
             self.fail(tree, "returns nothing", f"step must return {wanted}")
         for node in returns:
