@@ -1,6 +1,7 @@
-"""The grid of benchmarks/learning.py on fake results: what is run, what is kept, and what is made of it. Nothing is trained."""
+"""The grid of benchmarks/learning.py on fake results: what is run, what is kept, what is made of it. One slow test trains."""
 
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -241,6 +242,29 @@ def test_the_report_draws_and_writes(tmp_path):
     assert "a CPU, 2 cores" in text
     assert (tmp_path / "images" / "learning" / "cartpole_100k.png").stat().st_size > 1000
     assert text in places.page.read_text()
+
+
+@pytest.mark.slow
+def test_seeds_side_by_side_are_saved_go_on_and_write_their_files(tmp_path):
+    pytest.importorskip("mujoco")
+    command = [
+        sys.executable,
+        Path(learning.__file__).with_name("learning_seeds.py"),
+        "sac_hopper",
+        "--device",
+        "cpu",
+        "--seeds",
+        "2",
+    ]
+    places = ["--folder", tmp_path / "unfinished", "--results", tmp_path / "results"]
+    for limit, last in ((["--seconds", "0"], "to be continued"), ([], "64 steps in")):
+        done = subprocess.run([*command, "--steps", "64", *limit, *places], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert last in done.stdout
+    results = load_results(tmp_path / "results")["sac_hopper"]["hurtle"]
+    assert [result["seed"] for result in results] == [0, 1]
+    assert all(result["steps"] == 64 and result["settings"]["algorithm"] == "sac" for result in results)
+    assert results[0]["evaluation"]["mean"] != results[1]["evaluation"]["mean"]
 
 
 # The tasks ------------------------------------------------------------------------------------------------------------
