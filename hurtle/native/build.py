@@ -32,9 +32,9 @@ class _Compiling:
     """A reentrant lock, with fewer garbage collections while it is held."""
 
     def __init__(self) -> None:
-        self._in_child()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._in_child)
+        self._renew()
+        if hasattr(os, "register_at_fork"):  # the thread that held the lock in the parent does not exist in the child
+            os.register_at_fork(after_in_child=self._renew)
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -44,8 +44,7 @@ class _Compiling:
         RARE_COLLECTIONS.__exit__()
         self._lock.release()
 
-    def _in_child(self) -> None:
-        """The thread that held the lock in the parent does not exist in the child."""
+    def _renew(self) -> None:
         self._lock = threading.RLock()
 
 

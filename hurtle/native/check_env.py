@@ -6,6 +6,7 @@ definition → uncompiled play with every access checked → compiled play from 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,11 @@ from hurtle.native.uncompiled import play_uncompiled
 
 COMPARED = ("obs", "reward", "terminated", "truncated", "ended", "episode_ended", "mask", "present")
 COMPARED_AT_THE_END = ("final_obs", "episode_return", "episode_length", "episode_metrics")
+ADVICE = {
+    "float64": "is computed in float64: an int meets a float32; write 2.0 instead of 2, float(n) instead of n",
+    "uint64": "is computed unsigned: a small difference wraps around; read State fields directly, or use int(…)",
+}
+"""What a warning says about arithmetic in a wide type."""
 
 
 @dataclass
@@ -150,12 +156,6 @@ def _check_determinism(spec: EnvSpec, num_steps: int, num_envs: int, seed: int) 
         )
 
 
-ADVICE = {
-    "float64": "is computed in float64: an int meets a float32; write 2.0 instead of 2, float(n) instead of n",
-    "uint64": "is computed unsigned: a small difference wraps around; read State fields directly, or use int(…)",
-}
-
-
 def _wide_arithmetic(program: Program, batch: CpuBatch) -> set[str]:
     """The author's lines that compute in float64, which is slow on a GPU, or unsigned: usually an int meets a float.
 
@@ -172,7 +172,8 @@ def _wide_arithmetic(program: Program, batch: CpuBatch) -> set[str]:
         is_known = False
     if not is_known:
         places = _wide_operations(program, batch)
-        write_atomically(kept, json.dumps([numba.__version__, places]))
+        with suppress(OSError):  # a cache that only others may write
+            write_atomically(kept, json.dumps([numba.__version__, places]))
     found = set()
     for number, kind in places:
         file, line = program.lines[number]
@@ -189,7 +190,8 @@ def _wide_operations(program: Program, batch: CpuBatch) -> list[tuple[int, str]]
         for name, f in vars(program.functions).items()
         if name.startswith(("env_", "self_", "fn_")) and hasattr(f, "overloads")
     ]
-    if not any(function.overloads for function in methods):  # loaded from disk, without types
+    compiled_here = any(hasattr(found.type_annotation, "blocks") for found in program.functions.run_envs.overloads.values())
+    if not compiled_here:  # loaded from disk, without types
         fresh = njit(error_model="numpy")(program.functions.run_envs.py_func)
         fresh(SAME_STEP, batch.handle.ctypes.data, batch.actions.ctypes.data, 0, 0, 1, 0, 0)
     found = set()
