@@ -2,9 +2,9 @@
 
     python benchmarks/learning_seeds.py sac_halfcheetah sac_hopper --seconds 500
 
-Several tasks are trained at the same time. A run ends when its steps are done or the time is up; the same command goes on from
-there. Every seed takes one gradient step for each step of its envs. The outcome is one file per task and seed, as
-learning.py writes them.
+Several tasks are trained at the same time. A run ends when its steps are done, when the time is up or on Ctrl-C; the same
+command goes on from there. Every seed takes one gradient step for each step of its envs. The outcome is one file per task and
+seed, as learning.py writes them.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from hurtle.kernels import cuda_graphs
 from hurtle.kernels.cuda_graphs import Graphs
 from hurtle.policies.build import build_policy
 from hurtle.runners.evaluate import evaluate_policy
+from hurtle.runners.signals import StopSignals
 
 EPISODES = 20
 """A point of a curve is the mean return of that many training episodes."""
@@ -147,7 +148,11 @@ class SeedsOfTask:
             make_network = algorithm.network_maker(settings.algorithm)
             policy = build_policy(settings.policy, *spaces, make_network=make_network, seed=seed).to(device)
             setup = LearnerSetup(
-                seed=seed, graphs=graphs, compiled=device != "cpu", precision="tf32", num_rows=settings.train.num_envs
+                seed=seed,
+                graphs=graphs,
+                compiled=device != "cpu",
+                precision=settings.train.precision,
+                num_rows=settings.train.num_envs,
             )
             learners.append(algorithm.make_learner("device", policy, settings.algorithm, setup))
         actor = SeedsActor([learner.policy for learner in learners], vec.num_envs, FIRST_ENV_SEED, graphs)
@@ -245,14 +250,14 @@ def main() -> int:
     let_threads_share_the_gpu()
     turns, failed = Turns(len(args.tasks)), list[str]()
     threads = [threading.Thread(target=in_thread, args=(SeedsOfTask(name, args, turns), failed)) for name in args.tasks]
-    for thread in threads:
-        thread.start()
-    try:
+
+    def stop(cause: str) -> None:
+        print(f"{cause}: saving …", flush=True)
+        args.seconds = 0.0
+
+    with StopSignals(stop):
         for thread in threads:
-            thread.join()
-    except KeyboardInterrupt:
-        print("stopping …", flush=True)
-        args.seconds = 0.0  # every task saves and returns
+            thread.start()
         for thread in threads:
             thread.join()
     return len(failed)
