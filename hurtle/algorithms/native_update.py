@@ -228,7 +228,7 @@ class NativeUpdate:
         """Allocate the shards' gradients, and the threads' copies if there are any."""
         plan, kernels = self.plan, self._kernels
         self._job[0]["has_copies"] = has_copies = threads > 1 and shards <= MOST_SUMMED and plan.trained_size <= MOST_COPIED
-        sizes = {"gradients": (1 + has_copies) * shards * (plan.trained_size + kernels.STATS)}
+        sizes = {"gradients": (1 + has_copies) * shards * kernels.shard_size(plan.trained_size)}
         if has_copies:
             size = kernels.copy_size(plan.packed_size, plan.trained_size, int(self._job[0]["num_blocks"]))
             sizes["copies"] = (threads - 1) * size

@@ -61,7 +61,7 @@ def mlp_shape(policy: Policy) -> MLPShape:
     plan, space, actions = _plan(policy), policy.observation_space, policy.action_space
     if plan.input_kind == NESTED:
         raise UnsupportedError("its observations are nested")
-    if plan.layers[:, network.KIND].any():
+    if not set(plan.layers[:, network.KIND]) <= {network.DENSE, network.FEW_OUTPUTS}:
         raise UnsupportedError("it has a convolution" if plan.memory < 0 else "it has a memory")
     if plan.shared:
         raise UnsupportedError("actor and critic share layers")

@@ -38,7 +38,8 @@ class Places(NamedTuple):
             inputs, outputs, width = (int(layer[n]) for n in (network.INPUTS, network.OUTPUTS, network.PANEL_WIDTH))
             j, k = np.arange(outputs), np.arange(inputs)[:, None]
             flat = layer[network.FLAT_WEIGHT] + j * layer[network.FLAT_DOWN] + across[:, None]
-            found[layer[network.WEIGHT] + j // width * inputs * width + k * width + j % width] = flat
+            if layer[network.KIND] != network.FEW_OUTPUTS:
+                found[layer[network.WEIGHT] + j // width * inputs * width + k * width + j % width] = flat
             if layer[network.FLAT_BIAS] >= 0:
                 found[layer[network.BIAS] + j] = layer[network.FLAT_BIAS] + j
             if layer[network.TRANSPOSED] >= 0:

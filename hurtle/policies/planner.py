@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hurtle.errors import UnsupportedError
 from hurtle.kernels.cpu import cells, conv, gemm, network
-from hurtle.kernels.cpu.host import TILE
+from hurtle.kernels.cpu.host import CACHE_LINE, TILE
 from hurtle.kernels.cpu.policy_table import EPSILON_GREEDY
 from hurtle.policies.action_transform import HEAD_KINDS
 from hurtle.policies.layers import Numbers, OneHot
@@ -72,11 +72,12 @@ class Planner:
         log_stds = 0 if log_std is None else log_std.numel()
         kind, explorations = _exploring(self.policy)
         log_std_at = self.trained
-        trained = self.trained + log_stds + explorations
+        trained = -(-(self.trained + log_stds + explorations) // CACHE_LINE) * CACHE_LINE
         inputs = layers[:, network.INPUTS] + (layers[:, network.FLAT_BIAS] >= 0)
         if int(inputs @ layers[:, network.OUTPUTS]) + log_stds != self.num_weights:
             raise UnsupportedError("it has parameters besides those of its layers")
-        layers[:, network.TRANSPOSED] += np.where(layers[:, network.TRANSPOSED] >= 0, trained, 0)
+        copied = (layers[:, network.TRANSPOSED] >= 0) & (layers[:, network.KIND] != network.FEW_OUTPUTS)
+        layers[:, network.TRANSPOSED] += np.where(copied, trained, 0)
         return NetworkPlan(
             layers=layers,
             split=len(layers) if found.is_shared else split,
@@ -141,7 +142,7 @@ class Planner:
 
     def _dense(self, layer: Dense, source: int) -> int:
         linear = layer.linear
-        row = self._written(self._row(linear.in_features, linear.out_features, source))
+        row = self._written(self._row(linear.in_features, linear.out_features, source, may_be_few=True))
         self._stored(row, linear.weight, linear.bias)
         row[network.ACTIVATION] = getattr(gemm, layer.activation.upper())
         if source in self.pixels:  # torch has the pixels of a filter side by side, the kernels the filters of a pixel
@@ -197,21 +198,34 @@ class Planner:
         self._use_work(row[network.STRIDE])
         return len(self.rows) - 1
 
-    def _row(self, inputs: int, outputs: int, source: int, width: int | None = None) -> list[int]:
+    def _row(
+        self, inputs: int, outputs: int, source: int, width: int | None = None, *, may_be_few: bool = False
+    ) -> list[int]:
         """Add a layer: its sizes, and room for its weights."""
         width = gemm.panel_width(outputs) if width is None else width
         row, panels = [0] * network.COLUMNS, -(-outputs // width)
         row[network.SOURCE], row[network.INPUTS], row[network.OUTPUTS] = source, inputs, outputs
         row[network.PANELS], row[network.PANEL_WIDTH], row[network.STRIDE] = panels, width, panels * width
         row[network.READ_PANELS], row[network.READ_WIDTH] = panels, width
-        row[network.WEIGHT], row[network.BIAS] = self.trained, self.trained + inputs * panels * width
-        self.trained += (inputs + 1) * panels * width
-        row[network.TRANSPOSED] = -1 if source < 0 else self.transposed
-        self.transposed += 0 if source < 0 else outputs * gemm.padded(inputs)
+        row[network.WEIGHT] = self.trained
+        if may_be_few and outputs <= gemm.FEW and self._fills_panels(source, inputs):
+            row[network.KIND], row[network.TRANSPOSED] = network.FEW_OUTPUTS, self.trained
+            row[network.BIAS] = self.trained + inputs * outputs
+            self.trained += inputs * outputs + panels * width
+        else:
+            row[network.BIAS] = self.trained + inputs * panels * width
+            self.trained += (inputs + 1) * panels * width
+            row[network.TRANSPOSED] = -1 if source < 0 else self.transposed
+            self.transposed += 0 if source < 0 else outputs * gemm.padded(inputs)
         row[network.PARTS] = 1
         self.rows.append(row)
         self.flat_inputs.append(np.arange(inputs))
         return row
+
+    def _fills_panels(self, source: int, inputs: int) -> bool:
+        """Whether a layer's outputs are `inputs` numbers in wide panels, without padding."""
+        read = self.rows[source] if source >= 0 else None
+        return read is not None and read[network.READ_WIDTH] == gemm.PANEL and read[network.READ_PANELS] * gemm.PANEL == inputs
 
     def _written(self, row: list[int]) -> list[int]:
         """The layer, with room for its outputs."""

@@ -320,9 +320,8 @@ def test_minibatches_of_two_sizes(steps, minibatch_size, threads, monkeypatch):
     assert_equal_policies(policy, learner.policy)
     job = learner.epochs.native._job[0]
     assert job["list_length"] > 0
-    assert len(learner.epochs.native._kept["gradients"]) == (1 + job["has_copies"]) * job["num_shards"] * (
-        job["trained_size"] + learner.epochs.native._kernels.STATS
-    )
+    shard = learner.epochs.native._kernels.shard_size(int(job["trained_size"]))
+    assert len(learner.epochs.native._kept["gradients"]) == (1 + job["has_copies"]) * job["num_shards"] * shard
     learner.epochs.native.close()
 
 

@@ -55,3 +55,8 @@ def both_gradients(c, d, a, lists, b, inputs, rows, panels, width):
     values, places, counts, length = lists
     add_transposed(c, a, b, (b[0], 0, 0), inputs, rows, panels, width)
     add_sparse(d, values, places, counts, length, b, rows, panels, width)
+
+
+@njit(cache=True)
+def call_few_columns(c, a, b, x, rows, columns, panels):
+    gemm.few_columns(c, a, b, x, rows, columns, panels)

@@ -58,6 +58,22 @@ def test_layers_equal_the_reference(finish, shape):
     assert (found[:, columns:] == 0).all()  # padding stays padding
 
 
+@pytest.mark.parametrize("columns", range(1, gemm.FEW + 1))
+@pytest.mark.parametrize(("rows", "panels"), [(64, 2), (37, 1), (1, 3), (8, 8)])
+def test_few_columns_equal_the_reference(rows, columns, panels):
+    depth, margin = panels * gemm.PANEL, 5
+    rng = np.random.default_rng(0)
+    a, b, bias = random(rng, rows, depth), random(rng, depth, columns) / np.float32(np.sqrt(depth)), random(rng, columns)
+    transposed = b.reshape(panels, gemm.PANEL, columns).transpose(0, 2, 1).ravel()
+    out = np.full((rows + 2, columns + margin), -7.0, np.float32)
+    c, left, right = (out.ravel(), columns + margin, columns + margin), (a.ravel(), 0, depth), (transposed, 0, columns * gemm.PANEL)
+    load_calls().call_few_columns(c, left, right, (bias, 0), rows, columns, panels)
+    expected = gemm.product_reference(bias, a, b, "none")
+    np.testing.assert_allclose(out[1:-1, :columns], expected, rtol=1e-5, atol=2e-6)
+    assert (out[[0, -1]] == -7.0).all()
+    assert (out[:, columns:] == -7.0).all()
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("finish", ["tanh_slope", "relu_slope"])
 def test_gradients_of_inputs_equal_the_reference(finish, shape):

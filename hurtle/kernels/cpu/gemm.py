@@ -23,6 +23,9 @@ UNROLLED = 4 if WIDTH == 4 else 2
 PANEL = VECTORS * WIDTH
 """Columns of a wide panel; a matrix of at most `WIDTH` columns has narrow ones."""
 
+FEW = max(1, WIDTH // 4)
+"""Up to this many columns of the result, sums along vectors are faster than panels, which would be mostly padding."""
+
 NONE, TANH, RELU = 0, 1, 2
 """Activations."""
 
@@ -101,6 +104,12 @@ class Tile:
     def fma(self, x: Any, y: Any, z: Any) -> Any:
         """The sum x · y + z, rounded once."""
         return self.call(f"llvm.fma.v{WIDTH}f32", x, y, z)
+
+    def total(self, start: Any, vector: Any) -> Any:
+        """`start` plus the sum of the lanes, which are added in pairs."""
+        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType(), self.vector])
+        add = cgutils.get_or_insert_function(self.b.module, kind, f"llvm.vector.reduce.fadd.v{WIDTH}f32")
+        return self.b.call(add, [start, vector], fastmath=("reassoc",))
 
     def polynomial(self, x: Any, coefficients: tuple[float, ...]) -> Any:
         """A polynomial by Horner's rule, lowest coefficient first."""
@@ -270,6 +279,7 @@ def _make_product(start: str, finish: str, transposed: bool = False) -> Any:
     a = (array, offset, row stride), x = (array, offset, row stride): biases, or the activations whose slope is taken.
     """
     wide, wide_rest = (_make_band(n, VECTORS, start, finish, transposed) for n in (ROWS, 1))
+    wide_half = _make_band(ROWS // 2, VECTORS, start, finish, transposed) if transposed else None  # inputs may be very few
     narrow, narrow_rest = (_make_band(n, 1, start, finish, transposed) for n in (ROWS, 1))
     uses_x = start == "bias" or finish.endswith("slope")
 
@@ -285,12 +295,82 @@ def _make_product(start: str, finish: str, transposed: bool = False) -> Any:
             c_at, b_at, x_at = c[1] + p * c[3], b[1] + p * b[3], x[1] + p * width
             if width == PANEL:
                 r = wide(c, c_at, a, b, b_at, x, x_at, 0, rows, depth)
+                if wide_half is not None:
+                    r = wide_half(c, c_at, a, b, b_at, x, x_at, r, rows, depth)
                 wide_rest(c, c_at, a, b, b_at, x, x_at, r, rows, depth)
             else:
                 r = narrow(c, c_at, a, b, b_at, x, x_at, 0, rows, depth)
                 narrow_rest(c, c_at, a, b, b_at, x, x_at, r, rows, depth)
 
     return product
+
+
+def _make_dots(rows: int) -> Any:
+    """The intrinsic for `rows` numbers of one column of C: each the sum of the products of a row of A and a row of B, which is
+    in panels of PANEL columns as A's rows are."""
+
+    @intrinsic
+    def dots(typing_context: Any, c: Any, c_at: Any, c_stride: Any, a: Any, a_at: Any, a_stride: Any, b: Any, b_at: Any,
+             b_stride: Any, panels: Any, start: Any) -> Any:  # fmt: skip
+        i8 = types.int64
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            made = Tile(builder, VECTORS)
+
+            def pointer(n: int) -> Any:
+                array = context.make_array(signature.args[n])(context, builder, arguments[n])
+                return made.at(array.data, arguments[n + 1])
+
+            c_first, a_first, b_first, c_step, a_step, b_step = *map(pointer, (0, 3, 6)), *(arguments[n] for n in (2, 5, 8))
+            rows_of_a = [made.at(a_first, builder.mul(a_step, ir.Constant(a_step.type, r))) for r in range(rows)]
+
+            def step(k: Any, count: int, sums: list[Any]) -> list[Any]:
+                sums = list(sums)
+                for u in range(count):
+                    panel = builder.add(k, ir.Constant(k.type, u))
+                    column, row_of_b = builder.mul(panel, ir.Constant(k.type, PANEL)), made.at(b_first, builder.mul(panel, b_step))
+                    for lane in range(0, PANEL, WIDTH):
+                        vector = made.load(made.at(row_of_b, lane))
+                        for r in range(rows):
+                            sums[r] = made.fma(made.load(made.at(rows_of_a[r], column, lane)), vector, sums[r])
+                return sums
+
+            for r, total in enumerate(made.sums([made.constant(0.0)] * rows, arguments[9], step)):
+                place = made.at(c_first, builder.mul(c_step, ir.Constant(c_step.type, r)))
+                builder.store(made.total(arguments[10], total), place)
+            return context.get_dummy_value()
+
+        return types.void(c, i8, i8, a, i8, i8, b, i8, i8, i8, types.float32), codegen
+
+    return dots
+
+
+_dots, _dot = _make_dots(ROWS), _make_dots(1)
+
+
+@joined
+def few_columns(c, a, b, x, rows, columns, panels):
+    """C = bias + A · B for FEW columns, with B transposed: panels of PANEL rows, as those of A's columns.
+
+    c = (flat array, offset, row stride), b = (array, offset, stride of panels); a and x as for products.
+    """
+    c_array, c_at, c_stride = c
+    a_array, a_at, a_stride = a
+    b_array, b_at, b_stride = b
+    if CHECKED:
+        _check("result", c_array, c_at, rows, c_stride, columns)
+        _check("left factor", a_array, a_at, rows, a_stride, panels * PANEL)
+        _check("right factor", b_array, b_at, panels, b_stride, columns * PANEL)
+    for j in range(columns):
+        r, bias = np.int64(0), x[0][x[1] + j]
+        while r + ROWS <= rows:
+            at = c_at + r * c_stride + j
+            _dots(c_array, at, c_stride, a_array, a_at + r * a_stride, a_stride, b_array, b_at + j * PANEL, b_stride, panels, bias)
+            r += ROWS
+        while r < rows:
+            at = c_at + r * c_stride + j
+            _dot(c_array, at, c_stride, a_array, a_at + r * a_stride, a_stride, b_array, b_at + j * PANEL, b_stride, panels, bias)
+            r += 1
 
 
 linear = _make_product("bias", "none")

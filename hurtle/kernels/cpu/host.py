@@ -13,6 +13,8 @@ from hurtle.native.compile_lock import compile_once, one_process_at_a_time
 from hurtle.native.inner import InnerCompiler
 
 f4 = np.float32
+CACHE_LINE = 16
+"""float32 in a cache line; vectors that cross from one to the next take longer to load."""
 TILE = 64
 """Rows processed at a time: enough to reuse each loaded weight, few enough to stay in the L1 cache."""
 

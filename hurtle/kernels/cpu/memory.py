@@ -12,6 +12,8 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import np_cfarray
 from numba.np.numpy_support import from_dtype
 
+from .host import CACHE_LINE, allocating
+
 ANY = 1 << 40
 """The size to pass when only the caller knows the real one."""
 
@@ -77,3 +79,11 @@ floats_at, ints_at, places_at, bools_at, doubles_at = (
 """Flat arrays: `floats_at(address, size)`."""
 table_at = view(np.int64, 2)
 """An int64 array of two dimensions: `table_at(address, rows, columns)`."""
+
+
+@allocating
+def aligned(count):
+    """New memory for float32 numbers, aligned to a cache line."""
+    memory = np.empty(count + CACHE_LINE, np.float32)
+    first = -(memory.ctypes.data // 4) % CACHE_LINE
+    return memory[first : first + count]

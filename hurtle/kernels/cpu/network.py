@@ -11,7 +11,19 @@ from functools import cache
 
 import numpy as np
 
-from .gemm import RELU, TANH, add_transposed, linear, linear_relu, linear_tanh, times, times_relu_slope, times_tanh_slope
+from .gemm import (
+    PANEL,
+    RELU,
+    TANH,
+    add_transposed,
+    few_columns,
+    linear,
+    linear_relu,
+    linear_tanh,
+    times,
+    times_relu_slope,
+    times_tanh_slope,
+)
 from .host import CHECKED, TILE, WIDTH, address_of_function, f4, jit
 from .memory import ANY, address_of, call, floats_at, places_at, table_at
 from .sparse import add_transposed_sparse, sparse_linear, sparse_relu, sparse_tanh
@@ -45,6 +57,7 @@ DENSE = 0
 OWN_CODE = 1  # another function runs it
 HELD = 2  # has no code of its own: weights or memory for one with OWN_CODE
 INPUT = 3  # holds the inputs of a chain (policies/dense_chain.py)
+FEW_OUTPUTS = 4  # has its weights only once, transposed: WEIGHT and TRANSPOSED are the same offset
 
 BLOCK, BLOCK_COLUMNS = 512, 6
 """Weights that one thread sums and steps at a time, and the columns of `weight_blocks`."""
@@ -60,7 +73,10 @@ def weight_blocks(layers: np.ndarray) -> np.ndarray:
     for n, layer in enumerate(layers):
         inputs, panels, width = (int(layer[column]) for column in (INPUTS, PANELS, PANEL_WIDTH))
         own, step = n if layer[TRANSPOSED] >= 0 else -1, max(1, BLOCK // width)
-        for panel in range(panels):
+        if layer[KIND] == FEW_OUTPUTS:
+            size = int(layer[INPUTS] * layer[OUTPUTS])
+            blocks += [(layer[WEIGHT] + k, min(BLOCK, size - k), -1, 0, 0, 0) for k in range(0, size, BLOCK)]
+        for panel in range(0 if layer[KIND] == FEW_OUTPUTS else panels):
             for first in range(0, inputs, step):
                 last = min(inputs, first + step)
                 start = layer[WEIGHT] + (panel * inputs + first) * width
@@ -81,6 +97,11 @@ def forward(weights, layers, first, last, x, x_at, x_stride, rows, work, lists, 
         if layers[n, KIND] != DENSE:
             if layers[n, KIND] == OWN_CODE:
                 _forward_elsewhere(weights, layers, n, x, x_at, x_stride, rows, work, lists)
+            elif layers[n, KIND] == FEW_OUTPUTS:
+                source, outputs = layers[n, SOURCE], layers[n, OUTPUTS]
+                a, b = (work, layers[source, WORK], layers[source, STRIDE]), (weights, layers[n, WEIGHT], outputs * PANEL)
+                c, biases = (work, layers[n, WORK], layers[n, STRIDE]), (weights, layers[n, BIAS])
+                few_columns(c, a, b, biases, rows, outputs, layers[source, READ_PANELS])
             continue
         source, inputs, stride, width = layers[n, SOURCE], layers[n, INPUTS], layers[n, STRIDE], layers[n, PANEL_WIDTH]
         out, weight, bias, activation = layers[n, WORK], layers[n, WEIGHT], layers[n, BIAS], layers[n, ACTIVATION]
@@ -124,6 +145,12 @@ def backward(weights, layers, first, last, x, x_at, x_stride, rows, work, slopes
             continue
         step = rows if a[2] < PAGE else FEW_PAGES
         for q in range(0, rows, step):
+            if layers[n, KIND] == FEW_OUTPUTS:
+                outputs, panels = layers[n, OUTPUTS], layers[source, READ_PANELS]
+                into, left = (gradient, c[1], PANEL, outputs * PANEL), (slopes, own + q * stride, stride)
+                right = (work, a[1] + q * a[2], a[2], PANEL)
+                add_transposed(into, left, right, (slopes, 0, 0), outputs, min(step, rows - q), panels, PANEL)
+                continue
             left, right = (a[0], a[1] + q * a[2], a[2]), (slopes, own + q * stride, stride, width)
             add_transposed(c, left, right, (slopes, 0, 0), inputs, min(step, rows - q), panels, width)
         if layers[n, KIND] == HELD or source < 0 or layers[source, KIND] == INPUT:

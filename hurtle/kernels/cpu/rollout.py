@@ -19,7 +19,7 @@ from hurtle.native.intrinsics import call_env
 
 from .head_calls import call_sample
 from .host import TILE, WIDTH, entry, f4, strict, strict_allocating, strict_inlined
-from .memory import address_of, call, ints_at
+from .memory import address_of, aligned, call, ints_at
 from .network import STRIDE, WORK, call_forward
 from .policy_table import SCALED_ACTIONS, SQUASHED_ACTIONS
 from .remembering import KEEP, KEEP_FINAL, RECALL, RECALL_FINALS
@@ -115,14 +115,6 @@ def collect_steps(job, like, first, last, lo, hi):
     if job[J.has_advantages]:
         write_advantages(job, row, end)
     return NO_ERROR
-
-
-@strict_allocating
-def aligned(count):
-    """Floats aligned to a cache line."""
-    memory = np.empty(count + 16, np.float32)
-    first = -(memory.ctypes.data // 4) % 16
-    return memory[first : first + count]
 
 
 @strict_allocating

@@ -12,8 +12,8 @@ import numpy as np
 
 from . import network
 from .head_calls import call_gradient, call_score
-from .host import TILE, allocating, entry, f4, jit, joined, reordering
-from .memory import ANY, address_of, bools_at, call, floats_at, ints_at, places_at, table_at, view
+from .host import CACHE_LINE, TILE, allocating, entry, f4, jit, joined, reordering
+from .memory import ANY, address_of, aligned, bools_at, call, floats_at, ints_at, places_at, table_at, view
 from .network import call_backward, call_forward, transpose_rows
 from .sync import wait_for_all
 from .vector_math import exp
@@ -71,12 +71,17 @@ def shard_segments(count: int) -> int:
     return min(TILE, max(min(8, -(-count // 2)), -(-count // MAX_SHARDS)))
 
 
+def shard_size(trained_size: int) -> int:
+    """Floats of a shard's gradients and STATS, rounded up to pairs of cache lines, which threads do not share then."""
+    return -(-(trained_size + STATS) // (2 * CACHE_LINE)) * 2 * CACHE_LINE
+
+
 def copy_size(packed_size: int, trained_size: int, num_blocks: int) -> int:
-    """Floats in a thread's own copies, rounded up to pairs of cache lines."""
-    return -(-(packed_size + 3 * trained_size + STATS + num_blocks) // 32) * 32
+    """Floats in a thread's own copies, rounded up in the same way."""
+    return -(-(packed_size + 3 * trained_size + STATS + num_blocks) // (2 * CACHE_LINE)) * 2 * CACHE_LINE
 
 
-_copy_size = jit(copy_size)
+_shard_size, _copy_size = jit(shard_size), jit(copy_size)
 
 
 @entry
@@ -89,7 +94,7 @@ def learn(job, thread, threads):
     """
     j = jobs_at(job, 1)[0]
     first, last = j.first, j.last
-    stride, size = j.trained_size + STATS, j.shard_rows
+    stride, size = _shard_size(j.trained_size), j.shard_rows
     weights, moments1, moments2, total, norms = _own_arrays(j, thread)
     gradients, results = floats_at(j.gradients, ANY), floats_at(j.results, j.minibatches * RESULTS)
     layers = table_at(j.layers, j.num_layers, network.COLUMNS)
@@ -181,13 +186,13 @@ def _own_arrays(j, thread):
 @allocating
 def new_tile(j):
     """A thread's memory for one tile of rows."""
-    numbers = np.empty((NUMBERS, TILE), np.float32)
+    numbers = aligned(NUMBERS * TILE).reshape(NUMBERS, TILE)
     return (
-        np.empty(TILE * j.num_inputs, np.float32),
+        aligned(TILE * j.num_inputs),
         np.empty(TILE * (1 + j.list_length) if j.list_length else 0, np.int32),
-        np.empty(j.work_size, np.float32),
-        np.empty(j.work_size, np.float32),
-        np.empty(j.scratch_size, np.float32),
+        aligned(j.work_size),
+        aligned(j.work_size),
+        aligned(j.scratch_size),
         np.empty(TILE * j.action_size, np.int64),
         np.empty(TILE * j.action_size, np.float32),
         np.empty(max(1, TILE * j.mask_size * j.has_masks), np.bool_),
