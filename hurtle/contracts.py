@@ -216,6 +216,8 @@ class Learner(Protocol):
     """The `Postprocess` that it runs first, of which a collector may do parts sooner; None where it has none."""
     acting_kernels: Any = None
     """Kernels that collectors on the same device may run instead of the policy."""
+    planner: Any = None
+    """Plans updates before their rollouts are there, see `native_update.Planner`; None where it cannot."""
     note: str = ""
     """What the user should know about how it learns; continues the gear's reason."""
 

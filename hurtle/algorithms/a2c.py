@@ -49,7 +49,7 @@ class A2C(Learner):
         learning_rate = annealed(self.config.learning_rate, self.config.anneal_learning_rate, progress)
         self.optimizer.set_learning_rate(learning_rate)
         self.postprocess(rollout)
-        explained = explained_variance(rollout)
+        explained = self.explained(rollout)
         self.updates += 1
         metrics = dict.fromkeys(METRICS, float("nan"))
         if rollout.num_valid:
@@ -57,6 +57,10 @@ class A2C(Learner):
             if not all(map(math.isfinite, metrics.values())):
                 raise not_finite(metrics)
         return {**metrics, "explained_variance": explained, "learning_rate": learning_rate}
+
+    def explained(self, rollout: Rollout) -> float:
+        """See `explained_variance`."""
+        return explained_variance(rollout)
 
     def step(self, rollout: Rollout) -> list[float]:
         """One gradient step; returns the METRICS."""

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numba import types
 from torch import Tensor
 
 from hurtle.algorithms.a2c_config import A2CConfig
 from hurtle.algorithms.kernel_crew import KernelCrew
-from hurtle.algorithms.ppo import METRICS
+from hurtle.algorithms.ppo import METRICS, explained_variance
 from hurtle.algorithms.ppo_config import PPOConfig
 from hurtle.buffers.rollout import Rollout
-from hurtle.contracts import Weights
+from hurtle.contracts import Metrics, Weights
 from hurtle.errors import NonFiniteError, UnsupportedError
 from hurtle.kernels.cpu import network
 from hurtle.kernels.flat_parameters import FlatParameters
@@ -58,6 +60,12 @@ class Packed:
         self._plan.unpack(self.packed, self.flat)
 
 
+def not_learned(result: np.ndarray) -> NonFiniteError:
+    """The error for the results of a minibatch that are not finite."""
+    loss = dict(zip(METRICS, result.tolist(), strict=True))
+    return NonFiniteError(f"The loss or its gradient is not finite: {loss}. Try a lower learning_rate.")
+
+
 class Order(NamedTuple):
     """The steps of several minibatches."""
 
@@ -71,6 +79,36 @@ class Order(NamedTuple):
     """For policies with a memory: the rows of each minibatch; `steps` are the valid steps of these …"""
     segment_sizes: np.ndarray | None = None
     """… and how many rows each minibatch has."""
+
+
+class Plan(NamedTuple):
+    """Several updates, each from a new rollout in the same memory, with the same number of minibatches."""
+
+    order: Order
+    """The steps of all updates' minibatches, one update after another."""
+    learning_rates: list[float]
+    clip_ranges: list[float]
+    settings: dict[str, Any]
+    """Of the loss, as for `NativeUpdate.learn`."""
+
+
+class Planner(Protocol):
+    """A learner whose next updates can be planned before their rollouts are there."""
+
+    native: NativeUpdate
+
+    def plan(self, rollout: Rollout, progresses: Sequence[float]) -> Plan:
+        """The updates at these points of the run, from 0 to 1, from rollouts in this memory."""
+
+    def planned(self, plan: Plan, rollout: Rollout, results: np.ndarray, explained: np.ndarray) -> list[Metrics]:
+        """The metrics of the updates of a plan that were made: all, or fewer after an error.
+
+        Args:
+            plan: The plan.
+            rollout: As given to `plan`.
+            results: METRICS of their minibatches. [updates, minibatches, 6]
+            explained: Variance of their returns that the values explain. [updates]
+        """
 
 
 class NativeUpdate:
@@ -93,11 +131,16 @@ class NativeUpdate:
         # Holds the optimizer's name, settings and file format; torch's optimizer is never created.
         self.optimizer = Optimizers(config.optimizer, policy, config.learning_rate, config.adam_eps, config.weight_decay)
         self._kernels: Any = load_kernels().update
-        self._most = thread_count(num_threads, self._kernels.MAX_SHARDS)
+        self.most_threads = thread_count(num_threads, self._kernels.MAX_SHARDS)
         self._tuners: dict[int, ThreadTuner] = {}  # by the most threads that minibatches of a size can use
         self.tuner = ThreadTuner(1)
-        self._crew = KernelCrew(self._kernels.learn, self._most)
+        with COMPILING:
+            self._explain = load_kernels().updates.explained_variance
+            self._explain.compile((types.int64,) * 3)
+        self._crew = KernelCrew(self._kernels.learn, self.most_threads)
+        self.barrier, self.address = self._crew.barrier, self._crew.address
         self.steps = 0  # optimizer steps
+        self.last_steps = 0  # steps in all minibatches of the last call
         self._job = np.zeros(1, self._kernels.JOB)
         self._kept: dict[str, np.ndarray] = {}  # arrays the job points to
         self._fields: dict[str, Tensor] = {}  # fields of the last rollout
@@ -163,6 +206,17 @@ class NativeUpdate:
         Raises:
             NonFiniteError: A loss or gradient is not finite; the weights are those before that minibatch.
         """
+        results = self.begin(rollout, order, **settings)
+        try:
+            done = self._run(order.sizes)
+        finally:  # also after Ctrl-C: keep weights, moments and step count consistent
+            self.end()
+        if done < len(results):
+            raise not_learned(results[done])
+        return results
+
+    def begin(self, rollout: Rollout, order: Order, **settings: Any) -> np.ndarray:
+        """Describe what to learn from, see `learn`, whether it is there yet or not; returns where the results go."""
         count, job = len(order.sizes), self._job[0]
         bounds = np.zeros(count + 1, np.int64)
         np.cumsum(order.sizes, out=bounds[1:])
@@ -184,20 +238,39 @@ class NativeUpdate:
         job["minibatches"], job["steps_before"], job["has_importance"] = count, self.steps, order.importance is not None
         job["done"] = 0
         self._pack_weights()
-        try:
-            done = self._run(order.sizes, bounds)
-        finally:  # also after Ctrl-C: keep weights, moments and step count consistent
-            self.steps += int(job["done"])
-            self._packed.unpack()
-            self._written[:] = self._packed.flat
-        if done < count:
-            loss = dict(zip(METRICS, results[done].tolist(), strict=True))
-            raise NonFiniteError(f"The loss or its gradient is not finite: {loss}. Try a lower learning_rate.")
         return results
 
-    def _run(self, sizes: np.ndarray, bounds: np.ndarray) -> int:
-        """Call the kernel on every thread, a slice of minibatches at a time."""
-        count, largest = len(sizes), int(sizes.max(initial=1))
+    def end(self) -> None:
+        """Count the steps, and write the weights to torch's parameters."""
+        self.steps += int(self._job[0]["done"])
+        self._packed.unpack()
+        self._written[:] = self._packed.flat
+
+    def explained(self, rollout: Rollout) -> float:
+        """The explained variance of a rollout, computed as between updates in one call."""
+        if not rollout.all_valid:
+            return explained_variance(rollout)
+        return self._explain(rollout.returns.data_ptr(), rollout.advantages.data_ptr(), rollout.returns.numel())
+
+    @property
+    def packed_weights(self) -> np.ndarray:
+        """The weights in the kernels' layout, which updates change in place."""
+        return self._packed.packed
+
+    @property
+    def reads_rollouts(self) -> bool:
+        """Whether the kernels read a rollout's own fields, so that nothing has to be done between filling it and learning."""
+        return self.plan.memory < 0 and self.plan.input_kind == PLAIN and not self.plan.listed_inputs(torch.float32)
+
+    def ready(self, sizes: np.ndarray) -> tuple[int, int]:
+        """Make room for minibatches of these sizes; returns the fastest number of threads, and the job's address."""
+        shards = self._divide(sizes)
+        self._make_room(shards, self.tuner.best)
+        return self.tuner.best, self._job.ctypes.data
+
+    def _divide(self, sizes: np.ndarray) -> int:
+        """Divide minibatches into shards; returns the most that one has."""
+        largest = int(sizes.max(initial=1))
         if self._segment_sizes is None:
             rows = self._kernels.shard_rows(largest, self.plan.trained_size, self._lists)
             shards = -(-largest // rows)
@@ -205,13 +278,18 @@ class NativeUpdate:
             most_segments = int(self._segment_sizes.max(initial=1))
             rows = self._kernels.shard_segments(most_segments)
             shards = -(-most_segments // rows)
-            self._make_segment_memory(rows, max(1, min(self._most, shards)))
+            self._make_segment_memory(rows, max(1, min(self.most_threads, shards)))
         self._job[0]["shard_rows"], self._job[0]["num_shards"] = rows, shards
-        most = max(1, min(self._most, shards))
+        most = max(1, min(self.most_threads, shards))
         if most not in self._tuners:
             self._tuners[most] = ThreadTuner(most)
         self.tuner = self._tuners[most]
-        done = 0
+        return shards
+
+    def _run(self, sizes: np.ndarray) -> int:
+        """Call the kernel on every thread, a slice of minibatches at a time."""
+        count, largest, bounds, done = len(sizes), int(sizes.max(initial=1)), self._kept["bounds"], 0
+        shards, self.last_steps = self._divide(sizes), int(bounds[-1])
         while done < count:
             last = min(count, done + max(1, self.tuner.fitting(CALL_SECONDS) // largest))
             threads, steps = self.tuner.count, max(1, int(bounds[last] - bounds[done]))

@@ -30,6 +30,7 @@ SHUFFLE_STREAM = 2
 AUTOCAST = {"float32": None, "tf32": None, "bf16": torch.bfloat16}
 METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 """Metrics of each minibatch."""
+NOT_KNOWN = (math.nan,) * len(METRICS)
 
 
 class Annealed(NamedTuple):
@@ -262,7 +263,7 @@ class PPO(Learner):
         """Learn from one rollout; see `Learner.update`. Losses are means over the minibatches."""
         config, now = self.config, anneal(self.config, progress)
         self.postprocess(rollout)
-        explained = explained_variance(rollout)
+        explained = self.explained(rollout)
 
         together = config.num_epochs if config.target_kl is None else 1
         parts: list[Tensor] = []
@@ -272,11 +273,15 @@ class PPO(Learner):
                 break
         seen = parts[0] if len(parts) == 1 else torch.cat(parts)
         self.updates += 1
-        metrics = dict(zip(METRICS, seen.mean(0).tolist(), strict=True))
+        metrics = dict(zip(METRICS, seen.numpy(force=True).mean(0).tolist() if len(seen) else NOT_KNOWN, strict=True))
         if len(seen) and not all(map(math.isfinite, metrics.values())):
             raise not_finite(metrics)
         rates = {"learning_rate": now.learning_rate, "clip_range": now.clip_range}
         return {**metrics, "explained_variance": explained, **rates}
+
+    def explained(self, rollout: Rollout) -> float:
+        """See `explained_variance`."""
+        return explained_variance(rollout)
 
     def weights(self) -> Weights:
         """See `Learner.weights`."""

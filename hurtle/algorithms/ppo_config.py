@@ -101,7 +101,7 @@ ALGORITHM = Algorithm(
     PPOConfig,
     {
         "general": "hurtle.algorithms.ppo:PPO",
-        "native": "hurtle.algorithms.ppo_native:native_ppo",
+        "native": "hurtle.algorithms.ppo_native:NativePPO",
         "device": "hurtle.algorithms.ppo_device:DevicePPO",
     },
 )

@@ -5,7 +5,7 @@ rollout → order of steps → `NativeUpdate.learn` → METRICS. PPO itself is i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,22 +14,53 @@ import torch
 from torch import Tensor
 
 from hurtle.algorithms.algorithm import LearnerSetup
-from hurtle.algorithms.native_update import NativeUpdate, Order
-from hurtle.algorithms.ppo import METRICS, PPO, Annealed, Epochs, MinibatchOrder, correct_advantages
+from hurtle.algorithms.native_update import NativeUpdate, Order, Plan, Planner
+from hurtle.algorithms.ppo import METRICS, PPO, Annealed, Epochs, MinibatchOrder, anneal, correct_advantages
 from hurtle.algorithms.ppo_config import PPOConfig
 from hurtle.buffers.rollout import Rollout
-from hurtle.contracts import Weights
+from hurtle.contracts import Metrics, Weights
 from hurtle.policies.policy import Policy
 
 
-def native_ppo(policy: Policy, config: PPOConfig, setup: LearnerSetup | None = None) -> PPO:
-    """PPO with the compiled update.
+class NativePPO(PPO):
+    """PPO whose epochs are compiled.
 
     Raises:
         UnsupportedError: The kernels do not support this policy or optimizer.
     """
-    setup = setup or LearnerSetup()
-    return PPO(policy, config, setup, epochs=NativeEpochs(policy, config, setup.num_threads))
+
+    def __init__(self, policy: Policy, config: PPOConfig, setup: LearnerSetup | None = None):
+        setup = setup or LearnerSetup()
+        epochs = NativeEpochs(policy, config, setup.num_threads)
+        super().__init__(policy, config, setup, epochs=epochs)
+        self.native = epochs.native
+
+    @property
+    def planner(self) -> Planner | None:
+        """See `Learner.planner`; itself, unless an update depends on more than its rollout and its order."""
+        return None if self.config.target_kl is not None or self.config.vtrace or self.order.by_segments else self
+
+    def plan(self, rollout: Rollout, progresses: Sequence[float]) -> Plan:
+        """See `Planner.plan`."""
+        config, settings = self.config, [anneal(self.config, progress) for progress in progresses]
+        self._before = self.order.generator.get_state()
+        order = _order_of_steps(rollout, self.order, len(progresses) * config.num_epochs)
+        rates, clips = [now.learning_rate for now in settings], [now.clip_range for now in settings]
+        return Plan(order, rates, clips, {"clips": True, "clips_values": config.clip_values})
+
+    def explained(self, rollout: Rollout) -> float:
+        """See `NativeUpdate.explained`."""
+        return self.native.explained(rollout)
+
+    def planned(self, plan: Plan, rollout: Rollout, results: np.ndarray, explained: np.ndarray) -> list[Metrics]:
+        """See `Planner.planned`."""
+        self.updates += len(results)
+        if len(results) < len(plan.learning_rates):  # as if the others had not been planned
+            self.order.generator.set_state(self._before)
+            _order_of_steps(rollout, self.order, len(results) * self.config.num_epochs)
+        parts = zip(results.mean(1).tolist(), explained.tolist(), plan.learning_rates, plan.clip_ranges, strict=False)
+        names = (*METRICS, "explained_variance", "learning_rate", "clip_range")
+        return [dict(zip(names, (*losses, *others), strict=True)) for losses, *others in parts]
 
 
 class NativeEpochs(Epochs):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import chain, pairwise
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -147,6 +147,53 @@ class NativeCollector(Collector):
         self._plan.pack_exploration(self.policy.network, self._weights)
         self._version = weights.version
 
+    @property
+    def computes_all(self) -> bool:
+        """Whether rollouts need no postprocessing, copying or counting once compiled code has filled them."""
+        raw = self.policy.normalizer is None and Done.ADVANTAGES in self._done and self._plan.memory < 0
+        return raw and not self.vec.native_spec.has_present and not self._plan.num_explorations
+
+    def begin_rollouts(self, rollout: Rollout, count: int, weights: np.ndarray) -> Rollouts:
+        """What compiled code needs to fill the rollout `count` times.
+
+        Args:
+            rollout: The memory of all of them.
+            count: How many.
+            weights: Packed as the policy's; may change from one rollout to the next.
+        """
+        assert weights.size == self._weights.size
+        self._begin()
+        self._describe_rollout(rollout)
+        log, arrays = _EpisodeLog(self.vec, count * rollout.num_steps), {"weights": weights}
+        jobs = [shard.job(self._job).copy() for shard in self._shards_for(self.tuner.best)]
+        for name, array in (arrays | log.arrays).items():
+            for job in jobs:
+                job[JOB[name]] = array.ctypes.data
+        call, finals = self._call(jobs, self._shards_for(self.tuner.best), 0, rollout.num_steps), rollout.finals.steps
+        numbers = {
+            "collect": self._address, "collect_call": call.ctypes.data, "collectors": len(jobs),
+            "cuts": self._cuts.ctypes.data, "final_steps": finals.data_ptr(), "num_finals": finals.numel(),
+            "drawn": self.actor.steps.ctypes.data, "num_steps": rollout.num_steps, "num_rows": self.num_rows,
+            "num_envs": self.rows.num_envs, "num_metrics": len(self.vec.native_spec.env.metrics),
+        }  # fmt: skip
+        return Rollouts(numbers, log, (call, jobs))
+
+    def end_rollouts(self, rollout: Rollout, done: int, error_code: int, failure: OutOfBounds | None) -> HurtleError | None:
+        """Count the steps of `done` rollouts; returns the error that ended the next one, if any."""
+        self.steps += done * rollout.num_steps
+        self._version += done
+        if failure is None and error_code == error_codes.NO_ERROR:
+            return None
+        self.steps += rollout.num_steps
+        self.actor.steps += rollout.num_steps
+        if failure is not None:
+            return self._interrupted(failure)
+        try:
+            self._refuse(rollout, error_code, self.steps - rollout.num_steps)
+        except HurtleError as error:
+            return error
+        return None
+
     def request_stop(self) -> None:
         """Make `collect` stop within about 0.1 s."""
         self._stopping = True
@@ -199,9 +246,7 @@ class NativeCollector(Collector):
         try:
             error_code = self._collect_together(shards, first, first + size)
         except OutOfBounds as error:
-            self._begun = False  # threads have not copied their arrays back: the next call resets the envs
-            self._starts[:] = True
-            raise self._batch.out_of_bounds(error) from None
+            raise self._interrupted(error) from None
         finally:
             self.steps += size
             self.actor.steps += size
@@ -209,6 +254,12 @@ class NativeCollector(Collector):
             self._refuse(rollout, error_code, self.steps - size - first)
         self.tuner.took(size, perf_counter() - began)
         return size
+
+    def _interrupted(self, error: OutOfBounds) -> HurtleError:
+        """The error for the user. Threads have not copied their arrays back: the next call resets the envs."""
+        self._begun = False
+        self._starts[:] = True
+        return self._batch.out_of_bounds(error)
 
     def _shards_for(self, threads: int) -> list[_Shard]:
         """The envs, divided among so many threads."""
@@ -220,11 +271,16 @@ class NativeCollector(Collector):
     def _collect_together(self, shards: list[_Shard], first: int, last: int) -> int:
         """Take steps [first, last), each shard on a thread of its own; returns the first error's code."""
         jobs = [shard.job(self._job) for shard in shards]
-        parts = [(job.ctypes.data, shard.lo, shard.hi) for job, shard in zip(jobs, shards, strict=True)]
-        call = np.array([first, last, *chain.from_iterable(parts)], np.int64)
+        call = self._call(jobs, shards, first, last)
         if self._crew is None or len(shards) == 1:
             return self._collect_envs(call.ctypes.data, 0, 1)
         return min(self._crew.run(self._address, call.ctypes.data, len(shards)))
+
+    @staticmethod
+    def _call(jobs: list[np.ndarray], shards: list[_Shard], first: int, last: int) -> np.ndarray:
+        """The arguments of `collect_envs` for steps [first, last)."""
+        parts = [(job.ctypes.data, shard.lo, shard.hi) for job, shard in zip(jobs, shards, strict=True)]
+        return np.array([first, last, *chain.from_iterable(parts)], np.int64)
 
     def _refuse(self, rollout: Rollout, error_code: int, steps: int) -> None:
         """Raise the error behind a code; `steps` is the number of steps before this rollout."""
@@ -433,16 +489,28 @@ class _EpisodeLog:
             self.arrays["over"] = np.zeros(envs, np.bool_)
             self.arrays["metrics"] = np.zeros((*envs, len(self._names)), np.float32)
 
-    def episodes(self) -> Episodes:
-        """The episodes of the rollout, by time, then by row."""
-        ended = self.arrays["ended"]
+    def episodes(self, first: int = 0, last: int | None = None) -> Episodes:
+        """The episodes that ended in steps [first, last), by time, then by row."""
+        arrays = {name: array[first:last] for name, array in self.arrays.items()}
+        ended = arrays["ended"]
         if not ended.any():
             return Episodes()
         metrics = {}
         if self._names:  # an env that ends with no agents counts only if an episode ended in that step
-            found = self.arrays["metrics"][self.arrays["over"] & ended.any(1, keepdims=True)]
+            found = arrays["metrics"][arrays["over"] & ended.any(1, keepdims=True)]
             metrics = {name: found[:, m].copy() for m, name in enumerate(self._names)}
-        return Episodes.of(self.arrays["episode_returns"][ended], self.arrays["episode_lengths"][ended], metrics)
+        return Episodes.of(arrays["episode_returns"][ended], arrays["episode_lengths"][ended], metrics)
+
+
+class Rollouts(NamedTuple):
+    """What compiled code needs to fill a rollout several times."""
+
+    numbers: dict[str, int]
+    """Addresses and sizes, as named in kernels/cpu/updates.py."""
+    log: _EpisodeLog
+    """Where it records the ended episodes of all rollouts, one rollout after another."""
+    kept: tuple[Any, ...]
+    """Arrays that the addresses point to."""
 
 
 def vector_obstacle(vec: Any) -> str | None:

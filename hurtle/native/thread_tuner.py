@@ -63,6 +63,11 @@ class ThreadTuner:
         """The largest number of threads."""
         return self._counts[-1]
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the next call uses the best number, as far as is known."""
+        return not self.searching and self.count == self.best
+
     def fitting(self, seconds: float) -> int:
         """How much work the next call can do in about so many seconds, at least 1; less if it tries another number."""
         if not self._work[self._at]:

@@ -198,9 +198,7 @@ class Planner:
         self._use_work(row[network.STRIDE])
         return len(self.rows) - 1
 
-    def _row(
-        self, inputs: int, outputs: int, source: int, width: int | None = None, *, may_be_few: bool = False
-    ) -> list[int]:
+    def _row(self, inputs: int, outputs: int, source: int, width: int | None = None, *, may_be_few: bool = False) -> list[int]:
         """Add a layer: its sizes, and room for its weights."""
         width = gemm.panel_width(outputs) if width is None else width
         row, panels = [0] * network.COLUMNS, -(-outputs // width)

@@ -66,8 +66,7 @@ class Parts:
 
     def close(self) -> None:
         """Close the learner, the collector, and the envs unless they are the user's."""
-        self.learner.close()
-        self.collector.close(envs=self.owns_envs)
+        self.gear.close(envs=self.owns_envs)
 
 
 Module = nn.Module | type[nn.Module] | None

@@ -23,6 +23,7 @@ from hurtle.errors import HurtleError, UnsupportedError
 from hurtle.kernels.cuda_graphs import Graphs
 from hurtle.policies.native_plan import plan_for
 from hurtle.policies.policy import Policy
+from hurtle.runners.native_loop import NativeLoop
 from hurtle.runners.settings import TrainConfig
 from hurtle.tracking.timing import Timer
 
@@ -34,12 +35,21 @@ class Gear:
     Attributes:
         name: "device", "native" or "general".
         reason: Why this one, for the user.
+        loop: Runs several updates at once, where that is faster.
     """
 
     name: str
     reason: str
     collector: Collector
     learner: Learner
+    loop: NativeLoop | None = None
+
+    def close(self, envs: bool) -> None:
+        """Stop threads and release memory; close the envs too unless they belong to the user."""
+        if self.loop is not None:
+            self.loop.close()
+        self.learner.close()
+        self.collector.close(envs=envs)
 
 
 @dataclass(frozen=True)
@@ -170,6 +180,7 @@ def _native(request: Request) -> Gear:
         learner = request.learner("general")
         reason = "the policy runs compiled" if in_python else "envs and policy run compiled"
         reason += f"; the update stays in torch, many times slower, since {error}"
+    loop = None
     if in_python:
         reason += f"; {in_python}"
         same_policy = learner.postprocess is not None and learner.postprocess.policy is request.policy
@@ -185,7 +196,8 @@ def _native(request: Request) -> Gear:
             postprocess=learner.postprocess,
             num_threads=request.train.num_workers,
         )
-    return Gear("native", reason, collector, learner)
+        loop = NativeLoop(collector, learner.planner) if NativeLoop.fits(collector, learner.planner) else None
+    return Gear("native", reason, collector, learner, loop)
 
 
 # The general gear: any env, any torch module.

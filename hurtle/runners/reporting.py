@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,9 +47,9 @@ class Reporter:
         self._summary: dict[str, Any] = {}
         self._threads: Mapping[str, tuple[int, int] | None] = {}
 
-    def start(self, steps: int) -> None:
-        """Start the clock of steps_per_second."""
-        self._recent = deque([(time.perf_counter(), steps)])
+    def start(self, steps: int, seconds: float) -> None:
+        """Begin to measure steps_per_second, at this time of the run."""
+        self._recent = deque([(seconds, steps)])
 
     def update(
         self,
@@ -74,7 +73,7 @@ class Reporter:
         self._threads = threads
         self.metrics = {
             **progress,
-            "steps_per_second": self._rate(int(progress["steps"]), is_known=bool(learned)),
+            "steps_per_second": self._rate(progress["seconds"], int(progress["steps"]), is_known=bool(learned)),
             "episodes": episodes.count,
             "episode_return": episodes.mean_return,
             "episode_return_best": episodes.best_return,
@@ -88,9 +87,8 @@ class Reporter:
         }
         self._log(self.metrics)
 
-    def _rate(self, steps: int, is_known: bool) -> float:
+    def _rate(self, now: float, steps: int, is_known: bool) -> float:
         """Recent steps per second; NaN until a GPU has reported, since the clock would only measure launches."""
-        now = time.perf_counter()
         self._recent.append((now, steps))
         while len(self._recent) > 2 and now - self._recent[0][0] > RATE_SECONDS:
             self._recent.popleft()

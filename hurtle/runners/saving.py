@@ -5,6 +5,7 @@ parts of a run, progress → checkpoint file → the same parts, continued. Know
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,10 @@ class Saver:
             CheckpointError: It cannot be written.
         """
         return self.checkpoints.save(steps, self._state())
+
+    def steps_left(self, steps: int) -> float:
+        """Steps until the next checkpoint; infinite if it waits for its time."""
+        return self._next_step - steps if self._next_step > steps else math.inf
 
     def save_if_due(self, steps: int) -> None:
         """Write a checkpoint if one is due."""

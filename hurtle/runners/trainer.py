@@ -10,7 +10,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import gymnasium
 import torch
 
 from hurtle.algorithms.algorithm import short_name
+from hurtle.contracts import Metrics
 from hurtle.envs.registry import EnvLike, name_of
 from hurtle.errors import HurtleError, UnknownNameError
 from hurtle.policies.policy import Policy
@@ -37,6 +38,10 @@ from hurtle.trust import signed
 
 Callback = Callable[["Trainer"], bool | None]
 """Called after every update; returning False ends the run."""
+
+
+def _throw(error: Exception) -> None:
+    raise error
 
 
 class Trainer:
@@ -171,7 +176,7 @@ class Trainer:
         parts.learner.seconds()
         self._began = time.perf_counter()
         self._saver.start(self.steps)
-        self._reporter.start(self.steps)
+        self._reporter.start(self.steps, self.seconds)
         self._next_evaluation = next_multiple(self.steps, self.settings.train.eval_every)
 
     def _seed_torch(self) -> None:
@@ -186,7 +191,10 @@ class Trainer:
     def _loop(self) -> None:
         train = self.settings.train
         while self.steps < train.total_steps and not self._stopped_by:
-            self._update()
+            if (count := self._fitting()) > 1:
+                self._update_together(count)
+            else:
+                self._update()
             if self._stopped_by:
                 self._display.message(f"{self._stopped_by}: saving …")
                 break
@@ -223,9 +231,42 @@ class Trainer:
         self.episodes.add(episodes)
         if on_gpu := learner.seconds():  # the host's clock would only measure launches
             parts.timer.share_out(on_gpu | collector.seconds())
-        progress = {"steps": self.steps, "updates": self.updates, "seconds": self.seconds}
+        self._shares = parts.timer.shares()
+        self._report(learned, self.seconds)
+
+    def _report(self, learned: Metrics, seconds: float) -> None:
+        collector, learner = self._parts.collector, self._parts.learner
+        progress = {"steps": self.steps, "updates": self.updates, "seconds": seconds}
         threads = {"collect": collector.threads(), "learn": learner.threads()}
-        self._reporter.update(progress, self.episodes, learned, collector.metrics(), threads, parts.timer.shares())
+        self._reporter.update(progress, self.episodes, learned, collector.metrics(), threads, self._shares)
+
+    def _fitting(self) -> int:
+        """How many updates may run in one call: nothing has to happen between them."""
+        loop, train, steps = self._parts.gear.loop, self.settings.train, self.steps
+        if loop is None or self._callbacks or train.stop_at_return is not None:
+            return 1
+        left = min(train.total_steps - steps, self._saver.steps_left(steps))
+        if train.eval_every:
+            left = min(left, self._next_evaluation - steps)
+        return min(loop.fitting(self._parts.rollout), math.ceil(left / self._parts.rollout.num_valid))
+
+    def _update_together(self, count: int) -> None:
+        """Several rollouts, each followed by an update; all of them share the time."""
+        loop, rollout, before = self._parts.gear.loop, self._parts.rollout, self.seconds
+        size, total = rollout.num_valid, self.settings.train.total_steps
+        assert loop is not None
+        found = loop.run(rollout, [min(1.0, (self.steps + k * size) / total) for k in range(count)])
+        self._parts.timer.shares()  # those of single updates stay
+        each = (self.seconds - before) / max(1, len(found.done))
+        for k, (episodes, learned) in enumerate(found.done, 1):
+            self.steps += size
+            self.updates += 1
+            self.episodes.add(episodes)
+            self._report(learned, before + k * each)
+        if found.rollout_error is not None:
+            self._guarded(partial(_throw, found.rollout_error))
+        if found.update_error is not None:
+            raise found.update_error
 
     def _guarded(self, collects: Callable[[], Any]) -> Any:
         """Call something that an env can make fail; if it does, save the policy of the last update."""

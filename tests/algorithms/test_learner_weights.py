@@ -12,13 +12,13 @@ from hurtle.algorithms.a2c_native import NativeA2C
 from hurtle.algorithms.ppo import PPO
 from hurtle.algorithms.ppo_config import PPOConfig
 from hurtle.algorithms.ppo_device import DevicePPO
-from hurtle.algorithms.ppo_native import native_ppo
+from hurtle.algorithms.ppo_native import NativePPO
 from hurtle.contracts import Weights
 from hurtle.policies.build import PolicyConfig, build_policy
 
 LEARNERS = {
     "ppo": (PPO, PPOConfig(minibatch_size=48)),
-    "native ppo": (native_ppo, PPOConfig(minibatch_size=48)),
+    "native ppo": (NativePPO, PPOConfig(minibatch_size=48)),
     "device ppo": (DevicePPO, PPOConfig(minibatch_size=48)),
     "a2c": (A2C, A2CConfig()),
     "native a2c": (NativeA2C, A2CConfig()),

@@ -17,7 +17,7 @@ from hurtle.algorithms.a2c_native import NativeA2C
 from hurtle.algorithms.algorithm import LearnerSetup
 from hurtle.algorithms.ppo import PPO
 from hurtle.algorithms.ppo_config import PPOConfig
-from hurtle.algorithms.ppo_native import native_ppo
+from hurtle.algorithms.ppo_native import NativePPO
 from hurtle.buffers.rollout import Done
 from hurtle.emulation.flat_layout import SpaceLayout
 from hurtle.errors import HurtleError, NonFiniteError, UnsupportedError
@@ -47,7 +47,7 @@ def pair(policy, config, **how):
     own, setup = copy.deepcopy(policy), LearnerSetup(seed=3, **how)
     if isinstance(config, A2CConfig):
         return A2C(policy, config, setup), NativeA2C(own, config, setup)
-    return PPO(policy, config, setup), native_ppo(own, config, setup)
+    return PPO(policy, config, setup), NativePPO(own, config, setup)
 
 
 def assert_equal_policies(expected, found, rtol=1e-4, atol=2e-6):
@@ -385,7 +385,7 @@ def test_what_one_saves_the_other_goes_on_with(optimizer):
     rollouts = [made(policy, steps=16, rows=8, seed=seed) for seed in range(3)]
     for one in (torch_learner, learner):
         one.update(rollouts[0])
-    crossed_torch, crossed_native = PPO(make_policy(seed=9), config), native_ppo(make_policy(seed=8), config)
+    crossed_torch, crossed_native = PPO(make_policy(seed=9), config), NativePPO(make_policy(seed=8), config)
     for source, target in ((learner, crossed_torch), (torch_learner, crossed_native)):
         target.policy.load_state_dict(source.policy.state_dict())
         target.load_state_dict(copy.deepcopy(source.state_dict()))
@@ -410,14 +410,14 @@ def test_weights_that_a_user_changes_are_those_that_are_trained():
 
 def test_what_the_kernels_do_not_know_is_named():
     with pytest.raises(UnsupportedError, match="muon"):
-        native_ppo(make_policy(), PPOConfig(optimizer="muon"))
+        NativePPO(make_policy(), PPOConfig(optimizer="muon"))
     squashed = build_policy(PolicyConfig(distribution="squashed_gaussian"), OBS, spaces.Box(-1, 1, (2,)))
     with pytest.raises(UnsupportedError, match="squashed_gaussian"):
-        native_ppo(squashed, PPOConfig())
+        NativePPO(squashed, PPOConfig())
     more = make_policy()
     more.network.more = torch.nn.Linear(2, 2)
     with pytest.raises(UnsupportedError, match="parameters besides those of its layers"):
-        native_ppo(more, PPOConfig())
+        NativePPO(more, PPOConfig())
 
 
 @repeated
@@ -513,7 +513,7 @@ def test_an_interrupt_leaves_weights_moments_and_their_count_together(threads, m
 def test_moments_of_another_network_are_refused():
     _, learner = pair(make_policy(), PPOConfig())
     small = make_policy(hidden=(8,))
-    other = native_ppo(small, PPOConfig(num_epochs=1, minibatch_size=64))
+    other = NativePPO(small, PPOConfig(num_epochs=1, minibatch_size=64))
     other.update(made(small, steps=8, rows=8))
     with pytest.raises(HurtleError, match="built differently"):
         learner.load_state_dict(other.state_dict())
@@ -523,11 +523,11 @@ def test_layers_that_a_user_exchanged_are_named():
     policy = make_policy()
     policy.network.actor_body.hidden[1] = torch.nn.GELU()
     with pytest.raises(UnsupportedError, match="its activation is GELU"):
-        native_ppo(policy, PPOConfig())
+        NativePPO(policy, PPOConfig())
     policy = make_policy()
     policy.network.actor = torch.nn.Linear(20, 5, bias=False)
     with pytest.raises(UnsupportedError, match="Linear with a bias"):
-        native_ppo(policy, PPOConfig())
+        NativePPO(policy, PPOConfig())
 
 
 def test_a_parameter_that_is_frozen_later_is_not_trained_silently():

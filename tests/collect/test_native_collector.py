@@ -16,7 +16,7 @@ from scripted_envs import Staged, assert_finals_of_truncations, finals_of
 
 import hurtle
 from hurtle.algorithms.ppo_config import PPOConfig
-from hurtle.algorithms.ppo_native import native_ppo
+from hurtle.algorithms.ppo_native import NativePPO
 from hurtle.buffers.rollout import Done, Rollout
 from hurtle.collect.general_collector import GeneralCollector
 from hurtle.collect.inference import Actor
@@ -672,7 +672,7 @@ def test_threads_are_counted_and_never_more_than_there_are_cores(monkeypatch):
 def test_a_learners_weights_arrive_when_they_are_loaded():
     """Shares the collector's policy: nothing is copied into the module, everything into compiled code."""
     collector = native("cartpole", 4)
-    learner = native_ppo(collector.policy, PPOConfig(minibatch_size=16, learning_rate=0.1))
+    learner = NativePPO(collector.policy, PPOConfig(minibatch_size=16, learning_rate=0.1))
     rollout, kept = collector.new_rollout(4), Rollout(collector.policy, 4, 4)
 
     def follows():

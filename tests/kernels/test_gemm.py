@@ -66,7 +66,11 @@ def test_few_columns_equal_the_reference(rows, columns, panels):
     a, b, bias = random(rng, rows, depth), random(rng, depth, columns) / np.float32(np.sqrt(depth)), random(rng, columns)
     transposed = b.reshape(panels, gemm.PANEL, columns).transpose(0, 2, 1).ravel()
     out = np.full((rows + 2, columns + margin), -7.0, np.float32)
-    c, left, right = (out.ravel(), columns + margin, columns + margin), (a.ravel(), 0, depth), (transposed, 0, columns * gemm.PANEL)
+    c, left, right = (
+        (out.ravel(), columns + margin, columns + margin),
+        (a.ravel(), 0, depth),
+        (transposed, 0, columns * gemm.PANEL),
+    )
     load_calls().call_few_columns(c, left, right, (bias, 0), rows, columns, panels)
     expected = gemm.product_reference(bias, a, b, "none")
     np.testing.assert_allclose(out[1:-1, :columns], expected, rtol=1e-5, atol=2e-6)

@@ -29,6 +29,8 @@ FEW = max(1, WIDTH // 4)
 NONE, TANH, RELU = 0, 1, 2
 """Activations."""
 
+i64 = ir.IntType(64)
+
 _LIMIT = 7.90531110763549805
 _TANH_TOP = (1.0, 1.340216100e-1, 3.520756727e-3, 2.102733560e-5, 1.394553628e-8)
 _TANH_BOTTOM = (1.0, 4.673548340e-1, 2.597254514e-2, 3.326951409e-4, 8.015776984e-7)
@@ -306,8 +308,10 @@ def _make_product(start: str, finish: str, transposed: bool = False) -> Any:
 
 
 def _make_dots(rows: int) -> Any:
-    """The intrinsic for `rows` numbers of one column of C: each the sum of the products of a row of A and a row of B, which is
-    in panels of PANEL columns as A's rows are."""
+    """The intrinsic for `rows` numbers of one column of C, each the product of a row of A and a row of B.
+
+    That row of B is in panels of PANEL columns, `b_stride` apart.
+    """
 
     @intrinsic
     def dots(typing_context: Any, c: Any, c_at: Any, c_stride: Any, a: Any, a_at: Any, a_stride: Any, b: Any, b_at: Any,
@@ -321,22 +325,23 @@ def _make_dots(rows: int) -> Any:
                 array = context.make_array(signature.args[n])(context, builder, arguments[n])
                 return made.at(array.data, arguments[n + 1])
 
-            c_first, a_first, b_first, c_step, a_step, b_step = *map(pointer, (0, 3, 6)), *(arguments[n] for n in (2, 5, 8))
-            rows_of_a = [made.at(a_first, builder.mul(a_step, ir.Constant(a_step.type, r))) for r in range(rows)]
+            c_first, a_first, b_first = map(pointer, (0, 3, 6))
+            c_step, a_step, b_step, length = (arguments[n] for n in (2, 5, 8, 9))
+            a_rows = [made.at(a_first, builder.mul(a_step, ir.Constant(i64, r))) for r in range(rows)]
 
             def step(k: Any, count: int, sums: list[Any]) -> list[Any]:
                 sums = list(sums)
                 for u in range(count):
-                    panel = builder.add(k, ir.Constant(k.type, u))
-                    column, row_of_b = builder.mul(panel, ir.Constant(k.type, PANEL)), made.at(b_first, builder.mul(panel, b_step))
+                    panel = builder.add(k, ir.Constant(i64, u))
+                    column, row = builder.mul(panel, ir.Constant(i64, PANEL)), made.at(b_first, builder.mul(panel, b_step))
                     for lane in range(0, PANEL, WIDTH):
-                        vector = made.load(made.at(row_of_b, lane))
+                        vector = made.load(made.at(row, lane))
                         for r in range(rows):
-                            sums[r] = made.fma(made.load(made.at(rows_of_a[r], column, lane)), vector, sums[r])
+                            sums[r] = made.fma(made.load(made.at(a_rows[r], column, lane)), vector, sums[r])
                 return sums
 
-            for r, total in enumerate(made.sums([made.constant(0.0)] * rows, arguments[9], step)):
-                place = made.at(c_first, builder.mul(c_step, ir.Constant(c_step.type, r)))
+            for r, total in enumerate(made.sums([made.constant(0.0)] * rows, length, step)):
+                place = made.at(c_first, builder.mul(c_step, ir.Constant(i64, r)))
                 builder.store(made.total(arguments[10], total), place)
             return context.get_dummy_value()
 
@@ -345,32 +350,41 @@ def _make_dots(rows: int) -> Any:
     return dots
 
 
-_dots, _dot = _make_dots(ROWS), _make_dots(1)
+def _make_column(rows: int) -> Any:
+    """A compiled function for one column, `rows` rows at a time, from row `r` on; returns the first row not done."""
+    dots = _make_dots(rows)
+
+    @joined
+    def column(c, a, b, bias, r, count, panels):
+        c_array, c_at, c_stride = c
+        a_array, a_at, a_stride = a
+        b_array, b_at, b_stride = b
+        while r + rows <= count:
+            c_first, a_first = c_at + r * c_stride, a_at + r * a_stride
+            dots(c_array, c_first, c_stride, a_array, a_first, a_stride, b_array, b_at, b_stride, panels, bias)
+            r += rows
+        return r
+
+    return column
+
+
+_column, _column_rest = _make_column(ROWS), _make_column(1)
 
 
 @joined
 def few_columns(c, a, b, x, rows, columns, panels):
-    """C = bias + A · B for FEW columns, with B transposed: panels of PANEL rows, as those of A's columns.
+    """C = bias + A · B for up to FEW columns, with B transposed, in panels of PANEL columns.
 
-    c = (flat array, offset, row stride), b = (array, offset, stride of panels); a and x as for products.
+    c = (flat array, offset, row stride), b = (array, offset, stride of panels), x = (array, offset); a as for products.
     """
-    c_array, c_at, c_stride = c
-    a_array, a_at, a_stride = a
-    b_array, b_at, b_stride = b
     if CHECKED:
-        _check("result", c_array, c_at, rows, c_stride, columns)
-        _check("left factor", a_array, a_at, rows, a_stride, panels * PANEL)
-        _check("right factor", b_array, b_at, panels, b_stride, columns * PANEL)
+        _check("result", c[0], c[1], rows, c[2], columns)
+        _check("left factor", a[0], a[1], rows, a[2], panels * PANEL)
+        _check("right factor", b[0], b[1], panels, b[2], columns * PANEL)
     for j in range(columns):
-        r, bias = np.int64(0), x[0][x[1] + j]
-        while r + ROWS <= rows:
-            at = c_at + r * c_stride + j
-            _dots(c_array, at, c_stride, a_array, a_at + r * a_stride, a_stride, b_array, b_at + j * PANEL, b_stride, panels, bias)
-            r += ROWS
-        while r < rows:
-            at = c_at + r * c_stride + j
-            _dot(c_array, at, c_stride, a_array, a_at + r * a_stride, a_stride, b_array, b_at + j * PANEL, b_stride, panels, bias)
-            r += 1
+        into, weights, bias = (c[0], c[1] + j, c[2]), (b[0], b[1] + j * PANEL, b[2]), x[0][x[1] + j]
+        r = _column(into, a, weights, bias, 0, rows, panels)
+        _column_rest(into, a, weights, bias, r, rows, panels)
 
 
 linear = _make_product("bias", "none")

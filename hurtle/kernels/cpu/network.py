@@ -24,7 +24,7 @@ from .gemm import (
     times_relu_slope,
     times_tanh_slope,
 )
-from .host import CHECKED, TILE, WIDTH, address_of_function, f4, jit
+from .host import CHECKED, TILE, WIDTH, address_of_function, f4, jit, joined
 from .memory import ANY, address_of, call, floats_at, places_at, table_at
 from .sparse import add_transposed_sparse, sparse_linear, sparse_relu, sparse_tanh
 
@@ -98,10 +98,7 @@ def forward(weights, layers, first, last, x, x_at, x_stride, rows, work, lists, 
             if layers[n, KIND] == OWN_CODE:
                 _forward_elsewhere(weights, layers, n, x, x_at, x_stride, rows, work, lists)
             elif layers[n, KIND] == FEW_OUTPUTS:
-                source, outputs = layers[n, SOURCE], layers[n, OUTPUTS]
-                a, b = (work, layers[source, WORK], layers[source, STRIDE]), (weights, layers[n, WEIGHT], outputs * PANEL)
-                c, biases = (work, layers[n, WORK], layers[n, STRIDE]), (weights, layers[n, BIAS])
-                few_columns(c, a, b, biases, rows, outputs, layers[source, READ_PANELS])
+                _forward_few(weights, layers, n, rows, work)
             continue
         source, inputs, stride, width = layers[n, SOURCE], layers[n, INPUTS], layers[n, STRIDE], layers[n, PANEL_WIDTH]
         out, weight, bias, activation = layers[n, WORK], layers[n, WEIGHT], layers[n, BIAS], layers[n, ACTIVATION]
@@ -122,6 +119,14 @@ def forward(weights, layers, first, last, x, x_at, x_stride, rows, work, lists, 
             linear_relu(c, a, b, biases, rows, inputs, panels, width)
         else:
             linear(c, a, b, biases, rows, inputs, panels, width)
+
+
+@joined
+def _forward_few(weights, layers, n, rows, work):
+    source, outputs = layers[n, SOURCE], layers[n, OUTPUTS]
+    c, a = (work, layers[n, WORK], layers[n, STRIDE]), (work, layers[source, WORK], layers[source, STRIDE])
+    b, biases = (weights, layers[n, WEIGHT], outputs * PANEL), (weights, layers[n, BIAS])
+    few_columns(c, a, b, biases, rows, outputs, layers[source, READ_PANELS])
 
 
 @jit
