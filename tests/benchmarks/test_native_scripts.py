@@ -21,6 +21,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
         ("off_policy.py --parts seeds", "| 16 "),
         ("inference.py", "| 64×64, batch 1 "),
         ("where.py", "| learn: backward"),
+        ("cores.py", "| threads | peak |"),
         ("contention.py --situations quiet --rounds 1", "| step() of 512 envs "),
         ("gears.py", "native / general"),
     ],
