@@ -28,7 +28,7 @@ from hurtle.kernels.flat_parameters import FlatParameters
 from hurtle.kernels.loader import load_kernels
 from hurtle.kernels.optimizers import BETAS, Optimizers, loaded_moments, saved_moments
 from hurtle.native.batch_arrays import aligned_zeros
-from hurtle.native.build import COMPILING
+from hurtle.native.build import COMPILING, address_of_entry
 from hurtle.native.thread_tuner import ThreadTuner
 from hurtle.native.threads import thread_count
 from hurtle.policies.input_table import InputTable
@@ -97,6 +97,9 @@ class Planner(Protocol):
 
     native: NativeUpdate
 
+    def update(self, experience: Any, progress: float = 0.0) -> Metrics:
+        """See `Learner.update`."""
+
     def plan(self, rollout: Rollout, progresses: Sequence[float]) -> Plan:
         """The updates at these points of the run, from 0 to 1, from rollouts in this memory."""
 
@@ -148,8 +151,8 @@ class NativeUpdate:
         self._known: list[Any] = []  # their addresses and shapes
         self._lists = False  # whether observations may be sparse, so that non-zeros are listed
         self._segment_sizes: np.ndarray | None = None  # of the minibatches of this call
-        self._listed_rows = 0
-        self._listed_dtype: torch.dtype | None = None
+        self._listed_rows, self._listing = 0, np.zeros(1, load_kernels().sparse.LISTING)
+        self._list: Any = None  # lists the nonzeros of observations
         self._seen: Tensor | None = None  # observations as network inputs, if they are not already
         self._table: InputTable | None = None  # how to read them, if they are nested
         self.parameters = FlatParameters(policy, has_gradients=False)
@@ -215,8 +218,11 @@ class NativeUpdate:
             raise not_learned(results[done])
         return results
 
-    def begin(self, rollout: Rollout, order: Order, **settings: Any) -> np.ndarray:
-        """Describe what to learn from, see `learn`, whether it is there yet or not; returns where the results go."""
+    def begin(self, rollout: Rollout, order: Order, *, is_filled: bool = True, **settings: Any) -> np.ndarray:
+        """Describe what to learn from, see `learn`; returns where the results go.
+
+        If the rollout is not filled yet, `listing` says what to call before learning from it.
+        """
         count, job = len(order.sizes), self._job[0]
         bounds = np.zeros(count + 1, np.int64)
         np.cumsum(order.sizes, out=bounds[1:])
@@ -231,7 +237,7 @@ class NativeUpdate:
         if order.segments is not None and order.segment_sizes is not None:
             self._keep("segments", order.segments.numpy())
             self._keep("segment_bounds", np.concatenate([[0], np.cumsum(order.segment_sizes)]))
-        self._describe_rollout(rollout)
+        self._describe_rollout(rollout, is_filled)
         job["learning_rate"] = self.optimizer.learning_rate
         for name, value in settings.items():
             job[name] = value
@@ -259,8 +265,18 @@ class NativeUpdate:
 
     @property
     def reads_rollouts(self) -> bool:
-        """Whether the kernels read a rollout's own fields, so that nothing has to be done between filling it and learning."""
-        return self.plan.memory < 0 and self.plan.input_kind == PLAIN and not self.plan.listed_inputs(torch.float32)
+        """Whether compiled code alone can learn from a rollout's own fields."""
+        dtype = self.policy.observation_space.dtype
+        if self.plan.memory >= 0 or dtype is None:
+            return False
+        is_plain = self.plan.input_kind == PLAIN and dtype == np.float32
+        return is_plain or self.plan.listed_inputs(torch.from_numpy(np.zeros(0, dtype)).dtype) > 0
+
+    def listing(self) -> tuple[int, int]:
+        """What lists the nonzeros of observations, and its argument, as addresses; zeros: they are read as they are."""
+        if not self._job[0]["list_length"]:
+            return 0, 0
+        return address_of_entry(self._list), self._listing.ctypes.data
 
     def ready(self, sizes: np.ndarray) -> tuple[int, int]:
         """Make room for minibatches of these sizes; returns the fastest number of threads, and the job's address."""
@@ -377,7 +393,7 @@ class NativeUpdate:
         job["action_size"] = math.prod(self.policy.head.action_shape)
         job["scratch_size"] = kernels.heads.scratch_size(plan.head_kind, plan.nvec)
 
-    def _describe_rollout(self, rollout: Rollout) -> None:
+    def _describe_rollout(self, rollout: Rollout, is_filled: bool) -> None:
         """Write the addresses of the rollout's fields into the job, after checking their shapes and dtypes."""
         job, fields = self._job[0], {name: getattr(rollout, name) for name in ROLLOUT_FIELDS}
         every = (*fields.values(), *rollout.initial_state)
@@ -393,7 +409,9 @@ class NativeUpdate:
             for name, part in zip(("hidden", "cells"), rollout.initial_state, strict=False):
                 job[name] = part.data_ptr()
             self._known, self._fields, self._states = known, fields, rollout.initial_state
-        job["list_length"] = self._list_inputs(rollout.inputs)
+        job["list_length"] = self._describe_lists(rollout.inputs)
+        if is_filled and job["list_length"] and not self._list(self._listing.ctypes.data):
+            job["list_length"] = 0
         if not job["list_length"]:
             obs = rollout.inputs
             if self.plan.input_kind == NESTED:
@@ -412,27 +430,26 @@ class NativeUpdate:
         load_kernels().stepwise.read_rows(self._table.address, obs.data_ptr(), rows, self._seen.data_ptr())
         return self._seen
 
-    def _list_inputs(self, obs: Tensor) -> int:
-        """List the non-zeros of the observations; returns the length of a row's list, or 0 if there are too many."""
+    def _describe_lists(self, obs: Tensor) -> int:
+        """Describe observations whose nonzeros are to be listed; returns the length of a row's list, or 0 for no lists."""
         length, rows = self.plan.listed_inputs(obs.dtype), obs.shape[0] * obs.shape[1]
         self._lists = length > 0
         if not length:
             return 0
-        sparse = load_kernels().sparse
+        sparse, listing = load_kernels().sparse, self._listing[0]
         if self._listed_rows != rows:
             self._listed_rows, (values, lists) = rows, sparse.list_memory(rows, length)
             self._keep("listed_values", values)
             self._keep("lists", lists)
-        values, lists = self._kept["listed_values"], self._kept["lists"]
-        low, span = self.plan.low, self.plan.range if self.plan.scales else self.plan.range[:0]
-        numbers, inputs = obs.flatten().numpy(), self.plan.num_inputs
-        arguments = (inputs, low, span, values, lists[rows:], lists, length)
-        if self._listed_dtype != obs.dtype:
+            listing["values"], listing["lists"] = values.ctypes.data, lists.ctypes.data
+            listing["low"], listing["span"] = self.plan.low.ctypes.data, self.plan.range.ctypes.data
+        listing["obs"], listing["rows"], listing["inputs"] = obs.data_ptr(), rows, self.plan.num_inputs
+        listing["scales"], listing["length"] = self.plan.scales, length
+        if self._list is None:
+            self._list = sparse.list_observations_of(obs.numpy().dtype)
             with COMPILING:
-                sparse.list_rows(numbers, 0, *arguments)
-            self._listed_dtype = obs.dtype
-        found = sparse.list_rows(numbers, rows, *arguments)
-        return length if found else 0
+                address_of_entry(self._list)
+        return length
 
     def close(self) -> None:
         """Stop the helper threads."""

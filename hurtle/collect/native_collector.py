@@ -182,6 +182,7 @@ class NativeCollector(Collector):
         """Count the steps of `done` rollouts; returns the error that ended the next one, if any."""
         self.steps += done * rollout.num_steps
         self._version += done
+        rollout.done, rollout.version, rollout.all_valid = self._done, self._version, True
         if failure is None and error_code == error_codes.NO_ERROR:
             return None
         self.steps += rollout.num_steps

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.arrayobj import np_cfarray
+
+_MONOTONIC = 6 if sys.platform == "darwin" else 1
 
 
 @intrinsic
@@ -37,3 +41,19 @@ def call_env(typing_context: Any, address: Any, numbers: Any) -> Any:
         return result
 
     return types.int64(types.int64, types.UniTuple(types.int64, count)), codegen
+
+
+@intrinsic
+def nanoseconds(typing_context: Any) -> Any:
+    """The time of a clock that never goes back."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word, number = ir.IntType(64), ir.IntType(32)
+        kind = ir.FunctionType(number, [number, word.as_pointer()])
+        clock = cgutils.get_or_insert_function(builder.module, kind, "clock_gettime")
+        time = cgutils.alloca_once(builder, word, 2)  # seconds, nanoseconds
+        builder.call(clock, [ir.Constant(number, _MONOTONIC), time])
+        seconds = builder.mul(builder.load(time), ir.Constant(word, 1_000_000_000))
+        return builder.add(seconds, builder.load(builder.gep(time, [ir.Constant(word, 1)])))
+
+    return types.int64(), codegen

@@ -6,7 +6,7 @@ results are those of single updates, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +33,8 @@ class Updates(NamedTuple):
     """What ended the rollout after these."""
     update_error: HurtleError | None = None
     """What ended the update after these."""
+    seconds: Mapping[str, float] = {}
+    """By stage."""
 
 
 class NativeLoop:
@@ -51,7 +53,6 @@ class NativeLoop:
         most = max(collector.threads()[1], native.most_threads)
         self._crew = KernelCrew(kernels.run_updates, most, others=(native.barrier,))
         self._errors = np.zeros(most, np.int64)
-        self._is_single = False
 
     @staticmethod
     def fits(collector: NativeCollector, planner: Planner | None) -> bool:
@@ -59,13 +60,12 @@ class NativeLoop:
         return planner is not None and collector.computes_all and planner.native.reads_rollouts
 
     def fitting(self, rollout: Any) -> int:
-        """How many updates the next call may have, so that it takes about 0.1 s; 1: let Python run a single one.
+        """How many updates the next call may have, so that it takes about 0.1 s.
 
-        Every other answer is 1: single updates measure how many threads are fastest, which this loop then uses.
+        1: let Python run a single one, because another number of threads is being tried.
         """
         collecting, learning = self._collector.tuner, self._native.tuner
-        self._is_single = not self._is_single
-        if self._is_single or not (collecting.is_settled and learning.is_settled):
+        if not (collecting.is_settled and learning.is_settled):
             return 1
         share = rollout.num_steps / collecting.fitting(CALL_SECONDS) + self._native.last_steps / learning.fitting(CALL_SECONDS)
         return max(1, min(MOST, int(1.0 / share)))
@@ -79,7 +79,7 @@ class NativeLoop:
         """
         plan = self._planner.plan(rollout, progresses)
         count, native, job = len(progresses), self._native, self._job[0]
-        results = native.begin(rollout, plan.order, **plan.settings)
+        results = native.begin(rollout, plan.order, is_filled=False, **plan.settings)
         results = results.reshape(count, -1, results.shape[-1])
         learners, learn_job = native.ready(plan.order.sizes)
         explained = np.zeros(count)
@@ -93,8 +93,10 @@ class NativeLoop:
         for name, number in rollouts.numbers.items():
             job[name] = number
         job["learn"], job["learn_job"], job["learners"] = native.address, learn_job, learners
+        job["list_inputs"], job["listing"] = native.listing()
         job["returns"], job["advantages"] = rollout.returns.data_ptr(), rollout.advantages.data_ptr()
         job["updates"], job["minibatches"], job["done"], job["failed"] = count, results.shape[1], 0, 0
+        job["unlisted"] = job["collect_ns"] = job["learn_ns"] = 0
         error_code, failure = NO_ERROR, None
         try:
             error_code = self._crew.run(self._job.ctypes.data, max(learners, rollouts.numbers["collectors"]))
@@ -103,16 +105,23 @@ class NativeLoop:
         finally:
             native.end()
             done = int(job["done"])
-            rollout_error = self._collector.end_rollouts(rollout, done, error_code, failure)
+            rollout_error = self._collector.end_rollouts(rollout, done + int(job["unlisted"]), error_code, failure)
         if done:
             native.set_learning_rate(plan.learning_rates[done - 1])
+        seconds = {"collect": 1e-9 * float(job["collect_ns"]), "learn": 1e-9 * float(job["learn_ns"])}
+        if done == count:
+            self._collector.tuner.took(done * rollout.num_steps, seconds["collect"])
+            native.tuner.took(plan.order.sizes.sum(), seconds["learn"])
         metrics = self._planner.planned(plan, rollout, results[:done], explained[:done])
+        if job["unlisted"]:  # collected, and too dense for what was planned
+            metrics.append(self._planner.update(rollout, progresses[done]))
+            done += 1
         episodes = [rollouts.log.episodes(k * rollout.num_steps, (k + 1) * rollout.num_steps) for k in range(done)]
         update_error = None
         if job["failed"]:
             bad = ~np.isfinite(results[done]).all(1)
             update_error = not_learned(results[done][bad.argmax()])
-        return Updates(list(zip(episodes, metrics, strict=True)), rollout_error, update_error)
+        return Updates(list(zip(episodes, metrics, strict=True)), rollout_error, update_error, seconds)
 
     def close(self) -> None:
         """Stop the helper threads."""

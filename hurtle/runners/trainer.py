@@ -256,7 +256,8 @@ class Trainer:
         size, total = rollout.num_valid, self.settings.train.total_steps
         assert loop is not None
         found = loop.run(rollout, [min(1.0, (self.steps + k * size) / total) for k in range(count)])
-        self._parts.timer.shares()  # those of single updates stay
+        self._parts.timer.share_out(found.seconds)
+        self._shares = self._parts.timer.shares()
         each = (self.seconds - before) / max(1, len(found.done))
         for k, (episodes, learned) in enumerate(found.done, 1):
             self.steps += size

@@ -83,3 +83,33 @@ def test_of_two_processes_that_want_the_same_function_one_compiles_it(tmp_path):
     compiled = [process.communicate(timeout=600)[0].split() for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert sorted("list_rows" in names for names in compiled) == [False, True]
+
+
+VARIANTS = """
+import ctypes, sys
+import numpy as np
+from hurtle.kernels.loader import load_kernels
+from hurtle.native.build import address_of_entry
+kernels = load_kernels()
+for dtype in sys.argv[1:]:
+    listing = np.zeros(1, kernels.sparse.LISTING)
+    obs, values, lists = np.arange(16).astype(dtype), np.zeros(32, np.float32), np.zeros(64, np.int32)
+    listing["obs"], listing["rows"], listing["inputs"], listing["length"] = obs.ctypes.data, 1, 16, 16
+    listing["values"], listing["lists"] = values.ctypes.data, lists.ctypes.data
+    function = kernels.sparse.list_observations_of(obs.dtype)
+    word = ctypes.c_int64
+    called = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(word), ctypes.POINTER(word), word)(address_of_entry(function))
+    result, error = word(), word()  # Numba's calling convention
+    assert called(ctypes.byref(result), ctypes.byref(error), listing.ctypes.data) == 0
+    print(dtype, values[:15].tolist() == list(range(1, 16)))
+"""
+
+
+def test_variants_that_different_processes_compiled_are_not_taken_for_each_other(tmp_path):
+    env = {**os.environ, "HURTLE_CACHE_DIR": str(tmp_path)}
+    outcomes = []
+    for dtypes in (["float32"], ["uint8"], ["float32", "uint8", "float32"]):  # the first two count the same functions
+        command = [sys.executable, "-c", VARIANTS, *dtypes]
+        done = subprocess.run(command, env=env, text=True, capture_output=True, check=True, timeout=600)
+        outcomes += done.stdout.split()
+    assert outcomes == ["float32", "True", "uint8", "True", "float32", "True", "uint8", "True", "float32", "True"]

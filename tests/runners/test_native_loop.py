@@ -1,7 +1,7 @@
 """Several updates in one call: the same bits as one by one, in weights, states, metrics and errors; and when it is used."""
 
 import json
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import numpy as np
 import pytest
@@ -61,14 +61,39 @@ class Breaking(Env):
         obs[0] = state.now
 
 
+class Filling(Env):
+    """Bits, all of them zero until step 30."""
+
+    observation_space = Box(0, 1, (80,), np.uint8)
+    action_space = Discrete(2)
+    max_steps = 50
+
+    class State:
+        now: int32
+
+    def reset(self, state, rng):
+        state.now = rng.integers(0, 3)
+
+    def step(self, state, action, rng):
+        state.now += 1
+        return float32(action), False
+
+    def observe(self, state, obs):
+        obs[state.now % 80] = 1
+        if state.now >= 30:
+            for k in range(80):
+                obs[k] = 1
+
+
 @pytest.fixture
 def calls(monkeypatch):
     """Every second call is of three updates, whatever they take; returns the numbers of updates of the calls made."""
     made, run = [], NativeLoop.run
 
+    turns = cycle([1, 3])
+
     def fitting(self, rollout):
-        self._is_single = not self._is_single
-        return 1 if self._is_single else 3
+        return next(turns)
 
     def counted(self, rollout, progresses):
         made.append(len(progresses))
@@ -106,9 +131,10 @@ def equal(one, other):
         ("cartpole", {**PPO, **ANNEALED, "env_parameters": SHORT_CARTPOLE}),
         ("pendulum", {**PPO, "env_parameters": SHORT_PENDULUM}),
         (Walk, PPO),
+        ("breakout", {**PPO, "policy": "grid_cnn"}),
         ("cartpole", {**A2C, "anneal_learning_rate": True}),
     ],
-    ids=["ppo, annealed", "gaussian", "metrics of the env", "a2c"],
+    ids=["ppo, annealed", "gaussian", "metrics of the env", "lists", "a2c"],
 )
 @pytest.mark.usefixtures("all_threads")
 def test_many_updates_equal_single_ones(env, settings, threads, calls, tmp_path):
@@ -179,9 +205,8 @@ def test_checkpoints_are_where_they_would_be(calls, tmp_path):
         ("cartpole", {"normalize_observations": True}),
         ("cartpole", {"reward_mode": "sign"}),
         ("cartpole", {"recurrent": "lstm"}),
-        ("asterix", {}),
-        ("snake", {"env_parameters": SNAKES}),
         ("CartPole-v1", {}),
+        ("snake", {"env_parameters": SNAKES}),
         ("cartpole", {"gear": "general"}),
     ],
     ids=str,
@@ -193,21 +218,38 @@ def test_runs_that_need_python_between_rollout_and_update(env, settings):
     assert parts.gear.loop is None
 
 
-def test_every_other_call_is_of_a_single_update():
+def test_how_many_updates_fit_into_a_call():
     parts = assemble(make_settings("cartpole", {**PPO, "num_workers": 1}), "cartpole")
     try:
-        loop, counts = parts.gear.loop, []
-        for _ in range(12):
-            parts.collector.load_weights(parts.learner.weights())
+        loop = parts.gear.loop
+        assert loop.fitting(parts.rollout) == 1  # nothing is known yet
+        parts.collector.load_weights(parts.learner.weights())
+        for _ in range(3):
             parts.collector.collect(parts.rollout)
             parts.learner.update(parts.rollout)
-            counts.append(loop.fitting(parts.rollout))
-        assert counts[::2] == [1] * 6
-        assert max(counts) <= 32
-        parts.collector.tuner.took(12, 600.0)  # 50 s a step: too long for two updates
-        assert loop.fitting(parts.rollout) == loop.fitting(parts.rollout) == 1
+        collecting, learning = parts.collector.tuner, parts.learner.native.tuner
+        collecting.took(1.0, 0.001)  # 12 ms a rollout
+        learning.took(480.0, 1e-5)
+        assert loop.fitting(parts.rollout) == 8
+        for expected in (4, 1):
+            learning.took(480.0, 0.012 if expected == 4 else 10.0)
+            assert loop.fitting(parts.rollout) == expected
+        found = loop.run(parts.rollout, [0.0, 0.5])
+        assert len(found.done) == 2
+        assert all(seconds > 0 for seconds in found.seconds.values())
+        assert sum(found.seconds.values()) < 10.0
     finally:
         parts.close()
+
+
+def test_observations_that_become_too_dense_for_lists(calls, tmp_path):
+    """Python learns from such a rollout, and goes on from there."""
+    steps = 6 * PPO["num_envs"] * PPO["num_steps"]
+    _, saved, _ = trained(tmp_path, Filling, True, total_steps=steps, **PPO)
+    assert calls
+    _, expected, _ = trained(tmp_path, Filling, False, total_steps=steps, **PPO)
+    for part in ("policy", "learner", "collector"):
+        assert equal(saved[part], expected[part]), part
 
 
 def test_runs_that_must_look_at_every_update(calls, tmp_path):

@@ -54,6 +54,21 @@ strict_inlined = njit(**{**_STRICT, "forceinline": True})
 strict_allocating = njit(**{**_STRICT, "_nrt": True})
 
 
+def variant(name: str) -> Any:
+    """Add a name to that of a function which is made several times, with the same types of arguments.
+
+    Without one, LLVM may take one variant for another: names of compiled functions end in a count, which starts anew in every
+    process, so that variants which two processes have put into the disk cache can have the same name.
+    """
+
+    def renamed(function: Any) -> Any:
+        function.__name__ += f"_{name}"
+        function.__qualname__ += f"_{name}"
+        return function
+
+    return renamed
+
+
 def entry(function: Any) -> Any:
     """Compile a function that Python calls, and keep it in the disk cache."""
     return compile_once(njit(**{**_OPTIONS, "cache": True, "_nrt": True})(function))

@@ -24,7 +24,7 @@ from .gemm import (
     times_relu_slope,
     times_tanh_slope,
 )
-from .host import CHECKED, TILE, WIDTH, address_of_function, f4, jit, joined
+from .host import CHECKED, TILE, WIDTH, address_of_function, f4, jit, joined, variant
 from .memory import ANY, address_of, call, floats_at, places_at, table_at
 from .sparse import add_transposed_sparse, sparse_linear, sparse_relu, sparse_tanh
 
@@ -265,6 +265,7 @@ def forward_address(more: bool) -> int:
     """The address of `forward` for `call_forward`; `more`: also for relu and listed observations, which most policies lack."""
     has_more = 1 if more else None
 
+    @variant("more" if more else "less")
     def forward_at(weights, layers, count, first, last, x, x_stride, rows, work, lists, size):
         table, observations, w = table_at(layers, count, COLUMNS), floats_at(x, ANY), floats_at(work, ANY)
         given, places = floats_at(weights, ANY), places_at(lists, size)
@@ -278,6 +279,7 @@ def backward_address(more: bool) -> int:
     """The same of `backward`, for `call_backward`."""
     has_more = 1 if more else None
 
+    @variant("more" if more else "less")
     def backward_at(weights, layers, count, first, last, x, x_stride, rows, work, slopes, gradient, lists, size):
         table, w, s = table_at(layers, count, COLUMNS), floats_at(work, ANY), floats_at(slopes, ANY)
         given, x_array, g, places = floats_at(weights, ANY), floats_at(x, ANY), floats_at(gradient, ANY), places_at(lists, size)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .host import TILE, f4, jit
+from .host import TILE, f4, jit, variant
 from .memory import ANY, doubles_at, floats_at, ints_at, places_at, table_at, view
 from .policy_table import (
     F4,
@@ -49,6 +49,7 @@ def _make_reader(dtype: Any) -> Any:
     view_at = view(dtype)
 
     @jit
+    @variant(np.dtype(dtype).name)
     def read(address, count, x, at):
         numbers = view_at(address, count)
         for k in range(count):
@@ -61,6 +62,7 @@ def _make_normalizer(dtype: Any) -> Any:
     view_at = view(dtype)
 
     @jit
+    @variant(np.dtype(dtype).name)
     def normalize(address, count, mean, std, x, at):
         numbers, clip = view_at(address, count), std[count]
         for k in range(count):

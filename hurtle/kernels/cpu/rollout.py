@@ -18,7 +18,7 @@ from hurtle.native.cpu_loops import SAME_STEP
 from hurtle.native.intrinsics import call_env
 
 from .head_calls import call_sample
-from .host import TILE, WIDTH, entry, f4, strict, strict_allocating, strict_inlined
+from .host import TILE, WIDTH, entry, f4, strict, strict_allocating, strict_inlined, variant
 from .memory import address_of, aligned, call, ints_at
 from .network import STRIDE, WORK, call_forward
 from .policy_table import SCALED_ACTIONS, SQUASHED_ACTIONS
@@ -44,6 +44,7 @@ def collect_envs_of(dtype: np.dtype) -> Any:
     like = np.zeros(0, dtype)
 
     @entry
+    @variant(dtype.name)
     def collect_envs(call, thread, threads):
         numbers, own = ints_at(call, 2 + 3 * threads), 2 + 3 * thread
         job = ints_at(numbers[own], J.size)

@@ -6,6 +6,7 @@ results equal those of the dense products. Knows nothing of networks.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .gemm import VECTORS, Tile
-from .host import CHECKED, WIDTH, entry, f4, jit, joined
+from .host import CHECKED, WIDTH, entry, f4, jit, joined, variant
+from .memory import ANY, array_like, floats_at, places_at, view
 
 LEAST_INPUTS = 4 * WIDTH
 """With fewer inputs there is little to skip."""
@@ -115,6 +117,30 @@ def list_rows(obs, rows, inputs, low, span, values, places, counts, length):
         if counts[q] < 0:
             return False
     return True
+
+
+LISTING = np.dtype(
+    [(name, np.int64) for name in ["obs", "rows", "inputs", "low", "span", "scales", "values", "lists", "length"]]
+)
+"""What `list_observations` lists: addresses of arrays, and sizes. `lists` has the counts of all rows, then the indices."""
+_listing_at = view(LISTING)
+
+
+@cache
+def list_observations_of(dtype: np.dtype) -> Any:
+    """`list_observations(listing)` of observations of that dtype: `list_rows` of what is at the addresses of a LISTING."""
+    like = np.zeros(0, dtype)
+
+    @entry
+    @variant(dtype.name)
+    def list_observations(listing):
+        t = _listing_at(listing, 1)[0]
+        obs, values, lists = array_like(t.obs, t.rows * t.inputs, like), floats_at(t.values, ANY), places_at(t.lists, ANY)
+        scales = t.inputs if t.scales else 0
+        low, span = floats_at(t.low, scales), floats_at(t.span, scales)
+        return np.int64(list_rows(obs, t.rows, t.inputs, low, span, values, lists[t.rows :], lists, t.length))
+
+    return list_observations
 
 
 def list_memory(rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:

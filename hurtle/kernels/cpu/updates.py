@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from hurtle.kernels.error_codes import NO_ERROR
-from hurtle.native.intrinsics import call_env
+from hurtle.native.intrinsics import call_env, nanoseconds
 
 from .host import entry, jit, reordering
 from .memory import ANY, doubles_at, floats_at, ints_at, view
@@ -17,14 +17,18 @@ from .sync import wait_for_all
 from .update import jobs_at
 
 _ADDRESSES = """
-collect collect_call learn learn_job barrier errors cuts final_steps drawn returns advantages
+collect collect_call list_inputs listing learn learn_job barrier errors cuts final_steps drawn returns advantages
 learning_rates clip_ranges explained
 """
 _NUMBERS = """
-collectors learners updates minibatches num_steps num_rows num_envs num_metrics num_finals done failed
+collectors learners updates minibatches num_steps num_rows num_envs num_metrics num_finals
+done failed unlisted collect_ns learn_ns
 """
 UPDATES = np.dtype([(name, np.int64) for name in (_ADDRESSES + _NUMBERS).split()])
-"""The arguments: addresses of functions, their arguments and arrays, then sizes. `done` counts the updates."""
+"""The arguments: addresses of functions, their arguments and arrays, then sizes. `done` counts the updates.
+
+`list_inputs` is 0 if learners read observations as they are. `unlisted`: the last rollout has too many nonzeros to list.
+"""
 updates_at = view(UPDATES)
 
 
@@ -32,12 +36,12 @@ updates_at = view(UPDATES)
 def run_updates(job, thread, threads):
     """Run the updates of the job at that address as one of `threads` threads; returns the lowest error of a rollout.
 
-    It ends early after such an error, or if a gradient is not finite. Episodes of the u-th rollout go to the u-th part of
-    their arrays.
+    It ends early after such an error, if a gradient is not finite, or if observations cannot be listed. Episodes of the u-th
+    rollout go to the u-th part of their arrays.
     """
     j = updates_at(job, 1)[0]
     barrier, errors = ints_at(j.barrier, ANY), ints_at(j.errors, j.collectors)
-    error = np.int64(NO_ERROR)
+    error, before = np.int64(NO_ERROR), np.int64(0)
     for u in range(j.updates):
         if thread == 0:
             _clear(j)
@@ -46,6 +50,7 @@ def run_updates(job, thread, threads):
         if not wait_for_all(barrier, threads) or j.failed:
             return error
         if thread == 0:
+            before = _took(j, before, u > 0)
             _describe_learning(j, u)
         if thread < j.collectors:
             errors[thread] = call_env(j.collect, (j.collect_call, thread, j.collectors))
@@ -55,14 +60,33 @@ def run_updates(job, thread, threads):
         if error != NO_ERROR:
             return error
         if thread == 0:
+            now = nanoseconds()
+            j.collect_ns += now - before
+            before = now
             _finish_rollout(j, u)
+        if j.list_inputs:
+            if thread == 0:
+                j.unlisted = 1 - call_env(j.list_inputs, (j.listing,))
+            if not wait_for_all(barrier, threads) or j.unlisted:
+                return error
         if thread < j.learners:
             steps = call_env(j.learn, (j.learn_job, thread, j.learners))
             if steps < j.minibatches:
                 j.failed = 1
             elif thread == 0:
                 j.done = u + 1
+    if thread == 0:
+        _took(j, before, True)
     return error
+
+
+@jit
+def _took(j, before, has_learned):
+    """Count the time since `before` as learning; returns the time now."""
+    now = nanoseconds()
+    if has_learned:
+        j.learn_ns += now - before
+    return now
 
 
 @jit
