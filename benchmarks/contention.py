@@ -41,15 +41,21 @@ NOTE = (
     "every training and finds its number of threads while it trains. Busy loops are other processes. In the last situation a "
     "process on one of the cores (a real-time one, if allowed) runs for 5 of every 20 ms, like a host that takes it away."
 )
-BUSY = "while True: pass"
+BUSY = """
+import os
+parent = os.getppid()
+while os.getppid() == parent:  # ends with the benchmark, however that ends
+    for _ in range(1_000_000): pass
+"""
 PULSE = """
 import os, sys, time
+parent = os.getppid()
 os.sched_setaffinity(0, {int(sys.argv[1])})
 try:
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 except PermissionError:
     pass  # one that sleeps most of the time is preferred to one that does not, too
-while True:
+while os.getppid() == parent:
     until = time.perf_counter() + 0.005
     while time.perf_counter() < until: pass
     time.sleep(0.015)
