@@ -259,6 +259,11 @@ class NativeUpdate:
         return self._explain(rollout.returns.data_ptr(), rollout.advantages.data_ptr(), rollout.returns.numel())
 
     @property
+    def learned(self) -> int:
+        """Minibatches that the last call has learned from."""
+        return int(self._job[0]["done"])
+
+    @property
     def packed_weights(self) -> np.ndarray:
         """The weights in the kernels' layout, which updates change in place."""
         return self._packed.packed

@@ -154,7 +154,7 @@ class NativeCollector(Collector):
         return raw and not self.vec.native_spec.has_present and not self._plan.num_explorations
 
     def begin_rollouts(self, rollout: Rollout, count: int, weights: np.ndarray) -> Rollouts:
-        """What compiled code needs to fill the rollout `count` times.
+        """What compiled code needs to fill the rollout `count` times, all but its first and last states and observations.
 
         Args:
             rollout: The memory of all of them.
@@ -179,7 +179,7 @@ class NativeCollector(Collector):
         return Rollouts(numbers, log, (call, jobs))
 
     def end_rollouts(self, rollout: Rollout, done: int, error_code: int, failure: OutOfBounds | None) -> HurtleError | None:
-        """Count the steps of `done` rollouts; returns the error that ended the next one, if any."""
+        """Count the steps of `done` rollouts that were played; returns the error that ended the next one, if any."""
         self.steps += done * rollout.num_steps
         self._version += done
         rollout.done, rollout.version, rollout.all_valid = self._done, self._version, True

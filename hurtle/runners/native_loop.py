@@ -15,13 +15,15 @@ from hurtle.algorithms.kernel_crew import KernelCrew
 from hurtle.algorithms.native_update import CALL_SECONDS, Planner, not_learned
 from hurtle.collect.native_collector import NativeCollector
 from hurtle.contracts import Episodes, Metrics
-from hurtle.errors import HurtleError
+from hurtle.errors import HurtleError, NonFiniteError
 from hurtle.kernels.error_codes import NO_ERROR
 from hurtle.kernels.loader import load_kernels
 from hurtle.native.bounds import OutOfBounds
 
 MOST = 32
 """Updates in one call, at most."""
+DENSE_SINGLES = 64
+"""Single updates after observations that were too dense to list."""
 
 
 class Updates(NamedTuple):
@@ -53,6 +55,7 @@ class NativeLoop:
         most = max(collector.threads()[1], native.most_threads)
         self._crew = KernelCrew(kernels.run_updates, most, others=(native.barrier,))
         self._errors = np.zeros(most, np.int64)
+        self._singles = 0  # updates before this loop is tried again
 
     @staticmethod
     def fits(collector: NativeCollector, planner: Planner | None) -> bool:
@@ -62,8 +65,12 @@ class NativeLoop:
     def fitting(self, rollout: Any) -> int:
         """How many updates the next call may have, so that it takes about 0.1 s.
 
-        1: let Python run a single one, because another number of threads is being tried.
+        1: let Python run a single one, because nothing is known yet, another number of threads is being tried, one takes long,
+        or observations were too dense to list a short while ago.
         """
+        if self._singles:
+            self._singles -= 1
+            return 1
         collecting, learning = self._collector.tuner, self._native.tuner
         if not (collecting.is_settled and learning.is_settled):
             return 1
@@ -105,22 +112,27 @@ class NativeLoop:
         finally:
             native.end()
             done = int(job["done"])
-            rollout_error = self._collector.end_rollouts(rollout, done + int(job["unlisted"]), error_code, failure)
+            played = done + int(job["unlisted"]) + int(job["failed"])
+            rollout_error = self._collector.end_rollouts(rollout, played, error_code, failure)
         if done:
             native.set_learning_rate(plan.learning_rates[done - 1])
         seconds = {"collect": 1e-9 * float(job["collect_ns"]), "learn": 1e-9 * float(job["learn_ns"])}
+        if played:
+            self._collector.tuner.took(played * rollout.num_steps, seconds["collect"])
         if done == count:
-            self._collector.tuner.took(done * rollout.num_steps, seconds["collect"])
             native.tuner.took(plan.order.sizes.sum(), seconds["learn"])
         metrics = self._planner.planned(plan, rollout, results[:done], explained[:done])
-        if job["unlisted"]:  # collected, and too dense for what was planned
-            metrics.append(self._planner.update(rollout, progresses[done]))
-            done += 1
-        episodes = [rollouts.log.episodes(k * rollout.num_steps, (k + 1) * rollout.num_steps) for k in range(done)]
         update_error = None
         if job["failed"]:
-            bad = ~np.isfinite(results[done]).all(1)
-            update_error = not_learned(results[done][bad.argmax()])
+            update_error = not_learned(results[done, native.learned - done * results.shape[1]])
+        if job["unlisted"]:  # too dense for what was planned
+            self._singles = DENSE_SINGLES
+            try:
+                metrics.append(self._planner.update(rollout, progresses[done]))
+                done += 1
+            except NonFiniteError as error:
+                update_error = error
+        episodes = [rollouts.log.episodes(k * rollout.num_steps, (k + 1) * rollout.num_steps) for k in range(done)]
         return Updates(list(zip(episodes, metrics, strict=True)), rollout_error, update_error, seconds)
 
     def close(self) -> None:

@@ -243,13 +243,26 @@ def test_how_many_updates_fit_into_a_call():
 
 
 def test_observations_that_become_too_dense_for_lists(calls, tmp_path):
-    """Python learns from such a rollout, and goes on from there."""
+    """Python learns from such a rollout, and from those that follow."""
     steps = 6 * PPO["num_envs"] * PPO["num_steps"]
     _, saved, _ = trained(tmp_path, Filling, True, total_steps=steps, **PPO)
     assert calls
     _, expected, _ = trained(tmp_path, Filling, False, total_steps=steps, **PPO)
     for part in ("policy", "learner", "collector"):
         assert equal(saved[part], expected[part]), part
+
+
+def test_a_loop_waits_after_observations_that_were_too_dense():
+    parts = assemble(make_settings(Filling, {**PPO, "num_workers": 1, "num_steps": 40, "minibatch_size": 200}), Filling)
+    try:
+        loop = parts.gear.loop
+        assert len(loop.run(parts.rollout, [0.0, 0.5, 0.9]).done) == 1
+        assert [loop.fitting(parts.rollout) for _ in range(64)] == [1] * 64
+        parts.collector.tuner.took(1.0, 1e-5)
+        parts.learner.native.tuner.took(1600.0, 1e-3)
+        assert loop.fitting(parts.rollout) > 1
+    finally:
+        parts.close()
 
 
 def test_runs_that_must_look_at_every_update(calls, tmp_path):
