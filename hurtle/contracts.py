@@ -59,6 +59,15 @@ class Weights:
             own.copy_(part)
 
 
+ListedEpisodes = tuple[np.ndarray, np.ndarray, Mapping[str, np.ndarray]]
+"""Returns, lengths and metrics of some episodes."""
+
+
+def _joined(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: np.concatenate([part[name] for part in parts if name in part]) for name in names}
+
+
 @dataclass(frozen=True)
 class Episodes:
     """Episodes that ended, in the order they did.
@@ -89,6 +98,14 @@ class Episodes:
         return cls(returns, lengths, listed, len(returns), float(returns.max()), float(lengths.max()))
 
     @classmethod
+    def listed(cls, parts: Sequence[ListedEpisodes]) -> Episodes:
+        """Episodes that were gathered in parts."""
+        if not parts:
+            return cls()
+        returns, lengths, metrics = zip(*parts, strict=True)
+        return cls.of(np.concatenate(returns), np.concatenate(lengths), _joined(metrics))
+
+    @classmethod
     def from_totals(
         cls, count: int, returns: float, best_return: float, lengths: float, best_length: float, metrics: Metrics
     ) -> Episodes:
@@ -106,11 +123,10 @@ class Episodes:
         parts = [part for part in parts if part.count]
         if not parts:
             return cls()
-        names = dict.fromkeys(name for part in parts for name in part.metrics)
         return cls(
             np.concatenate([part.returns for part in parts]),
             np.concatenate([part.lengths for part in parts]),
-            {name: np.concatenate([part.metrics[name] for part in parts if name in part.metrics]) for name in names},
+            _joined([part.metrics for part in parts]),
             sum(part.count for part in parts),
             max(part.best_return for part in parts),
             max(part.best_length for part in parts),

@@ -25,7 +25,7 @@ def envs(
 
         from hurtle.envs.registry import resolve
         from hurtle.native import Env
-    console = Console()
+    console = Console(emoji=False)  # its table of names takes 20 ms to load
     if not name:
         _list_envs(console)
         return

@@ -15,9 +15,12 @@ from torch import Tensor
 
 from hurtle.buffers.rollout import OUTCOMES, Finals, Rollout
 from hurtle.collect.inference import Actor
-from hurtle.collect.rows import VecRows, episode_starts
-from hurtle.contracts import Collector, Episodes, Weights
+from hurtle.collect.rows import VecRows, episode_starts, is_finite
+from hurtle.contracts import Collector, Episodes, ListedEpisodes, Weights
 from hurtle.tracking.timing import Timer
+
+_Final = tuple[int, np.ndarray, np.ndarray, tuple[Tensor, ...]]
+"""The ends of truncated episodes: their step, rows, final observations and memory."""
 
 
 class GeneralCollector(Collector):
@@ -43,6 +46,8 @@ class GeneralCollector(Collector):
         self._obs: np.ndarray | None = None  # what to act on next; None before the first reset
         self._mask: np.ndarray | None = None
         self._present: np.ndarray | None = None
+        self._checks_later = actor.staging.shares_memory  # otherwise rollouts are on a device
+        self._none = np.zeros(self.num_rows, np.bool_)
         self._starts = np.ones(self.num_rows, np.bool_)  # rows whose next step starts an episode
         self._resetting = np.zeros(self.num_rows, np.bool_)  # NEXT_STEP: rows whose next step is a reset
 
@@ -66,61 +71,100 @@ class GeneralCollector(Collector):
         self._stopping = True
 
     def collect(self, rollout: Rollout) -> Episodes | None:
-        """Fill the rollout with the next `num_steps` steps of every env; see `Collector.collect`."""
+        """Fill the rollout with the next `num_steps` steps of every env; see `Collector.collect`.
+
+        Raises:
+            NonFiniteError: An observation, a reward or a policy output was not finite in this rollout.
+        """
         self._begin()
-        rows, actor, timer = self.rows, self.actor, self.timer
-        host = {name: actor.staging.host_array(getattr(rollout, name)) for name in OUTCOMES}
-        episodes: list[Episodes] = []
-        finals: list[tuple[int, np.ndarray, np.ndarray, tuple[Tensor, ...]]] = []  # step, rows, observations, memory
+        host = {name: self.actor.staging.host_array(getattr(rollout, name)) for name in OUTCOMES}
         rollout.all_valid, rollout.version = True, self._version
-        host["valid"][:] = True
-        for part, now in zip(rollout.initial_state, actor.state, strict=True):
+        host["valid"][:], host["starts"][:], host["terminated"][:], host["truncated"][:] = True, False, False, False
+        for part, now in zip(rollout.initial_state, self.actor.state, strict=True):
             part.copy_(now)
-        for t in range(rollout.num_steps):
-            if self._stopping:
-                self._stopping = False
-                return None
-            host["starts"][t] = self._starts
-            with timer("inference"):
-                assert self._obs is not None
-                for_env = rows.actions(actor.act_step(rollout, t, self._obs, self._mask, self._starts))
-            with timer("env"):
-                obs, rewards, terminated, truncated, infos = self.vec.step(for_env)
-            with timer("copy"):
-                self.steps += 1
-                rewards, terminated, truncated = rows.flat(rewards), rows.flat(terminated), rows.flat(truncated)
-                rows.check_finite("reward", rewards, self.steps)
-                acting = self._acting()
-                if acting is not None:  # the others did nothing
-                    rewards, terminated, truncated = rewards * acting, terminated & acting, truncated & acting
-                    host["valid"][t] = acting
-                    rollout.all_valid &= bool(acting.all())
-                host["rewards"][t], host["terminated"][t], host["truncated"][t] = rewards, terminated, truncated
-                ended = terminated | truncated
-                if (just_ended := rows.episodes(infos, rewards, ended, acting)) is not None:
-                    episodes.append(just_ended)
-                    cut = (truncated & ~terminated).nonzero()[0]
-                    if cut.size:
-                        final = rows.final_obs(infos, cut, rows.flat(obs))
-                        rows.check_finite("final observation", final, self.steps, cut)
-                        finals.append((t, cut, final, actor.state_of(cut)))
-                if acting is None:
-                    self._starts = ended
-                else:
-                    self._begin_episodes(host, t, rows.over(infos, ended, acting), ended, acting)
-                self._receive(obs, infos)
-        with timer("copy"):
+        first, finals = self.steps, list[_Final]()
+        episodes = list[ListedEpisodes]()
+        with self.timer("copy"):
+            try:
+                for t in range(rollout.num_steps):
+                    if self._stopping:
+                        self._stopping = False
+                        return None
+                    if (ended := self._step(rollout, host, t, finals)) is not None:
+                        episodes.append(ended)
+            except Exception:
+                self._check_finite(rollout, host, finals, first)  # a likely cause
+                raise
+            self._check_finite(rollout, host, finals, first)
             self._finish(rollout, host, finals)
-        return Episodes.join(episodes)
+        return Episodes.listed(episodes)
+
+    def _step(self, rollout: Rollout, host: dict[str, np.ndarray], t: int, finals: list[_Final]) -> ListedEpisodes | None:
+        """One step of every env; returns the episodes that ended."""
+        rows, actor, timer = self.rows, self.actor, self.timer
+        assert self._obs is not None
+        if self._starts is not self._none:
+            host["starts"][t] = self._starts
+        timer.switch("inference")
+        for_env = rows.actions(actor.act_step(rollout, t, self._obs, self._mask, self._starts))
+        timer.switch("env")
+        obs, rewards, terminated, truncated, infos = self.vec.step(for_env)
+        timer.switch("copy")
+        self.steps += 1
+        if not self._checks_later:
+            rows.check_finite("reward", rows.flat(rewards), self.steps)
+        acting = self._acting()
+        if not infos and rows.infos_tell and acting is None:  # what most steps of small envs are
+            host["rewards"][t], self._starts = rows.flat(rewards), self._none
+            self._receive(obs, infos)
+            return None
+        rewards, terminated, truncated = rows.flat(rewards), rows.flat(terminated), rows.flat(truncated)
+        if acting is not None:  # the others did nothing
+            rewards, terminated, truncated = rewards * acting, terminated & acting, truncated & acting
+            host["valid"][t] = acting
+            rollout.all_valid &= bool(acting.all())
+        host["rewards"][t], host["terminated"][t], host["truncated"][t] = rewards, terminated, truncated
+        ended = terminated | truncated
+        if (episodes := rows.ended_episodes(infos, rewards, ended, acting)) is not None:
+            cut = (truncated & ~terminated).nonzero()[0]
+            if cut.size:
+                final = rows.final_obs(infos, cut, rows.flat(obs))
+                if not self._checks_later:
+                    rows.check_finite("final observation", final, self.steps, cut)
+                finals.append((t, cut, final, actor.state_of(cut)))
+        if acting is None:
+            self._starts = ended
+        else:
+            self._begin_episodes(host, t, rows.over(infos, ended, acting), ended, acting)
+        self._receive(obs, infos)
+        return episodes
 
     def _begin(self) -> None:
         if self._obs is None:
-            self._receive(*self.vec.reset(seed=self._seed))
+            obs, infos = self.vec.reset(seed=self._seed)
+            self._receive(obs, infos)
+            self.rows.check_finite("observation", self.rows.flat(obs), self.steps)
 
     def _receive(self, obs: Any, infos: dict[str, Any]) -> None:
-        self._obs = self.rows.flat(obs)
-        self._mask, self._present = self.rows.mask(infos), self.rows.present(infos)
-        self.rows.check_finite("observation", self._obs, self.steps)
+        self._obs = now = self.rows.flat(obs)
+        self._mask, self._present = (self.rows.mask(infos), self.rows.present(infos)) if infos else (None, None)
+        if not self._checks_later:
+            self.rows.check_finite("observation", now, self.steps)
+
+    def _check_finite(self, rollout: Rollout, host: dict[str, np.ndarray], finals: list[_Final], first: int) -> None:
+        """Check all steps since step `first` at once: one by one it would take as long as a small policy."""
+        if not self._checks_later or self._obs is None:
+            return
+        count, check = self.steps - first, self.rows.check_finite
+        obs, rewards = rollout.obs[:count].numpy(), host["rewards"][:count]
+        if all(is_finite(array) for array in (obs, rewards, *(final for _, _, final, _ in finals), self._obs)):
+            return
+        for t in range(count):  # in the order in which they came
+            check("observation", obs[t], first + t)
+            check("reward", rewards[t], first + t + 1)
+            for _, cut, final, _ in (found for found in finals if found[0] == t):
+                check("final observation", final, first + t + 1, cut)
+        check("observation", self._obs, self.steps)
 
     def _acting(self) -> np.ndarray | None:
         """The rows for which the next step counts; None: all."""
@@ -137,7 +181,7 @@ class GeneralCollector(Collector):
             host["terminated"][host["valid"][:t, row].nonzero()[0][-1:], row] = True
         self._starts, self._resetting = found.starts, found.resetting
 
-    def _finish(self, rollout: Rollout, host: dict[str, np.ndarray], finals: list[Any]) -> None:
+    def _finish(self, rollout: Rollout, host: dict[str, np.ndarray], finals: list[_Final]) -> None:
         """Copy what followed the last step, and everything still on the host, to the rollout."""
         assert self._obs is not None
         staging = self.actor.staging

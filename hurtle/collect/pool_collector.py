@@ -16,7 +16,7 @@ from torch import Tensor
 from hurtle.buffers.rollout import ACTING_FIELDS, OUTCOMES, Finals, Rollout
 from hurtle.collect.inference import Actor
 from hurtle.collect.rows import VecRows, episode_starts
-from hurtle.contracts import Collector, Episodes, Weights
+from hurtle.contracts import Collector, Episodes, ListedEpisodes, Weights
 from hurtle.native.threads import free_cores
 from hurtle.tracking.timing import Timer
 from hurtle.vector.vec_env import VecEnv
@@ -111,7 +111,7 @@ class PoolCollector(Collector):
         """Fill the rollout with the next segments to be completed; see `Collector.collect`."""
         if self._segments is None:
             self._begin(rollout)
-        episodes: list[Episodes] = []
+        episodes: list[ListedEpisodes] = []
         while len(self._full) < rollout.num_rows:
             if self._stopping:
                 self._stopping = False
@@ -134,7 +134,7 @@ class PoolCollector(Collector):
                 self._write(steps, actions, log_probs, values)
         with self.timer("copy"):
             self._hand_over(rollout)
-        return Episodes.join(episodes)
+        return Episodes.listed(episodes)
 
     def _begin(self, rollout: Rollout) -> None:
         policy = self.actor.policy
@@ -143,7 +143,7 @@ class PoolCollector(Collector):
         self._segments = Rollout(policy, rollout.num_steps, self._num_segments, has_masks, str(rollout.device))
         self._host = {name: self.actor.staging.host_array(getattr(self._segments, name)) for name in OUTCOMES}
 
-    def _complete(self, rows: np.ndarray, env_ids: np.ndarray, batch: tuple[Any, ...]) -> list[Episodes]:
+    def _complete(self, rows: np.ndarray, env_ids: np.ndarray, batch: tuple[Any, ...]) -> list[ListedEpisodes]:
         """Store the outcomes of the actions of these rows, if they took any."""
         segments = self._segments
         assert segments is not None
@@ -160,7 +160,7 @@ class PoolCollector(Collector):
         for name, values in (("rewards", rewards * counts), ("terminated", terminated), ("truncated", truncated)):
             self._host[name][at] = values[done]
         ended = terminated | truncated
-        just_ended = self.rows.episodes(infos, rewards, ended, None)
+        just_ended = self.rows.ended_episodes(infos, rewards, ended, None)
         cut = (truncated & ~terminated).nonzero()[0]
         if cut.size:
             final = self.rows.final_obs(infos, cut, obs)

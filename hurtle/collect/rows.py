@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from hurtle.contracts import Episodes
+from hurtle.contracts import ListedEpisodes
 from hurtle.emulation.leaves import tree_leaves
 from hurtle.errors import HurtleError, NonFiniteError
 
@@ -56,6 +56,11 @@ def _all(flags: np.ndarray) -> bool:
     return b"\x00" not in flags.tobytes()
 
 
+def is_finite(array: np.ndarray) -> bool:
+    """Whether these are floats without NaN and infinities."""
+    return array.dtype.kind == "f" and _all(np.isfinite(array))
+
+
 class VecRows:
     """A vector env seen as rows: one per agent of each env, env-major.
 
@@ -64,6 +69,7 @@ class VecRows:
 
     Attributes:
         next_step: The env resets in the step after an end (NEXT_STEP) instead of in the same one.
+        infos_tell: Whether infos are never empty where an episode ended.
 
     Raises:
         HurtleError: The vector does not reset its envs automatically.
@@ -85,6 +91,7 @@ class VecRows:
         layout = getattr(vec, "layout", None)
         self._layout = layout if layout is not None and not layout.is_plain else None
         self._own_statistics = not hasattr(vec, "num_agents")  # other libraries' vectors may not track episodes
+        self.infos_tell = not self._own_statistics
         self._returns, self._lengths = np.zeros(self.num_rows), np.zeros(self.num_rows, np.int64)
 
     def flat(self, array: Any) -> np.ndarray:
@@ -149,9 +156,9 @@ class VecRows:
             final[over] = self.flat(given)[rows[over]]
         return final
 
-    def episodes(
+    def ended_episodes(
         self, infos: dict[str, Any], rewards: np.ndarray, ended: np.ndarray, stepped: np.ndarray | None
-    ) -> Episodes | None:
+    ) -> ListedEpisodes | None:
         """The episodes that ended with this step; statistics that the vector itself reports take precedence."""
         if self._own_statistics:
             counted = 1 if stepped is None else stepped
@@ -159,22 +166,17 @@ class VecRows:
             self._lengths += counted
         if not _any(ended):
             return None
-        if "_episode" in infos:
-            found = np.asarray(infos["_episode"])
-            episode = infos["episode"]
-            known = {"r", "l", "t"}
-            in_metrics = infos.get("_metrics", found if self.num_agents == 1 else None)
-            metrics = {
-                name: np.asarray(values)[in_metrics]
-                for name, values in episode.items()
-                if in_metrics is not None and not name.startswith("_") and name not in known
-            }
-            ended_episodes = Episodes.of(np.array(episode["r"][found]), np.array(episode["l"][found]), metrics)
-        else:
-            ended_episodes = Episodes.of(self._returns[ended].copy(), self._lengths[ended].copy())
+        found = self._reported(infos) if "_episode" in infos else (self._returns[ended], self._lengths[ended], {})
         if self._own_statistics:
             self._returns[ended] = self._lengths[ended] = 0
-        return ended_episodes
+        return found
+
+    def _reported(self, infos: dict[str, Any]) -> ListedEpisodes:
+        episode, ended = infos["episode"], np.asarray(infos["_episode"])
+        own = [name for name in episode if name not in ("r", "l", "t") and not name.startswith("_")]
+        with_metrics = infos.get("_metrics", ended if self.num_agents == 1 else None)
+        metrics = {name: np.asarray(episode[name])[with_metrics] for name in own} if with_metrics is not None else {}
+        return np.asarray(episode["r"])[ended], np.asarray(episode["l"])[ended], metrics
 
     def check_finite(self, what: str, array: np.ndarray, steps: Any, rows: np.ndarray | None = None) -> None:
         """Raise on NaN and infinities before anything learns from them.
@@ -188,7 +190,7 @@ class VecRows:
         Raises:
             NonFiniteError: Names the env, the agent and the step.
         """
-        if array.dtype.kind == "f" and _all(np.isfinite(array)):
+        if is_finite(array):
             return
         structured = self._layout is not None and array.dtype == np.uint8
         for leaf in tree_leaves(self._layout.unflatten(array)) if structured else [array]:  # type: ignore[union-attr]
