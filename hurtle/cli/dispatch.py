@@ -72,6 +72,11 @@ def _run(arguments: list[str]) -> int | None:
             from hurtle.cli.serve import run_serve
 
         return run_serve(arguments[1:])
+    if arguments == ["envs"]:  # no flags to parse, which would take half the time
+        from hurtle.cli.env_list import list_envs
+
+        list_envs()
+        return 0
     import tyro
 
     from hurtle.cli.options import number_parser

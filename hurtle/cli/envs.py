@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Annotated, Any
 
+from hurtle.cli.env_list import list_envs
 from hurtle.cli.messages import loading
 from hurtle.cli.options import POSITIONAL, SWITCH, option
 from hurtle.errors import HurtleError
@@ -20,15 +21,15 @@ def envs(
     """List the native environments, or show one of them."""
     if check and not name:
         raise HurtleError("--check needs the name of an env: hurtle envs my_env.py:MyEnv --check")
+    if not name:
+        list_envs()
+        return
     with loading("the environments"):
         from rich.console import Console
 
         from hurtle.envs.registry import resolve
         from hurtle.native import Env
-    console = Console(emoji=False)  # its table of names takes 20 ms to load
-    if not name:
-        _list_envs(console)
-        return
+    console = Console()
     found = resolve(name, {})
     if not isinstance(found, Env):
         raise HurtleError(f"{name!r} is a Gymnasium env; `hurtle envs` shows native ones.")
@@ -37,22 +38,6 @@ def envs(
         from hurtle.native import check as check_env
 
         console.print(str(check_env(found)), highlight=False, markup=False, soft_wrap=True)
-
-
-def _list_envs(console: Any) -> None:
-    from rich.markup import escape
-
-    from hurtle.envs.registry import names, native_class
-    from hurtle.native import EnvSpec
-
-    for name in names():
-        spec = EnvSpec.of(native_class(name))
-        obs = f"{spec.observation_space.dtype}{list(spec.observation_space.shape)}"
-        agents = f"{spec.num_agents} agents" if spec.num_agents > 1 else ""
-        line = f"{obs:<20} {_describe(spec.action_space):<13} {agents}"
-        console.print(f"[bold]{name:<25}[/bold]{escape(line)}", highlight=False)
-        console.print(f"  [dim]{spec.description}[/dim]", highlight=False)
-    console.print("\nDetails: [bold]hurtle envs NAME[/bold]. Your own: [bold]hurtle envs my_env.py:MyEnv --check[/bold].")
 
 
 def _show_env(console: Any, env: Any, seed: int) -> None:
@@ -76,13 +61,3 @@ def _show_env(console: Any, env: Any, seed: int) -> None:
         shown = NativeEnv(env, render_mode="ansi", debug=True)  # compiling is not worth it for one picture
         shown.reset(seed=seed)
         console.print(Text.from_ansi(str(shown.render())))
-
-
-def _describe(space: Any) -> str:
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Discrete):
-        return f"Discrete({space.n})"
-    if isinstance(space, spaces.MultiDiscrete):
-        return f"MultiDiscrete({space.nvec.tolist()})"
-    return f"{space.dtype}{list(space.shape)}"
