@@ -1,10 +1,11 @@
 """Learn the MuJoCo tasks of learning_tasks.py on one GPU, all seeds of a task side by side: curves and final evaluations.
 
     python benchmarks/learning_seeds.py sac_halfcheetah sac_hopper --seconds 500
+    python benchmarks/learning_seeds.py xqc_ant xqc_humanoid --seeds 1 --first-seed 2
 
-Several tasks are trained at the same time. A run ends when its steps are done, when the time is up or on Ctrl-C; the same
-command goes on from there. Every seed takes one gradient step for each step of its envs. The outcome is one file per task and
-seed, as learning.py writes them.
+Several tasks are trained at the same time. XQC has no version for seeds side by side: give it one seed at a time. A run ends
+when its steps are done, when the time is up or on Ctrl-C; the same command goes on from there. The outcome is one file per task
+and seed, as learning.py writes them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from record import machine
 
 import hurtle
 from hurtle.algorithms.algorithm import LearnerSetup, find_algorithm
+from hurtle.algorithms.off_policy import OffPolicy
 from hurtle.algorithms.side_by_side import SideBySide
 from hurtle.collect.general_collector import GeneralCollector
 from hurtle.collect.seeds_actor import SeedsActor
@@ -109,7 +111,8 @@ class SeedsOfTask:
         self.name, self.args, self.turns = name, args, turns
         self.settings = MUJOCO[name].settings()
         self.total_steps = args.steps or self.settings.train.total_steps
-        self.saved = args.folder / f"{name}.pt"
+        self.saved = args.folder / f"{name}{f'-{args.first_seed}' * (args.first_seed > 0)}.pt"
+        self.learners: list[OffPolicy] = []
 
     def run(self) -> None:
         """Train until all steps are done or the time is up; save; evaluate what is done."""
@@ -125,7 +128,7 @@ class SeedsOfTask:
             self._learn(together, collector, rollout, returns, began)
         seconds = before + time.monotonic() - began
         done = returns.steps >= self.total_steps
-        epsilons = [float(learner._acting.epsilon) for learner in together.learners]
+        epsilons = [float(learner._acting.epsilon) for learner in self.learners]
         torch.save(
             {
                 "learner": together.state_dict(),
@@ -136,15 +139,14 @@ class SeedsOfTask:
             self.saved,
         )
         if done:
-            self._evaluate(together, returns, seconds)
+            self._evaluate(returns, seconds)
         print(f"{self.name}: {returns.steps:,} steps in {seconds:.0f} s{'' if done else ', to be continued'}", flush=True)
 
-    def _make(self, vec: Any) -> tuple[SideBySide, GeneralCollector]:
+    def _make(self, vec: Any) -> tuple[OffPolicy, GeneralCollector]:
         settings, device = self.settings, self.args.device
         graphs, algorithm = Graphs(device), find_algorithm(settings.train.algorithm)
         spaces = vec.single_observation_space, vec.single_action_space
-        learners = []
-        for seed in range(self.args.seeds):
+        for seed in range(self.args.first_seed, self.args.first_seed + self.args.seeds):
             make_network = algorithm.network_maker(settings.algorithm)
             policy = build_policy(settings.policy, *spaces, make_network=make_network, seed=seed).to(device)
             setup = LearnerSetup(
@@ -154,15 +156,18 @@ class SeedsOfTask:
                 precision=settings.train.precision,
                 num_rows=settings.train.num_envs,
             )
-            learners.append(algorithm.make_learner("device", policy, settings.algorithm, setup))
-        actor = SeedsActor([learner.policy for learner in learners], vec.num_envs, FIRST_ENV_SEED, graphs)
-        return SideBySide(learners), GeneralCollector(vec, actor, FIRST_ENV_SEED)
+            learner: Any = algorithm.make_learner("device", policy, settings.algorithm, setup)
+            self.learners.append(learner)
+        first_env = FIRST_ENV_SEED * (1 + self.args.first_seed)
+        actor = SeedsActor([learner.policy for learner in self.learners], vec.num_envs, first_env, graphs)
+        together = self.learners[0] if len(self.learners) == 1 else SideBySide(self.learners)
+        return together, GeneralCollector(vec, actor, first_env)
 
-    def _resume(self, together: SideBySide, collector: GeneralCollector, returns: Returns) -> float:
+    def _resume(self, together: OffPolicy, collector: GeneralCollector, returns: Returns) -> float:
         """Go on from the saved state, with new episodes; returns the seconds it took so far."""
         saved = torch.load(self.saved, weights_only=False)
         together.load_state_dict(saved["learner"])
-        for learner, epsilon in zip(together.learners, saved["epsilon"], strict=True):
+        for learner, epsilon in zip(self.learners, saved["epsilon"], strict=True):
             learner._acting.epsilon.fill_(epsilon)
         returns.steps, returns.seen = saved["returns"]
         collector._seed += returns.steps
@@ -185,11 +190,12 @@ class SeedsOfTask:
                 print(f"{self.name}: {returns.steps:,} steps, {told - began:.0f} s, returns {np.round(last)}", flush=True)
         together.pending(wait=True)
 
-    def _evaluate(self, together: SideBySide, returns: Returns, seconds: float) -> None:
+    def _evaluate(self, returns: Returns, seconds: float) -> None:
         """Evaluate each seed and write its file."""
         episodes, folder = MUJOCO[self.name].episodes, self.args.results
         folder.mkdir(parents=True, exist_ok=True)
-        for seed, learner in enumerate(together.learners):
+        for k, learner in enumerate(self.learners):
+            seed = self.args.first_seed + k
             score = evaluate_policy(
                 learner.policy,
                 self.settings.train.env,
@@ -205,7 +211,7 @@ class SeedsOfTask:
                 "steps": returns.steps,
                 "seconds": seconds,
                 "side_by_side": self.args.seeds,
-                "curve": returns.curve(seed),
+                "curve": returns.curve(k),
                 "evaluation": score.summary(),
                 "settings": settings_of(job),
                 "machine": machine(),
@@ -237,7 +243,8 @@ def let_threads_share_the_gpu() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="+", choices=MUJOCO, metavar="task", help=", ".join(MUJOCO))
-    parser.add_argument("--seeds", type=int, default=5, help="seeds 0 … N-1 (5)")
+    parser.add_argument("--seeds", type=int, default=5, help="how many (5)")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of them (0)")
     parser.add_argument("--steps", type=int, help="of each seed, instead of the task's")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop and save after that time")
     parser.add_argument("--device", default="cuda", help="of the networks (cuda)")

@@ -256,6 +256,7 @@ TASKS: dict[str, Task] = {
 
 ON_GPU = {"device": "cuda", "precision": "tf32", "compile": True, "backend": "process", "num_workers": 4}
 SAC = {"algorithm": "sac", "hidden_sizes": (256, 256), "num_envs": 16, "learning_starts": 10_000, "total_steps": 1_000_000}
+XQC = {"algorithm": "xqc", "hidden_sizes": (256,) * 4, "num_envs": 32, "num_workers": 8, "replay_ratio": 0.5}
 MUJOCO: dict[str, Task] = {
     f"sac_{name.lower()}": Task(
         f"SAC: {name}-v5, 1M steps",
@@ -273,5 +274,11 @@ MUJOCO: dict[str, Task] = {
         ("Ant", 4_600, "4616 (1M, v3)", "–"),
     )
 }
-"""What `learning_seeds.py` trains on, all seeds of a task side by side on a GPU."""
+MUJOCO |= {
+    f"xqc_{name.lower()}": Task(
+        f"XQC: {name}-v5, 1M steps", f"{name}-v5", _at_least(goal), {**ON_GPU, **SAC, **XQC}, episodes=20
+    )
+    for name, goal in (("HalfCheetah", 12_000), ("Walker2d", 5_500), ("Ant", 6_000), ("Humanoid", 9_000))
+}
+"""What `learning_seeds.py` trains on, seeds of a task side by side on a GPU where the algorithm can."""
 ALL = {**TASKS, **MUJOCO}
