@@ -33,7 +33,7 @@ from hurtle.native.threads import free_cores
 
 MODES = ("1 thread", "all threads", "default")
 ENVS = 512  # for `step()`
-STEPS = 300_000 * max(1, free_cores() // 8)  # of one training; many cores are done with few in no time
+STEPS = 600_000 * max(1, free_cores() // 8)  # of one training; many cores are done with few in no time
 SB3_STEPS = 8_192
 SECONDS = 0.7  # of one turn of `step()`
 NOTE = (
