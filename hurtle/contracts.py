@@ -207,6 +207,11 @@ class Collector(Protocol):
         """A warning for the user, or an empty string; read after `prepare`."""
         return ""
 
+    @property
+    def advice(self) -> str:
+        """What limits the speed and what to change, or an empty string; read at the end."""
+        return ""
+
     def request_stop(self) -> None:
         """Make `collect` return None as soon as it can."""
 

@@ -44,6 +44,10 @@ class AlgorithmConfig:
         """
         return
 
+    def diversify(self, policy: Any, actor: int, num_actors: int) -> None:
+        """Set what is to differ between the policies of a run's actors, such as how much they explore."""
+        return
+
 
 @dataclass(frozen=True)
 class LearnerSetup:
@@ -58,6 +62,7 @@ class LearnerSetup:
         num_rows: Envs times agents; None: as many as a rollout has columns.
         is_pool: Whether rollouts come from a pool: their columns are segments of any rows.
         graphs: The CUDA graphs shared with the collector, or None.
+        lags: Whether rollouts may come from a policy some updates older.
     """
 
     seed: int = 0
@@ -68,6 +73,7 @@ class LearnerSetup:
     graphs: Any = None
     num_rows: int | None = None
     is_pool: bool = False
+    lags: bool = False
 
 
 @dataclass(frozen=True)

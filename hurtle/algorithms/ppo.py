@@ -255,7 +255,9 @@ class PPO(Learner):
     def __init__(self, policy: Policy, config: PPOConfig, setup: LearnerSetup | None = None, *, epochs: Epochs | None = None):
         setup = setup or LearnerSetup()
         self.policy, self.config, self.updates = policy, config, 0
-        self.postprocess = Postprocess(policy, config.gamma, config.gae_lambda, setup.rewards, AUTOCAST[setup.precision])
+        self._autocast = AUTOCAST[setup.precision]
+        self._corrects_lag = setup.lags and config.correct_lag and not config.vtrace
+        self.postprocess = Postprocess(policy, config.gamma, config.gae_lambda, setup.rewards, self._autocast)
         self.order = MinibatchOrder(config, policy.is_recurrent, setup.seed)
         self.epochs = epochs or TorchEpochs(policy, config, setup)
 
@@ -263,6 +265,8 @@ class PPO(Learner):
         """Learn from one rollout; see `Learner.update`. Losses are means over the minibatches."""
         config, now = self.config, anneal(self.config, progress)
         self.postprocess(rollout)
+        if self._corrects_lag and rollout.version < self.updates:
+            correct_advantages(self.policy, rollout, config, self._autocast)
         explained = self.explained(rollout)
 
         together = config.num_epochs if config.target_kl is None else 1

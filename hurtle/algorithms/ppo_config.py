@@ -51,7 +51,9 @@ class PPOConfig(AlgorithmConfig):
     priority_beta: Annotated[float, between(0, 1)] = 0.2
     """Exponent of their importance weights; anneals to 1."""
     vtrace: bool = False
-    """V-trace: correct for steps of older policies."""
+    """V-trace before each epoch: correct for steps of older policies."""
+    correct_lag: bool = True
+    """V-trace once per update, if actors lag behind."""
     rho_clip: Annotated[float, positive(allows_infinity=True)] = 1.0
     """V-trace: clips the ratio in the TD errors."""
     c_clip: Annotated[float, positive(allows_infinity=True)] = 1.0

@@ -6,8 +6,11 @@ A row is one agent of one env; in an asynchronous pool it is a segment, a run of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Flag, auto
+from functools import reduce
+from itertools import accumulate
+from operator import and_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -31,6 +34,9 @@ LEARNER_FIELDS = ("final_values", "last_values", "advantages", "returns")
 """Fields that `collect.postprocess` fills."""
 FIELDS = ("obs", "masks", *OUTCOMES, *POLICY_FIELDS, *LEARNER_FIELDS)
 """All fields that compiled code writes. `JOB_ARRAYS` in kernels/cpu/rollout_job.py has a place for each."""
+ROW_FIELDS = ("last_obs", "last_starts", "last_values")
+"""Fields `[N, …]`, of what follows the last step."""
+STEP_FIELDS = tuple(name for name in FIELDS if name not in ROW_FIELDS)
 
 
 class Done(Flag):
@@ -253,6 +259,62 @@ class Rollout:
             state=tuple(part[rows] for part in self.initial_state),
             kept=kept,
         )
+
+    def exchange(self, other: Rollout) -> None:
+        """Swap memory and contents with another rollout of the same shape; nothing is copied."""
+        self.__dict__, other.__dict__ = other.__dict__, self.__dict__
+
+    def join(self, parts: Sequence[Rollout], first_rows: Sequence[int]) -> None:
+        """Copy rollouts side by side into this one.
+
+        Args:
+            parts: Together they have as many columns as this one.
+            first_rows: The row of each part's first column.
+        """
+        edges = [0, *accumulate(part.num_rows for part in parts)]
+        assert edges[-1] == self.num_rows
+        for part, begin in zip(parts, edges, strict=False):
+            columns = slice(begin, begin + part.num_rows)
+            for name in STEP_FIELDS:
+                if (own := getattr(self, name)) is not None and (name != "inputs" or own is not self.obs):
+                    own[:, columns] = getattr(part, name)
+            for name in ROW_FIELDS:
+                getattr(self, name)[columns] = getattr(part, name)
+            for name in ("initial_state", "last_state"):
+                for own, new in zip(getattr(self, name), getattr(part, name), strict=True):
+                    own[columns] = new
+        steps, obs = (torch.cat([getattr(part.finals, name) for part in parts]) for name in ("steps", "obs"))
+        rows = torch.cat([part.finals.rows + begin for part, begin in zip(parts, edges, strict=False)])
+        states = [part.finals.state for part in parts if len(part.finals.steps)]
+        self.finals = Finals(steps, rows, obs, tuple(torch.cat(kept) for kept in zip(*states, strict=True)))
+        self.version, self.all_valid = min(part.version for part in parts), all(part.all_valid for part in parts)
+        self.done, self.scaled_rewards = reduce(and_, (part.done for part in parts)), self.rewards
+        self.columns = None
+        if any(part.columns is not None for part in parts) or list(first_rows) != edges[:-1]:
+            own_rows = [np.arange(part.num_rows) if part.columns is None else part.columns for part in parts]
+            self.columns = np.concatenate([rows + first for rows, first in zip(own_rows, first_rows, strict=True)])
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of all it holds."""
+        tensors = {name: value.clone() for name, value in vars(self).items() if isinstance(value, Tensor)}
+        states = {name: [part.clone() for part in getattr(self, name)] for name in ("initial_state", "last_state")}
+        *finals, state = self.finals
+        others = {"version": self.version, "all_valid": self.all_valid, "done": self.done.value, "columns": self.columns}
+        return {**tensors, **states, **others, "finals": [*(part.clone() for part in finals), list(state)]}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Hold what was saved from a rollout of the same shape."""
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                value.copy_(saved[name])
+        for name in ("initial_state", "last_state"):
+            for own, part in zip(getattr(self, name), saved[name], strict=True):
+                own.copy_(part)
+        steps, rows, obs, state = saved["finals"]
+        steps, rows, obs = (part.to(self.device) for part in (steps, rows, obs))
+        self.finals = Finals(steps, rows, obs, tuple(part.to(self.device) for part in state))
+        self.version, self.all_valid, self.columns = saved["version"], saved["all_valid"], saved["columns"]
+        self.done = Done(saved["done"])
 
     def valid_steps(self) -> Tensor:
         """The flat indices of the valid steps."""

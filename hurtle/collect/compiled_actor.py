@@ -56,7 +56,7 @@ class CompiledActor(Actor):
         self._kept: dict[str, np.ndarray] = {}  # arrays that the job points to
         self._fields: dict[str, np.ndarray] = {}  # of the rollout that it points to
         self._known: list[Any] = []  # addresses and shapes of the fields that were checked last
-        self._rollout: Rollout | None = None
+        self._described: Tensor | None = None  # its observations
         self._one_step: Rollout | None = None  # what `act` writes to
         self._all_rows = np.arange(num_rows)
         self._describe()
@@ -76,7 +76,7 @@ class CompiledActor(Actor):
 
     def act_step(self, rollout: Rollout, t: int, obs: np.ndarray, mask: np.ndarray | None, starts: np.ndarray) -> np.ndarray:
         """See `Actor.act_step`."""
-        if rollout is not self._rollout:
+        if rollout.obs is not self._described:
             self._use(rollout, normalizes=self.policy.normalizer is not None)
             self._keep("rows", self._all_rows)
         fields = self._fields
@@ -164,7 +164,7 @@ class CompiledActor(Actor):
         """Point the job to a step that is in no rollout."""
         if self._one_step is None or (has_masks and self._one_step.masks is None):
             self._one_step = Rollout(self.policy, 1, self.num_rows, has_masks)
-        if self._one_step is not self._rollout or self._job[0]["normalizes"] != normalizes:
+        if self._one_step.obs is not self._described or self._job[0]["normalizes"] != normalizes:
             self._use(self._one_step, normalizes)
         return self._one_step
 
@@ -189,7 +189,7 @@ class CompiledActor(Actor):
             job[actions if name == "actions" else name] = field.ctypes.data
         job["has_masks"], job["normalizes"] = rollout.masks is not None, normalizes
         job["is_double"] = rollout.obs.dtype == torch.float64
-        self._rollout = rollout
+        self._described = rollout.obs
 
     def _keep(self, name: str, array: np.ndarray) -> None:
         """Write an array's address into the job, and keep the array alive."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hurtle.buffers.rollout import Done, Finals, Rollout
 from hurtle.collect.postprocess import Postprocess
-from hurtle.collect.rows import VecRows
+from hurtle.collect.rows import VecRows, unused_seeds
 from hurtle.contracts import Collector, Episodes, Weights
 from hurtle.errors import ActionError, EnvIndexError, HurtleError, NonFiniteError
 from hurtle.kernels import device_rows, error_codes
@@ -419,7 +419,7 @@ class DeviceCollector(Collector):
         self.steps = saved["steps"]
         self._draw.clock.fill_(int(saved["actor"]["steps"].max()))
         if "envs" not in saved:
-            self._seed, self._begun = self._seed + (self.steps + 1) * self.rows.num_envs, False
+            self._seed, self._begun = self._seed + unused_seeds(saved, self.rows.num_envs), False
             self._beginning.fill_(True)
             return
         for part, now in zip(self._state, saved["actor"]["state"], strict=True):

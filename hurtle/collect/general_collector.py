@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hurtle.buffers.rollout import OUTCOMES, Finals, Rollout
 from hurtle.collect.inference import Actor
-from hurtle.collect.rows import VecRows, episode_starts, is_finite
+from hurtle.collect.rows import VecRows, episode_starts, is_finite, unused_seeds
 from hurtle.contracts import Collector, Episodes, ListedEpisodes, Weights
 from hurtle.tracking.timing import Timer
 
@@ -216,7 +216,7 @@ class GeneralCollector(Collector):
         exact = "envs" in saved and self.resumes_exactly
         self.actor.load_state_dict(saved["actor"], with_state=exact)
         if not exact:
-            self._seed, self._obs = self._seed + (self.steps + 1) * self.rows.num_envs, None
+            self._seed, self._obs = self._seed + unused_seeds(saved, self.rows.num_envs), None
             self._starts[:], self._resetting[:] = True, False
             return
         obs, infos = self.vec.reset(seed=self._seed)

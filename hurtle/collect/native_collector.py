@@ -18,7 +18,7 @@ from torch import Tensor
 from hurtle.buffers.rollout import FIELDS, Done, Rollout
 from hurtle.collect.inference import Actor, copy_states
 from hurtle.collect.postprocess import Postprocess
-from hurtle.collect.rows import VecRows
+from hurtle.collect.rows import VecRows, unused_seeds
 from hurtle.contracts import Collector, Episodes, Weights
 from hurtle.errors import ActionError, HurtleError, NonFiniteError, UnsupportedError
 from hurtle.kernels import error_codes
@@ -60,6 +60,7 @@ class NativeCollector(Collector):
         postprocess: The learner's stage. Unless it scales rewards, advantages are computed here, in the same call.
         num_threads: The most threads to use, each with a shard of the envs; None means all free cores, but at least 8 rows
             for each. What rollouts take decides how many work.
+        action_seed: Row n draws from the stream of action_seed + n instead.
 
     Raises:
         HurtleError: Compiled code cannot run this vector or policy; says why.
@@ -82,6 +83,7 @@ class NativeCollector(Collector):
         *,
         postprocess: Postprocess | None = None,
         num_threads: int | None = None,
+        action_seed: int | None = None,
     ):
         self._batch = _batch_of(vec)
         self.vec, self.rows = vec, VecRows(vec)
@@ -90,7 +92,7 @@ class NativeCollector(Collector):
         _check_spaces(vec, policy)
         self.policy, self._plan = policy, _plan_of(policy)
         self.num_rows = self.rows.num_rows
-        self.actor = Actor(policy, self.num_rows, seed)
+        self.actor = Actor(policy, self.num_rows, seed if action_seed is None else action_seed)
         self._states = self._plan.new_states(self.num_rows)
         self.actor.state = tuple(self._states)
         self.timer = timer or Timer()
@@ -418,7 +420,7 @@ class NativeCollector(Collector):
         self.steps = saved["steps"]
         self.actor.load_state_dict(saved["actor"], with_state=False)
         if "envs" not in saved:
-            self._seed, self._begun = self._seed + (self.steps + 1) * self.rows.num_envs, False
+            self._seed, self._begun = self._seed + unused_seeds(saved, self.rows.num_envs), False
             self._starts[:] = True
             return
         self.vec.reset(seed=self._seed)

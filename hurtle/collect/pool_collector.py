@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hurtle.buffers.rollout import ACTING_FIELDS, OUTCOMES, Finals, Rollout
 from hurtle.collect.inference import Actor
-from hurtle.collect.rows import VecRows, episode_starts
+from hurtle.collect.rows import VecRows, episode_starts, unused_seeds
 from hurtle.contracts import Collector, Episodes, ListedEpisodes, Weights
 from hurtle.native.threads import free_cores
 from hurtle.tracking.timing import Timer
@@ -284,7 +284,7 @@ class PoolCollector(Collector):
         """Continue the saved random streams, in new episodes with unused seeds."""
         self.actor.load_state_dict(saved["actor"], with_state=False)
         self._steps[:] = saved["steps"]
-        self._seed, self._held = self._seed + (saved["steps"] + 1) * self.rows.num_envs, None
+        self._seed, self._held = self._seed + unused_seeds(saved, self.rows.num_envs), None
 
     def close(self, envs: bool = True) -> None:
         """See `Collector.close`."""

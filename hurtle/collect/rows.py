@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +46,16 @@ def episode_starts(
     if next_step:
         return EpisodeStarts(resetting | waiting | (ended & ~over), over, left)
     return EpisodeStarts(ended | waiting | over, np.zeros_like(ended), left)
+
+
+def unused_seeds(saved: Mapping[str, Any], num_envs: int) -> int:
+    """How far to move the seeds of a saved collector's envs, so that new episodes use others than all that were used.
+
+    Args:
+        saved: The collector's state; "num_envs" are those of the whole run, where this collector has only a part of them.
+        num_envs: Envs of this collector.
+    """
+    return (int(saved["steps"]) + 1) * int(saved.get("num_envs", num_envs))
 
 
 def _any(flags: np.ndarray) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -29,6 +30,7 @@ from hurtle.policies.build import build_policy
 from hurtle.policies.policy import Policy
 from hurtle.policies.saved_spaces import layout_to_dict, space_to_dict
 from hurtle.policies.torch_device import find_device
+from hurtle.runners.actors import Actors, Share, local_or_actors
 from hurtle.runners.gears import Gear, Request, choose_gear
 from hurtle.runners.settings import Settings, TrainConfig
 from hurtle.tracking.timing import Timer
@@ -48,6 +50,7 @@ class Parts:
     spaces: dict[str, Any]  # as stored in a checkpoint
     timer: Timer
     owns_envs: bool  # users close vectors that they made
+    runner: str = ""  # who collects, for the user; empty where there was nothing to choose
 
     @property
     def device(self) -> torch.device:
@@ -92,32 +95,44 @@ def assemble(settings: Settings, env: EnvLike | gymnasium.vector.VectorEnv, modu
         import_cuda()  # needed by the advantage kernels: fail now, not after the first rollout
     own_actions: spaces.Space | None = None
     if isinstance(env, gymnasium.vector.VectorEnv):
-        vec: Any = env
-        if (layout := getattr(vec, "layout", None)) is not None and not layout.is_plain:
-            own_actions = row_spaces(vec)[1]
+        if train.runner == "async" and (train.num_actors or 1) > 1:
+            raise HurtleError(f"A vector of your own belongs to one actor: leave out num_actors={train.num_actors}.")
+        reason = "the vector is your own"
+        actors = Actors([env], train.lag if train.runner == "async" else "", "" if train.runner == "local" else reason)
+        if (layout := getattr(env, "layout", None)) is not None and not layout.is_plain:
+            own_actions = row_spaces(env)[1]
     else:
         own_actions = structured_actions(env, train.env_parameters)
-        vec = make_vec(
-            env,
-            train.num_envs,
-            backend=train.backend,
-            num_workers=train.num_workers,
-            batch_size=train.pool_batch_size
-            or double_buffered_batch(train.num_envs, train.num_workers, train.backend, str(device)),
-            seed=seed,
-            emulate=own_actions is not None,
-            step_timeout=train.step_timeout,
-            restart_workers=train.restart_workers,
-            device=str(device) if _runs_on(device, train, env) else "cpu",
-            unsafe=train.unsafe,
-            **train.env_parameters,
-        )
+        actors = local_or_actors(train, partial(_make_share, train, env, seed, device, own_actions is not None))
+    owns_envs = not isinstance(env, gymnasium.vector.VectorEnv)
     try:
-        return _join(settings, vec, module, own_actions, seed, device, vec is not env)
+        return _join(settings, actors, module, own_actions, seed, device, owns_envs)
     except BaseException:
-        if vec is not env:
-            vec.close()
+        if owns_envs:
+            actors.close()
         raise
+
+
+def _make_share(train: TrainConfig, env: EnvLike, seed: int, device: torch.device, emulate: bool, share: Share) -> Any:
+    """The vector of a run's envs, or of an actor's."""
+    on_device = train.runner != "async" and _runs_on(device, train, env)
+    batch_size = share.pool_batch_size
+    if batch_size is None and share.num_envs == train.num_envs:
+        batch_size = double_buffered_batch(share.num_envs, share.num_workers, share.backend, str(device))
+    return make_vec(
+        env,
+        share.num_envs,
+        backend=share.backend,
+        num_workers=share.num_workers,
+        batch_size=batch_size,
+        seed=seed + share.first_env,
+        emulate=emulate,
+        step_timeout=train.step_timeout,
+        restart_workers=train.restart_workers,
+        device=str(device) if on_device else "cpu",
+        unsafe=train.unsafe,
+        **train.env_parameters,
+    )
 
 
 def _runs_on(device: torch.device, train: TrainConfig, env: EnvLike) -> bool:
@@ -129,7 +144,7 @@ def _runs_on(device: torch.device, train: TrainConfig, env: EnvLike) -> bool:
 
 def _join(
     settings: Settings,
-    vec: Any,
+    actors: Actors,
     module: Module,
     own_actions: spaces.Space | None,
     seed: int,
@@ -137,8 +152,10 @@ def _join(
     owns_envs: bool,
 ) -> Parts:
     train, config, algorithm = settings.train, settings.algorithm, find_algorithm(settings.train.algorithm)
+    vec = actors.vecs[0]
     observation_space, action_space = row_spaces(vec)
-    num_rows = int(vec.num_envs) * int(getattr(vec, "num_agents", 1))
+    num_envs = sum(int(each.num_envs) for each in actors.vecs)
+    num_rows = num_envs * int(getattr(vec, "num_agents", 1))
     policy = build_policy(
         settings.policy,
         observation_space,
@@ -152,13 +169,13 @@ def _join(
     ).to(device)
     config.check(num_rows, policy.is_recurrent)
     row = math.prod(observation_space.shape or ()) * np.dtype(observation_space.dtype).itemsize
-    check_fits(f"A rollout of num_envs={vec.num_envs} × num_steps={config.num_steps}", config.num_steps * num_rows * row)
+    check_fits(f"A rollout of num_envs={num_envs} × num_steps={config.num_steps}", config.num_steps * num_rows * row)
     timer = Timer()
     rewards = RewardRule(train.reward_mode, num_rows, config.gamma, train.reward_clip)
-    gear = choose_gear(Request(train, algorithm, config, vec, policy, rewards, seed, timer))
+    gear = choose_gear(Request(train, algorithm, config, actors.vecs, policy, rewards, seed, timer, actors.lag))
     rollout = gear.collector.new_rollout(config.num_steps)
     described = {**describe_spaces(vec, own_actions), "masked": gear.collector.has_masks}
-    return Parts(policy, gear, rollout, described, timer, owns_envs)
+    return Parts(policy, gear, rollout, described, timer, owns_envs, actors.described)
 
 
 def row_spaces(vec: Any) -> tuple[spaces.Space, spaces.Space]:

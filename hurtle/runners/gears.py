@@ -1,12 +1,15 @@
 """Which gear a run uses, and why: all on the GPU, or compiled, if envs and policy allow it; torch everywhere else.
 
-settings, envs, policy → `Gear`: a collector and a learner. Gears are interchangeable: a run can switch at any checkpoint.
+settings, envs, policy → `Gear`: a collector, or one per actor joined as one, and a learner. Gears are interchangeable: a run
+can switch at any checkpoint.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from hurtle.algorithms.algorithm import Algorithm, LearnerSetup
@@ -23,6 +26,7 @@ from hurtle.errors import HurtleError, UnsupportedError
 from hurtle.kernels.cuda_graphs import Graphs
 from hurtle.policies.native_plan import plan_for
 from hurtle.policies.policy import Policy
+from hurtle.runners.async_collector import AsyncCollector
 from hurtle.runners.native_loop import NativeLoop
 from hurtle.runners.settings import TrainConfig
 from hurtle.tracking.timing import Timer
@@ -52,18 +56,35 @@ class Gear:
         self.collector.close(envs=envs)
 
 
+class Part(NamedTuple):
+    """What one collector is built from: the whole run's parts, or an actor's."""
+
+    vec: Any
+    policy: Policy
+    seed: int
+    action_seed: int
+    timer: Timer
+    num_threads: int | None
+
+
 @dataclass(frozen=True)
 class Request:
-    """What a gear is built from."""
+    """What a gear is built from.
+
+    Attributes:
+        vecs: A vector of envs for each actor.
+        lag: The actors' lag; empty in a local run, which has one vector and no actors.
+    """
 
     train: TrainConfig
     algorithm: Algorithm
     config: Any
-    vec: Any
+    vecs: list[Any]
     policy: Policy
     rewards: RewardRule
     seed: int
     timer: Timer
+    lag: str = ""
 
     def learner(self, gear: str, **setup: Any) -> Learner:
         """The algorithm's learner for a gear; raises `UnsupportedError` if it has none."""
@@ -76,28 +97,66 @@ class Request:
             train.num_workers,
             num_rows=self.num_rows,
             is_pool=self.is_pool,
+            lags=self.lag not in ("", "0"),
             **setup,
         )
         return self.algorithm.make_learner(gear, self.policy, self.config, common)
 
-    def stepping_collector(self, make_actor: Callable[[int], Actor]) -> Collector:
-        """A collector for envs that step from Python, and an actor for their rows."""
-        return (PoolCollector if self.is_pool else GeneralCollector)(self.vec, make_actor(self.num_rows), self.seed, self.timer)
+    def collector(self, make: Callable[[Part], Collector]) -> Collector:
+        """The run's collector, or all of its actors'."""
+        most = self.train.num_workers
+        if not self.lag:
+            return make(Part(self.vec, self.policy, self.seed, self.seed, self.timer, most))
+        if most is not None:
+            most = max(1, most // len(self.vecs))
+        collectors, first = [], 0
+        for number, vec in enumerate(self.vecs):
+            policy = copy.deepcopy(self.policy)  # its weights come from the learner
+            self.config.diversify(policy, number, len(self.vecs))
+            part = Part(vec, policy, self.seed + first, self.seed + first * self.num_agents, Timer(), most)
+            collectors.append(make(part))
+            first += vec.num_envs
+        lag = None if self.lag == "free" else int(self.lag)
+        return AsyncCollector(collectors, self.policy, lag, self.timer)
+
+    def stepping_collector(self, make_actor: Callable[[Policy, int, int], Actor]) -> Collector:
+        """A collector for envs that step from Python; `make_actor` gets a policy, its rows and their seed."""
+
+        def make(part: Part) -> Collector:
+            rows, kind = int(part.vec.num_envs) * self.num_agents, PoolCollector if _is_pool(part.vec) else GeneralCollector
+            return kind(part.vec, make_actor(part.policy, rows, part.action_seed), part.seed, part.timer)
+
+        return self.collector(make)
+
+    @property
+    def vec(self) -> Any:
+        """The envs, or the first actor's."""
+        return self.vecs[0]
 
     @property
     def is_pool(self) -> bool:
-        """Whether envs step in batches of those that are ready."""
-        return bool(getattr(self.vec, "batch_size", self.vec.num_envs) < self.vec.num_envs)
+        """Whether any column of a rollout may be of any row."""
+        return _is_pool(self.vec) or (self.lag == "free" and len(self.vecs) > 1)
+
+    @property
+    def num_agents(self) -> int:
+        """Agents of each env."""
+        return int(getattr(self.vec, "num_agents", 1))
 
     @property
     def num_rows(self) -> int:
-        """Envs times agents."""
-        return int(self.vec.num_envs) * int(getattr(self.vec, "num_agents", 1))
+        """Envs times agents, of all actors."""
+        return sum(int(vec.num_envs) for vec in self.vecs) * self.num_agents
 
     @property
     def device(self) -> Any:
         """The policy's device."""
         return next(self.policy.parameters()).device
+
+
+def _is_pool(vec: Any) -> bool:
+    """Whether envs step in batches of those that are ready."""
+    return bool(getattr(vec, "batch_size", vec.num_envs) < vec.num_envs)
 
 
 class _Kind(NamedTuple):
@@ -131,6 +190,8 @@ def choose_gear(request: Request) -> Gear:
 
 
 def _device_obstacle(request: Request) -> str | None:
+    if request.lag:
+        return "actors collect on the CPU, or launch their policy op by op"
     if request.train.gear == "auto" and request.device.type != "cuda":
         return "the networks are on the CPU"
     return device_obstacle(request.vec, request.device)
@@ -184,19 +245,27 @@ def _native(request: Request) -> Gear:
     if in_python:
         reason += f"; {in_python}"
         same_policy = learner.postprocess is not None and learner.postprocess.policy is request.policy
-        collector = request.stepping_collector(
-            lambda rows: CompiledActor(request.policy, rows, request.seed, bootstraps=same_policy)
-        )
+        collector = request.stepping_collector(partial(CompiledActor, bootstraps=same_policy))
     else:
-        collector = NativeCollector(
-            request.vec,
-            request.policy,
-            request.seed,
-            request.timer,
-            postprocess=learner.postprocess,
-            num_threads=request.train.num_workers,
-        )
-        loop = NativeLoop(collector, learner.planner) if NativeLoop.fits(collector, learner.planner) else None
+        made: list[NativeCollector] = []
+
+        def make(part: Part) -> Collector:
+            made.append(
+                NativeCollector(
+                    part.vec,
+                    part.policy,
+                    part.seed,
+                    part.timer,
+                    postprocess=learner.postprocess,
+                    num_threads=part.num_threads,
+                    action_seed=part.action_seed,
+                )
+            )
+            return made[-1]
+
+        collector = request.collector(make)
+        if not request.lag and NativeLoop.fits(made[0], learner.planner):
+            loop = NativeLoop(made[0], learner.planner)
     return Gear("native", reason, collector, learner, loop)
 
 
@@ -209,9 +278,7 @@ def _no_obstacle(request: Request) -> None:
 
 def _general(request: Request) -> Gear:
     train = request.train
-    collector = request.stepping_collector(
-        lambda rows: Actor(request.policy, rows, request.seed, compiled=train.compile, autocast=AUTOCAST[train.precision])
-    )
+    collector = request.stepping_collector(partial(Actor, compiled=train.compile, autocast=AUTOCAST[train.precision]))
     return Gear("general", "as asked for" if train.gear == "general" else "", collector, request.learner("general"))
 
 

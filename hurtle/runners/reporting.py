@@ -118,13 +118,14 @@ class Reporter:
             tracker.log(metrics, int(metrics["steps"]))
         self.display.update({**self.metrics, **metrics})
 
-    def finish(self, run: Run, steps_per_second: float, episodes: int, unplayable: str) -> None:
+    def finish(self, run: Run, steps_per_second: float, episodes: int, advice: str, unplayable: str) -> None:
         """Write the summary, draw the curve, and print where everything is.
 
         Args:
             run: What the run returns.
             steps_per_second: Over the whole run.
             episodes: Number of episodes.
+            advice: What the collector says about its speed, or an empty string.
             unplayable: The reason the command line cannot play the policy, or an empty string.
         """
         self._summary = {
@@ -140,7 +141,7 @@ class Reporter:
         self.display.stop()
         curve = self._plot()
         if not self._quiet:
-            self.display.message(closing_message(run, curve, threads_in_words(self._threads), unplayable))
+            self.display.message(closing_message(run, curve, threads_in_words(self._threads), advice, unplayable))
 
     def _plot(self) -> Path | None:
         try:
@@ -163,7 +164,7 @@ def threads_in_words(threads: Mapping[str, tuple[int, int] | None]) -> str:
     return f"{', '.join(f'{stage} {used} of {most}' for stage, (used, most) in found.items())} (the fastest, as measured)"
 
 
-def closing_message(run: Run, curve: Path | None, threads: str, unplayable: str) -> str:
+def closing_message(run: Run, curve: Path | None, threads: str, advice: str, unplayable: str) -> str:
     """The message at the end of a run: how it ended, where it is, what to do next."""
     ended = {"total_steps": "Done", "stop_at_return": "Reached the return asked for,"}
     how = ended.get(run.stopped_by, f"Stopped by {run.stopped_by},")
@@ -172,6 +173,8 @@ def closing_message(run: Run, curve: Path | None, threads: str, unplayable: str)
         lines.append(f"evaluation  {run.evaluation}")
     if threads:
         lines.append(f"threads     {threads}")
+    if advice:
+        lines.append(f"actors      {advice}")
     lines.append(f"run folder  {run.path}")
     if curve is not None:
         lines.append(f"curve       {curve}")

@@ -92,6 +92,13 @@ class TrainConfig:
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
     """Any of tensorboard, wandb and mlflow."""
 
+    runner: Literal["local", "async", "auto"] = "local"
+    """local, async (collects while it learns) or auto."""
+    lag: Literal["0", "1", "free"] = "1"
+    """async: updates that acting may be behind: 0, 1 or free."""
+    num_actors: Annotated[int | None, at_least(1)] = None
+    """async: threads that collect, each from a part of the envs."""
+
     gear: Literal["auto", "native", "device", "general"] = "auto"
     """auto, native (compiled), device (GPU) or general."""
     compile: bool = False

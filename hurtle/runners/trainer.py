@@ -145,6 +145,8 @@ class Trainer:
                 self._display.start(str(self.folder.path))
                 if train.progress != "quiet":
                     self._display.message(f"gear        {gear.name}: {gear.reason}")
+                    if self._parts.runner:
+                        self._display.message(f"runner      {self._parts.runner}")
                 self._display.status("first update; the first run compiles it")
                 self._prepare()
                 self._loop()
@@ -320,7 +322,7 @@ class Trainer:
         run = Run(self.folder.path, self.steps, seconds, self.episodes.mean_return, evaluation, self._stopped_by)
         rate = (self.steps - self._first_step) / max(seconds - self._seconds_before, 1e-9)
         unplayable = self._why_unnamed or ("the policy is a module of your own" if self._module is not None else "")
-        self._reporter.finish(run, rate, self.episodes.count, unplayable)
+        self._reporter.finish(run, rate, self.episodes.count, self._parts.collector.advice, unplayable)
         return run
 
     @cached_property

@@ -393,3 +393,20 @@ def test_the_seed_decides_the_minibatches():
         found.append(policy.network.actor.weight.detach())
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize(
+    ("lags", "settings", "version", "corrects"),
+    [(True, {}, 0, True), (True, {}, 1, False), (False, {}, 0, False), (True, {"correct_lag": False}, 0, False)],
+)
+def test_only_rollouts_of_older_policies_are_corrected(lags, settings, version, corrects):
+    """With correction the update is that of V-trace's targets, without it that of GAE's."""
+    found = []
+    for learner_lags in (lags, False):
+        policy = plain_policy()
+        learner = PPO(policy, PPOConfig(minibatch_size=48, num_epochs=1, **settings), LearnerSetup(lags=learner_lags))
+        learner.updates, rollout = 1, made(policy)
+        rollout.version = version
+        learner.update(rollout)
+        found.append(rollout.returns.clone())
+    assert torch.equal(*found) is not corrects

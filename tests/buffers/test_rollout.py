@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from hurtle.buffers.rollout import Rollout, gathered, torch_dtype
+from hurtle.buffers.rollout import Done, Finals, Rollout, gathered, torch_dtype
 from hurtle.errors import HurtleError
 from hurtle.kernels.gae import gae_reference
 from hurtle.policies.build import PolicyConfig, build_policy
@@ -192,3 +192,67 @@ def test_gathering_bytes_moves_words(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "__getitem__", lambda self, index: seen.append(self.dtype) or get(self, index))
     gathered(torch.zeros(3, 2, 16, dtype=torch.uint8), torch.tensor([0]), 1)
     assert seen == [torch.int64]
+
+
+def cut(rollout, first, last, version=0, done=Done.BOOTSTRAP):
+    """Some rows of a rollout as one of their own, with a truncated step in each but the first."""
+    policy = build_policy(PolicyConfig(hidden_sizes=(4,), recurrent="lstm"), BOX, spaces.Discrete(5))
+    part = Rollout(policy, rollout.num_steps, last - first, True)
+    for name in ("obs", "masks", "log_probs", "values", "advantages", "returns", "actions"):
+        getattr(part, name).copy_(getattr(rollout, name)[:, first:last])
+    for own, whole in zip(part.initial_state, rollout.initial_state, strict=True):
+        own.copy_(whole[first:last])
+    part.last_values.copy_(torch.arange(first, last))
+    rows = torch.arange(1, last - first)
+    state = tuple(torch.full((len(rows), 4), float(first)) for _ in range(2)) if len(rows) else ()
+    part.finals = Finals(torch.full_like(rows, 2), rows, torch.full((len(rows), 3), float(first)), state)
+    part.version, part.done = version, done
+    return part
+
+
+def test_parts_are_joined_side_by_side():
+    whole = numbered(rows=6, recurrent="lstm")
+    parts = [cut(whole, 0, 1, 7), cut(whole, 1, 4, 5, Done.BOOTSTRAP | Done.ADVANTAGES), cut(whole, 4, 6, 6)]
+    joined = numbered(rows=6, recurrent="lstm")
+    for name in ("obs", "values", "actions", "last_values"):
+        getattr(joined, name).zero_()
+    joined.join(parts, [0, 1, 4])
+    for name in ("obs", "masks", "log_probs", "values", "advantages", "returns", "actions"):
+        assert torch.equal(getattr(joined, name), getattr(whole, name)), name
+    for own, given in zip(joined.initial_state, whole.initial_state, strict=True):
+        assert torch.equal(own, given)
+    assert joined.last_values.tolist() == [0, 1, 2, 3, 4, 5]
+    assert (joined.version, joined.done, joined.columns) == (5, Done.BOOTSTRAP, None)
+    assert joined.finals.rows.tolist() == [2, 3, 5]
+    assert joined.finals.steps.tolist() == [2, 2, 2]
+    assert joined.finals.obs[:, 0].tolist() == joined.finals.state[1][:, 0].tolist() == [1, 1, 4]
+    parts[1].all_valid = False
+    joined.join([parts[1], parts[1]], [1, 1])
+    assert joined.columns.tolist() == [1, 2, 3, 1, 2, 3]
+    assert not joined.all_valid
+
+
+def test_rollouts_are_exchanged_without_copying():
+    one, other = numbered(), numbered()
+    one.version, obs, values = 3, one.obs, other.values
+    one.exchange(other)
+    assert (one.version, other.version) == (0, 3)
+    assert other.obs is obs
+    assert one.values is values
+
+
+def test_a_rollout_is_saved_as_it_is():
+    whole = numbered(rows=6, recurrent="lstm")
+    part = cut(whole, 1, 4, 5, Done.BOOTSTRAP)
+    saved = part.state_dict()
+    for name in ("obs", "last_values"):
+        getattr(part, name).zero_()
+    part.initial_state[0].zero_()
+    loaded = cut(numbered(rows=6, recurrent="lstm"), 0, 3)
+    loaded.load_state_dict(saved)
+    assert torch.equal(loaded.obs, whole.obs[:, 1:4])
+    assert torch.equal(loaded.initial_state[0], whole.initial_state[0][1:4])
+    assert loaded.last_values.tolist() == [1, 2, 3]
+    assert (loaded.version, loaded.done, loaded.columns) == (5, Done.BOOTSTRAP, None)
+    assert loaded.finals.rows.tolist() == [1, 2]
+    assert loaded.finals.state[1].unique().tolist() == [1]
