@@ -17,8 +17,8 @@ from hurtle.vector.native_pool import NativePool
 from hurtle.vector.native_vec import NativeVecEnv
 from hurtle.vector.serial_vec import SerialVecEnv
 
-PYTHON_ACTORS = 2
-"""Actors whose envs are in processes: while one waits for its envs, another can compute actions."""
+PYTHON_ACTORS = 1
+"""Actors whose envs are in processes, by default: a second one would compete with the first for the GIL."""
 
 
 class Share(NamedTuple):
