@@ -1,4 +1,4 @@
-"""`NativeUpdate`: minibatch updates of a policy in compiled code, on all cores; used by PPO and A2C.
+"""`NativeUpdate`: minibatch updates of a policy in compiled code, on all cores; used by PPO, A2C and IMPALA.
 
 rollout, order of steps → `kernels.cpu.update.learn` on every thread → weights, metrics. Torch's parameters stay authoritative:
 they are views of one flat buffer, which is packed for the kernels before an update and unpacked after it.
@@ -17,6 +17,7 @@ from numba import types
 from torch import Tensor
 
 from hurtle.algorithms.a2c_config import A2CConfig
+from hurtle.algorithms.impala_config import IMPALAConfig
 from hurtle.algorithms.kernel_crew import KernelCrew
 from hurtle.algorithms.ppo import METRICS, explained_variance
 from hurtle.algorithms.ppo_config import PPOConfig
@@ -126,7 +127,7 @@ class NativeUpdate:
         UnsupportedError: The kernels do not support this policy or optimizer.
     """
 
-    def __init__(self, policy: Policy, config: PPOConfig | A2CConfig, num_threads: int | None = None):
+    def __init__(self, policy: Policy, config: PPOConfig | A2CConfig | IMPALAConfig, num_threads: int | None = None):
         if config.optimizer not in OPTIMIZERS:
             raise UnsupportedError(f"its optimizer is {config.optimizer}")
         self.plan = plan_for(policy)

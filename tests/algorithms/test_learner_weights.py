@@ -9,6 +9,9 @@ from made_rollouts import made
 from hurtle.algorithms.a2c import A2C
 from hurtle.algorithms.a2c_config import A2CConfig
 from hurtle.algorithms.a2c_native import NativeA2C
+from hurtle.algorithms.impala import IMPALA
+from hurtle.algorithms.impala_config import IMPALAConfig
+from hurtle.algorithms.impala_native import NativeIMPALA
 from hurtle.algorithms.ppo import PPO
 from hurtle.algorithms.ppo_config import PPOConfig
 from hurtle.algorithms.ppo_device import DevicePPO
@@ -22,6 +25,8 @@ LEARNERS = {
     "device ppo": (DevicePPO, PPOConfig(minibatch_size=48)),
     "a2c": (A2C, A2CConfig()),
     "native a2c": (NativeA2C, A2CConfig()),
+    "impala": (IMPALA, IMPALAConfig()),
+    "native impala": (NativeIMPALA, IMPALAConfig()),
 }
 
 

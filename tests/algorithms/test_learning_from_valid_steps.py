@@ -10,6 +10,8 @@ from made_rollouts import ACTIONS, OBS, made, parameters, plain_policy
 
 from hurtle.algorithms.a2c import A2C
 from hurtle.algorithms.a2c_config import A2CConfig
+from hurtle.algorithms.impala import IMPALA
+from hurtle.algorithms.impala_config import IMPALAConfig
 from hurtle.algorithms.ppo import PPO
 from hurtle.algorithms.ppo_config import PPOConfig
 from hurtle.errors import NonFiniteError
@@ -24,6 +26,7 @@ LEARNERS = {
     "priorities": lambda policy: PPO(policy, PPOConfig(**SMALL, priority_alpha=0.8)),
     "vtrace": lambda policy: PPO(policy, PPOConfig(**SMALL, vtrace=True)),
     "a2c": lambda policy: A2C(policy, A2CConfig()),
+    "impala": lambda policy: IMPALA(policy, IMPALAConfig(num_minibatches=2)),
 }
 
 

@@ -366,11 +366,14 @@ def test_a_learner_that_raises_ends_the_run(runs):
 
 def test_an_actors_error_is_the_runs_error():
     collector, rollout = joined(1, fails_at=2)
-    for update in range(2):
-        collector.load_weights(weights_of(update))
-        collector.collect(rollout)
+
+    def run():
+        for update in range(9):
+            collector.load_weights(weights_of(update))
+            collector.collect(rollout)
+
     with pytest.raises(ValueError, match="broke") as caught:
-        collector.collect(rollout)
+        run()
     assert caught.traceback[-1].name == "collect"  # the actor's own frames
     assert "actors" not in collector.state_dict()
     began = time.perf_counter()
@@ -495,7 +498,7 @@ def test_auto_stays_local_where_it_cannot_pay(runs, capsys):
 
 def test_auto_takes_actors_for_envs_in_processes(runs, capsys):
     text = said(capsys, partial(Simulator), **runs, runner="auto", backend="process", total_steps=256)
-    assert "runner      async: 2 actors (4 + 4 envs), lag 1; envs step in processes of their own" in text
+    assert "runner      async: 1 actor (8 envs), lag 1; envs step in processes of their own" in text
     assert "actors      " in text
 
 

@@ -1,0 +1,139 @@
+"""IMPALA: an actor–critic for rollouts of policies some updates older (Espeholt et al., 2018; settings: impala_config.py).
+
+rollout → minibatches of whole rows → the policy's ratios and values as they are now → V-trace → one loss → a step each.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hurtle.algorithms.algorithm import LearnerSetup
+from hurtle.algorithms.impala_config import IMPALAConfig
+from hurtle.algorithms.ppo import (
+    AUTOCAST,
+    SHUFFLE_STREAM,
+    annealed,
+    evaluate_actions,
+    explained_variance,
+    not_finite,
+)
+from hurtle.buffers.rollout import Done, Minibatch, Rollout
+from hurtle.collect.postprocess import Postprocess
+from hurtle.contracts import Learner, Metrics, Weights
+from hurtle.kernels.cuda_graphs import autocast
+from hurtle.kernels.optimizers import Optimizers
+from hurtle.kernels.vtrace import vtrace, vtrace_cuda
+from hurtle.native.rng import stream_state
+from hurtle.policies.policy import Policy
+
+METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm")
+"""Of each minibatch; approx_kl tells how far the policy has moved since it acted."""
+
+
+class IMPALA(Learner):
+    """The learner.
+
+    Args:
+        policy: Trained in place.
+        config: The settings.
+        setup: Seed, reward preprocessing, precision.
+    """
+
+    def __init__(self, policy: Policy, config: IMPALAConfig, setup: LearnerSetup | None = None):
+        setup = setup or LearnerSetup()
+        self.policy, self.config, self.updates = policy, config, 0
+        self._autocast = AUTOCAST[setup.precision]
+        # Not `postprocess`: what follows a rollout is valued by the policy as it is now, which no collector can do sooner.
+        self._postprocess = Postprocess(policy, config.gamma, config.trace_lambda, setup.rewards, self._autocast)
+        self._generator = torch.Generator().manual_seed(stream_state(setup.seed, SHUFFLE_STREAM) >> 1)
+        self.optimizer: Any = Optimizers(config.optimizer, policy, config.learning_rate, config.adam_eps, config.weight_decay)
+        self._evaluate = torch.compile(evaluate_actions) if setup.compiled else evaluate_actions
+
+    def update(self, rollout: Rollout, progress: float = 0.0) -> Metrics:
+        """Learn from one rollout; see `Learner.update`. Losses are means over the minibatches."""
+        learning_rate = annealed(self.config.learning_rate, self.config.anneal_learning_rate, progress)
+        self.optimizer.set_learning_rate(learning_rate)
+        rollout.done &= ~(Done.BOOTSTRAP | Done.ADVANTAGES)
+        self._postprocess(rollout)
+        rows = torch.arange(rollout.num_rows)
+        if self.config.num_minibatches > 1:
+            rows = torch.randperm(rollout.num_rows, generator=self._generator)
+        parts = rows.to(rollout.device).tensor_split(self.config.num_minibatches)
+        seen = torch.stack([self.step(rollout, part) for part in parts]).nanmean(0).tolist()
+        self.updates += 1
+        metrics = dict(zip(METRICS, seen, strict=True))
+        if rollout.num_valid and not all(map(math.isfinite, seen)):
+            raise not_finite(metrics)
+        return {**metrics, "explained_variance": explained_variance(rollout), "learning_rate": learning_rate}
+
+    def step(self, rollout: Rollout, rows: Tensor) -> Tensor:
+        """One gradient step on some rows; returns the METRICS, NaN if the rows have no valid steps."""
+        config, batch = self.config, rollout.segments(rows)
+        if not len(batch.actions):
+            return torch.full((len(METRICS),), torch.nan)
+        with autocast(rollout.device, self._autocast):
+            log_probs, entropies, values = (part.float() for part in self._evaluate(self.policy, batch))
+        approx_kl = self.correct(rollout, rows, batch, log_probs, values)
+        targets, advantages = (field[:, rows].flatten() for field in (rollout.returns, rollout.advantages))
+        if batch.kept is not None:
+            targets, advantages = targets[batch.kept], advantages[batch.kept]
+        if config.normalize_advantages and len(advantages) > 1:
+            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        policy_loss = -(advantages * log_probs).mean()
+        value_loss, entropy = 0.5 * (values - targets).square().mean(), entropies.mean()
+        total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+        grad_norm = self.optimizer.step(total, config.max_grad_norm)
+        return torch.stack([policy_loss, value_loss, entropy, approx_kl, grad_norm]).detach()
+
+    @torch.no_grad()
+    def correct(self, rollout: Rollout, rows: Tensor, batch: Minibatch, log_probs: Tensor, values: Tensor) -> Tensor:
+        """Write V-trace's targets and advantages of some rows into the rollout, and their values as they are now.
+
+        Args:
+            rollout: With the values of what follows.
+            rows: The rows.
+            batch: Their steps.
+            log_probs: Of the batch's actions now, [batch].
+            values: Of its observations now, [batch].
+
+        Returns:
+            The mean KL divergence of the policy now from that which acted, as estimated from their ratios.
+        """
+        config, ratios = self.config, log_probs - batch.log_probs
+        every, now = (torch.zeros(rollout.num_steps * len(rows), device=rollout.device) for _ in range(2))
+        kept = slice(None) if batch.kept is None else batch.kept
+        every[kept], now[kept] = ratios, values
+        lead = (rollout.num_steps, len(rows))
+        rollout.values[:, rows] = now.view(lead)
+        names = ("scaled_rewards", "values", "terminated", "truncated", "final_values")
+        fields = [every.view(lead), *(getattr(rollout, name)[:, rows] for name in names), rollout.last_values[rows]]
+        valid = None if rollout.all_valid else rollout.kernel_array(rollout.valid[:, rows].contiguous())
+        compute: Any = vtrace_cuda if rollout.device.type == "cuda" else vtrace
+        settings = (config.gamma, config.trace_lambda, config.rho_clip, config.c_clip)
+        found = compute(*(rollout.kernel_array(field.contiguous()) for field in fields), *settings, valid)
+        rollout.returns[:, rows], rollout.advantages[:, rows] = (torch.as_tensor(part) for part in found)
+        return (ratios.exp() - 1 - ratios).mean()
+
+    def weights(self) -> Weights:
+        """See `Learner.weights`."""
+        return Weights.of(self.policy, self.updates)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer, the minibatch stream and the reward statistics."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "generator": self._generator.get_state(),
+            "postprocess": self._postprocess.state_dict(),
+            "updates": self.updates,
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continue from a saved state."""
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self._generator.set_state(saved["generator"].cpu())
+        self._postprocess.load_state_dict(saved["postprocess"])
+        self.updates = saved["updates"]

@@ -1,0 +1,57 @@
+"""IMPALA with a compiled gradient step; the algorithm itself is in impala.py. Torch computes the ratios for V-trace."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hurtle.algorithms.algorithm import LearnerSetup
+from hurtle.algorithms.impala import IMPALA, METRICS
+from hurtle.algorithms.impala_config import IMPALAConfig
+from hurtle.algorithms.native_update import NativeUpdate
+from hurtle.algorithms.ppo import METRICS as KERNEL_METRICS
+from hurtle.algorithms.ppo_native import order_of_segments
+from hurtle.buffers.rollout import Rollout
+from hurtle.contracts import Weights
+from hurtle.policies.policy import Policy
+
+_PLACES = np.array([KERNEL_METRICS.index(name) for name in METRICS])
+
+
+class NativeIMPALA(IMPALA):
+    """IMPALA whose gradient step is compiled.
+
+    Raises:
+        UnsupportedError: The kernels do not support this policy or optimizer.
+    """
+
+    def __init__(self, policy: Policy, config: IMPALAConfig, setup: LearnerSetup | None = None):
+        super().__init__(policy, config, setup)
+        self.optimizer = self.native = NativeUpdate(policy, config, (setup or LearnerSetup()).num_threads)
+
+    def step(self, rollout: Rollout, rows: Tensor) -> Tensor:
+        """See `IMPALA.step`."""
+        batch = rollout.segments(rows)
+        if not len(batch.actions):
+            return torch.full((len(METRICS),), torch.nan)
+        with torch.no_grad():
+            log_probs, _, values = self._evaluate(self.policy, batch)
+        approx_kl = self.correct(rollout, rows, batch, log_probs, values)
+        order = order_of_segments(rollout, [(rows, None)], self.policy.is_recurrent)
+        results = self.native.learn(rollout, order, clips=False, clips_values=False, clip_range=0.0)
+        seen = torch.from_numpy(results[0, _PLACES])
+        seen[METRICS.index("approx_kl")] = approx_kl
+        return seen
+
+    def weights(self) -> Weights:
+        """See `Learner.weights`."""
+        return self.native.weights(self.updates)
+
+    def threads(self) -> tuple[int, int]:
+        """See `Learner.threads`."""
+        return self.native.threads()
+
+    def close(self) -> None:
+        """Stop the helper threads."""
+        self.native.close()
