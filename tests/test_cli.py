@@ -427,7 +427,7 @@ def test_names_and_numbers_that_cannot_be_are_errors_not_tracebacks(tmp_path, ca
     assert "num_envs=1000000000000 needs" in said
     said = refused(capsys, "train", str(tmp_path), *flags)
     assert f"{str(tmp_path)!r} is a folder; add a file and a class: {tmp_path}/my_env.py:MyEnv." in said
-    assert "No algorithm 'trpo'. Known: a2c, dqn, impala, ppo, pqn, rainbow, sac, td3, xqc." in refused(
+    assert "No algorithm 'trpo'. Known: a2c, apex, dqn, impala, ppo, pqn, r2d2, rainbow, sac, td3, xqc." in refused(
         capsys, "train", "cartpole", "--algorithm", "trpo"
     )
     assert "Did you mean breakout, Hurtle's own?" in refused(capsys, "train", "minatar/breakout", *flags)

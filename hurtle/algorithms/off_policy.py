@@ -58,6 +58,8 @@ class OffPolicy(Learner):
     """Gradient steps after which it does the same again; see TD3."""
     keeps_statistics = False
     """Whether it keeps running statistics of its own, such as those of batch norm."""
+    captures = True
+    """Whether its gradient steps can run in CUDA graphs, with the replay buffer on the GPU."""
     axes: tuple[int, ...] = ()
     """Axes of a batch before its transitions: none, or one of seeds that learn side by side."""
 
@@ -81,7 +83,8 @@ class OffPolicy(Learner):
         self._acting: Any = policy.network
         self._replay: Replay | DeviceReplay | None = None
         self._graphs: StepGraphs | None = None
-        if self.setup.graphs is not None or (self.device.type == "cuda" and not self.setup.is_pool):
+        wants_graphs = self.setup.graphs is not None or (self.device.type == "cuda" and not self.setup.is_pool)
+        if wants_graphs and self.captures:
             self._graphs = StepGraphs(self, self.setup.graphs or Graphs(self.device))
         self._saved_replay: dict[str, Any] | None = None
 
@@ -102,6 +105,14 @@ class OffPolicy(Learner):
     def exploration(self, progress: float) -> float:
         """The share of random actions after the first `learning_starts` steps."""
         return 0.0
+
+    def can_draw(self) -> bool:
+        """Whether the replay buffer holds what a batch needs; one rollout may have no known successors."""
+        return self._rollouts > 1
+
+    def draw(self, beta: float) -> Any:
+        """A batch from the replay buffer, as `gradient_step` takes it once it is `prepared`."""
+        return self.replay.sample(self.config.batch_size, beta)
 
     def trained(self, name: str, module: nn.Module, learning_rate: float | None = None) -> Trained:
         """Train a module from now on; `name` is its name in checkpoints."""
@@ -207,7 +218,7 @@ class OffPolicy(Learner):
         self.updates += 1
         self.steps += taken
         self._rollouts += 1
-        is_learning = self.steps >= config.learning_starts and self._rollouts > 1  # one rollout may have no known successors
+        is_learning = self.steps >= config.learning_starts and self.can_draw()
         epsilon = self.exploration(progress) if is_learning else 1.0
         self._acting.epsilon.fill_(epsilon)
         metrics = {"replay": len(self.replay) / self.replay.capacity, "epsilon": epsilon}
@@ -232,7 +243,7 @@ class OffPolicy(Learner):
         if self._graphs is not None:
             return self._graphs.run(count, beta)
         for _ in range(count):
-            drawn = self.replay.sample(config.batch_size, beta)
+            drawn = self.draw(beta)
             errors, numbers = self.gradient_step(self.prepared(drawn))
             self.gradient_steps += 1
             if self.gradient_steps % config.target_every == 0:
@@ -276,20 +287,18 @@ class OffPolicy(Learner):
             self.rewards.normalizer.scale(rollout.rewards, ended, rollout.valid, rollout.columns)
 
     @torch.no_grad()
-    def prepared(self, batch: Transitions) -> Transitions:
+    def prepared(self, batch: Any) -> Any:
         """A batch as `gradient_step` takes it."""
         if self._is_plain and batch.obs.device == self.device and batch.obs.dtype == self._obs_dtype:
             return batch
-        batch = batch._replace(
-            obs=see(self.policy, batch.obs, self.device), next_obs=see(self.policy, batch.next_obs, self.device)
-        )
+        observed = {name: getattr(batch, name) for name in ("obs", "next_obs") if hasattr(batch, name)}
+        batch = batch._replace(**{name: see(self.policy, obs, self.device) for name, obs in observed.items()})
         if (normalizer := self.rewards.normalizer) is not None:
-            scaled = batch.rewards / (normalizer.variance + normalizer.eps).sqrt().float().to(self.device)
+            scaled = batch.rewards / (normalizer.variance + normalizer.eps).sqrt().float().to(batch.rewards.device)
             batch = batch._replace(rewards=scaled.clamp(-normalizer.clip, normalizer.clip))
         if batch.rewards.device == self.device:
             return batch
-        moved: list[Any] = [part if part is None else part.to(self.device) for part in batch]
-        return Transitions(*moved)
+        return type(batch)(*(_moved(part, self.device) for part in batch))
 
     @torch.no_grad()
     def move_targets(self) -> None:
@@ -341,3 +350,10 @@ class OffPolicy(Learner):
         self._saved_replay, self._is_resumed = saved["replay"], True
         if self._saved_replay is None:
             self.steps = 0
+
+
+def _moved(part: Any, device: torch.device) -> Any:
+    """A part of a batch on another device."""
+    if part is None or isinstance(part, Tensor):
+        return part if part is None else part.to(device)
+    return tuple(each.to(device) for each in part)

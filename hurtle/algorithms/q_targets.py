@@ -87,6 +87,30 @@ def unscaled(values: Tensor) -> Tensor:
     return values.sign() * (((root - 1.0) / (2.0 * eps)) ** 2 - 1.0)
 
 
+def n_step_targets(rewards: Tensor, values: Tensor, terminated: Tensor, valid: Tensor, gamma: float, num_steps: int) -> Tensor:
+    """Discounted sums of up to n rewards and the value of what follows, within sequences.
+
+    A sum ends at a termination, at the final observation of a truncated episode, which is a slot that is not valid, or at the
+    sequence's last slot, whose target is its own value.
+
+    Args:
+        rewards: [T, B]
+        values: Of each slot's observation, [T, B].
+        terminated: [T, B]
+        valid: Slots with a step, [T, B].
+        gamma: Discount.
+        num_steps: n.
+
+    Returns:
+        [T, B]
+    """
+    targets = values
+    for _ in range(num_steps):
+        following = rewards[:-1] + gamma * torch.where(terminated[:-1], 0.0, targets[1:])
+        targets = torch.cat([torch.where(valid[:-1], following, values[:-1]), values[-1:]])
+    return targets
+
+
 def critic_loss(values: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The squared error of several critics toward one target.
 

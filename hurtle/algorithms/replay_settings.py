@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from hurtle.algorithms.algorithm import AlgorithmConfig
 from hurtle.errors import HurtleError
@@ -80,8 +80,15 @@ class EpsilonConfig:
     """… and at the end,"""
     epsilon_fraction: Annotated[float, between(0, 1)] = 0.2
     """after this part of the run."""
+    epsilon_ladder: Annotated[float, at_least(0)] = 0.0
+    """async: of N actors, number i takes ε^(1 + ladder · i / (N − 1))."""
 
     def epsilon(self, progress: float) -> float:
         """The share of random actions, annealed linearly."""
         done = min(1.0, progress / self.epsilon_fraction) if self.epsilon_fraction else 1.0
         return self.epsilon_start + (self.epsilon_end - self.epsilon_start) * done
+
+    def diversify(self, policy: Any, actor: int, num_actors: int) -> None:
+        """See `AlgorithmConfig.diversify`: later actors explore less."""
+        if num_actors > 1:
+            policy.network.epsilon_power = 1.0 + self.epsilon_ladder * actor / (num_actors - 1)

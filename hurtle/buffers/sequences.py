@@ -129,6 +129,15 @@ class SequenceReplay(Replay):
     def _description(self) -> dict[str, Any]:
         return {**super()._description, "sequence_length": self.sequence_length, "num_steps": self._num_steps}
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that can be drawn."""
+        return int(self._can_begin.sum())
+
+    def ages(self, ids: Tensor) -> np.ndarray:
+        """The age of sequences: steps between their beginnings and that of their row's newest."""
+        return self._ages(ids.cpu().numpy())[0] * self._num_steps
+
     def sample(self, batch_size: int, beta: float = 1.0) -> Any:
         """Not available: this buffer samples whole sequences.
 

@@ -36,6 +36,7 @@ class QNetwork(nn.Module):
 
     Attributes:
         epsilon: Share of random actions, set by the learner. float32 []
+        epsilon_power: Actions are random with the probability epsilon ** epsilon_power; one actor of several has its own.
         support: The values of c51's atoms, [num_atoms].
 
     Raises:
@@ -65,6 +66,7 @@ class QNetwork(nn.Module):
         self.advantage: nn.Module = make(size, self.num_actions * num_atoms)
         self.state_value: nn.Module | None = make(size, num_atoms) if dueling else None
         self.register_buffer("epsilon", torch.ones(()))
+        self.epsilon_power = 1.0
         self.register_buffer("support", torch.linspace(*value_range, num_atoms), persistent=False)
 
     def encode(self, obs: Tensor) -> Tensor:
@@ -74,7 +76,8 @@ class QNetwork(nn.Module):
     def decode(self, features: Tensor) -> tuple[EpsilonGreedy, Tensor]:
         """The ε-greedy policy, and the value of its best action, [B]."""
         values = self.action_values(self.outputs(features))
-        return EpsilonGreedy(values, self.epsilon), values.amax(-1)
+        epsilon = self.epsilon if self.epsilon_power == 1.0 else self.epsilon**self.epsilon_power
+        return EpsilonGreedy(values, epsilon), values.amax(-1)
 
     def outputs(self, features: Tensor) -> Tensor:
         """[B, F] → [B, actions, atoms]."""
@@ -95,7 +98,7 @@ class QNetwork(nn.Module):
 
     def exploration(self) -> list[float]:
         """What compiled code needs to explore; see `sample_greedy` in kernels/cpu/exploring.py."""
-        return [float(self.epsilon)]
+        return [float(self.epsilon) ** self.epsilon_power]
 
     def greedy(self, head: ActionHead) -> GreedyNetwork | None:
         """A plain network that chooses the same actions; None if values are not linear in the features (c51).

@@ -34,7 +34,7 @@ class TrainConfig:
     env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")] = ""
     """A name: cartpole, CartPole-v1, atari/Pong, my_env.py:MyEnv."""
     algorithm: str = "ppo"
-    """ppo, a2c, impala, dqn, rainbow, pqn, sac, xqc, td3 or my_algo.py:Class."""
+    """ppo, a2c, impala, dqn, rainbow, apex, r2d2, pqn, sac, xqc, td3 or my_algo.py:Class."""
     total_steps: Annotated[int, at_least(1)] = 1_000_000
     """Steps in all, summed over envs and agents."""
     seed: Annotated[int, between(0, 2**63 - 1, "from 0 to 2**63 - 1")] = 0

@@ -181,5 +181,5 @@ def test_annotations_of_settings():
 
 
 def test_ours_are_the_files_of_the_folder():
-    assert algorithm_names() == ("a2c", "dqn", "impala", "ppo", "pqn", "rainbow", "sac", "td3", "xqc")
+    assert algorithm_names() == ("a2c", "apex", "dqn", "impala", "ppo", "pqn", "r2d2", "rainbow", "sac", "td3", "xqc")
     assert short_name(NAME) == "reinforce"

@@ -5,7 +5,15 @@ import pytest
 import torch
 
 from hurtle.algorithms import q_targets
-from hurtle.algorithms.q_targets import cross_entropy, lowest, project, quantile_huber, rescaled, unscaled
+from hurtle.algorithms.q_targets import (
+    cross_entropy,
+    lowest,
+    n_step_targets,
+    project,
+    quantile_huber,
+    rescaled,
+    unscaled,
+)
 
 
 def project_reference(probabilities, rewards, discounts, support):
@@ -89,3 +97,33 @@ def test_rescaling_is_undone():
     expected = [np.sign(x) * (np.sqrt(abs(x) + 1) - 1) + 1e-3 * x for x in values.tolist()]
     np.testing.assert_allclose(rescaled(values).numpy(), expected)
     np.testing.assert_allclose(unscaled(rescaled(values)).numpy(), values.numpy(), rtol=1e-6, atol=1e-9)
+
+
+def n_step_by_hand(rewards, values, terminated, valid, gamma, n):
+    steps, columns = rewards.shape
+    found = values.copy()
+    for b in range(columns):
+        for t in range(steps - 1):
+            if not valid[t, b]:
+                continue
+            total, discount, k = 0.0, 1.0, t
+            while k < steps - 1 and k - t < n and valid[k, b]:
+                total += discount * rewards[k, b]
+                discount *= gamma
+                if terminated[k, b]:
+                    discount = 0.0
+                    break
+                k += 1
+            found[t, b] = total + discount * (values[k, b] if discount else 0.0)
+    return found
+
+
+@pytest.mark.parametrize("n", [1, 3, 20])
+def test_n_step_targets(n):
+    rng = np.random.default_rng(n)
+    shape = (12, 7)
+    rewards, values = rng.normal(size=shape), rng.normal(size=shape)
+    terminated, valid = rng.random(shape) < 0.1, rng.random(shape) > 0.15
+    given = (rewards, values, terminated & valid, valid)
+    found = n_step_targets(*(torch.from_numpy(part) for part in given), 0.9, n)
+    np.testing.assert_allclose(found.numpy(), n_step_by_hand(*given, 0.9, n))
