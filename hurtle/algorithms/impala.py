@@ -57,7 +57,7 @@ class IMPALA(Learner):
         """Learn from one rollout; see `Learner.update`. Losses are means over the minibatches."""
         learning_rate = annealed(self.config.learning_rate, self.config.anneal_learning_rate, progress)
         self.optimizer.set_learning_rate(learning_rate)
-        rollout.done &= ~(Done.BOOTSTRAP | Done.ADVANTAGES)
+        rollout.done = (rollout.done & ~(Done.BOOTSTRAP | Done.ADVANTAGES)) | self.bootstrap(rollout)
         self._postprocess(rollout)
         rows = torch.arange(rollout.num_rows)
         if self.config.num_minibatches > 1:
@@ -69,6 +69,10 @@ class IMPALA(Learner):
         if rollout.num_valid and not all(map(math.isfinite, seen)):
             raise not_finite(metrics)
         return {**metrics, "explained_variance": explained_variance(rollout), "learning_rate": learning_rate}
+
+    def bootstrap(self, rollout: Rollout) -> Done:
+        """Value what follows the rollout with the policy as it is now, if that is faster here than in `Postprocess`."""
+        return Done.NOTHING
 
     def step(self, rollout: Rollout, rows: Tensor) -> Tensor:
         """One gradient step on some rows; returns the METRICS, NaN if the rows have no valid steps."""

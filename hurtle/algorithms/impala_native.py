@@ -1,4 +1,4 @@
-"""IMPALA with a compiled gradient step; the algorithm itself is in impala.py. Torch computes the ratios for V-trace."""
+"""IMPALA in compiled code: ratios, values and the gradient step; the algorithm itself is in impala.py."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from torch import Tensor
 from hurtle.algorithms.algorithm import LearnerSetup
 from hurtle.algorithms.impala import IMPALA, METRICS
 from hurtle.algorithms.impala_config import IMPALAConfig
+from hurtle.algorithms.native_judge import NativeJudge
 from hurtle.algorithms.native_update import NativeUpdate
 from hurtle.algorithms.ppo import METRICS as KERNEL_METRICS
 from hurtle.algorithms.ppo_native import order_of_segments
-from hurtle.buffers.rollout import Rollout
+from hurtle.buffers.rollout import Done, Rollout
 from hurtle.contracts import Weights
 from hurtle.policies.policy import Policy
 
@@ -29,14 +30,20 @@ class NativeIMPALA(IMPALA):
     def __init__(self, policy: Policy, config: IMPALAConfig, setup: LearnerSetup | None = None):
         super().__init__(policy, config, setup)
         self.optimizer = self.native = NativeUpdate(policy, config, (setup or LearnerSetup()).num_threads)
+        self._judge = NativeJudge(self.native)
+
+    def bootstrap(self, rollout: Rollout) -> Done:
+        """See `IMPALA.bootstrap`."""
+        return self._judge.bootstrap(rollout)
 
     def step(self, rollout: Rollout, rows: Tensor) -> Tensor:
         """See `IMPALA.step`."""
         batch = rollout.segments(rows)
         if not len(batch.actions):
             return torch.full((len(METRICS),), torch.nan)
-        with torch.no_grad():
-            log_probs, _, values = self._evaluate(self.policy, batch)
+        log_probs, values = self._judge(rollout, rows)
+        if batch.kept is not None:
+            log_probs, values = log_probs[batch.kept], values[batch.kept]
         approx_kl = self.correct(rollout, rows, batch, log_probs, values)
         order = order_of_segments(rollout, [(rows, None)], self.policy.is_recurrent)
         results = self.native.learn(rollout, order, clips=False, clips_values=False, clip_range=0.0)

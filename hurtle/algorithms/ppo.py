@@ -266,7 +266,7 @@ class PPO(Learner):
         config, now = self.config, anneal(self.config, progress)
         self.postprocess(rollout)
         if self._corrects_lag and rollout.version < self.updates:
-            correct_advantages(self.policy, rollout, config, self._autocast)
+            self.correct(rollout)
         explained = self.explained(rollout)
 
         together = config.num_epochs if config.target_kl is None else 1
@@ -282,6 +282,10 @@ class PPO(Learner):
             raise not_finite(metrics)
         rates = {"learning_rate": now.learning_rate, "clip_range": now.clip_range}
         return {**metrics, "explained_variance": explained, **rates}
+
+    def correct(self, rollout: Rollout) -> None:
+        """V-trace, for a rollout of an older policy."""
+        correct_advantages(self.policy, rollout, self.config, self._autocast)
 
     def explained(self, rollout: Rollout) -> float:
         """See `explained_variance`."""

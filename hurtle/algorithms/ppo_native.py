@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from hurtle.algorithms.algorithm import LearnerSetup
+from hurtle.algorithms.native_judge import NativeJudge
 from hurtle.algorithms.native_update import NativeUpdate, Order, Plan, Planner
-from hurtle.algorithms.ppo import METRICS, PPO, Annealed, Epochs, MinibatchOrder, anneal, correct_advantages
+from hurtle.algorithms.ppo import METRICS, PPO, Annealed, Epochs, MinibatchOrder, anneal, correct_advantages, use_vtrace
 from hurtle.algorithms.ppo_config import PPOConfig
 from hurtle.buffers.rollout import Rollout
 from hurtle.contracts import Metrics, Weights
@@ -33,7 +34,12 @@ class NativePPO(PPO):
         setup = setup or LearnerSetup()
         epochs = NativeEpochs(policy, config, setup.num_threads)
         super().__init__(policy, config, setup, epochs=epochs)
-        self.native = epochs.native
+        self.native, self._judge = epochs.native, NativeJudge(epochs.native)
+
+    def correct(self, rollout: Rollout) -> None:
+        """See `PPO.correct`."""
+        log_probs, _ = self._judge(rollout, torch.arange(rollout.num_rows))
+        use_vtrace(rollout, log_probs.view_as(rollout.log_probs) - rollout.log_probs, self.config)
 
     @property
     def planner(self) -> Planner | None:

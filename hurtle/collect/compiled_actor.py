@@ -15,12 +15,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from hurtle.buffers.rollout import ACTING_FIELDS, Done, Rollout
+from hurtle.buffers.rollout import ACTING_FIELDS, Done, Minibatch, Rollout
 from hurtle.collect.inference import Actor
 from hurtle.contracts import Weights
 from hurtle.errors import HurtleError, NonFiniteError
 from hurtle.kernels.cpu.host import TILE
-from hurtle.kernels.cpu.stepwise import JOB
+from hurtle.kernels.cpu.stepwise import CHOOSE, JOB, JUDGE, VALUE
 from hurtle.kernels.error_codes import policy_message
 from hurtle.kernels.loader import load_kernels
 from hurtle.native.batch_arrays import aligned_zeros
@@ -135,9 +135,39 @@ class CompiledActor(Actor):
         rollout.last_values.copy_(self._values(rollout.last_obs, rollout.last_state, rollout.last_starts))
         rollout.final_values.zero_()
         steps, rows, obs, state = rollout.finals
-        if len(steps):
-            rollout.final_values[steps, rows] = self._values(obs, state, torch.zeros(len(obs), dtype=torch.bool))
+        used = (steps >= 0).nonzero()[:, 0]
+        if len(used):
+            values = self._values(obs[used], tuple(part[used] for part in state), torch.zeros(len(used), dtype=torch.bool))
+            rollout.final_values[steps[used], rows[used]] = values
         return Done.BOOTSTRAP
+
+    def judge(self, batch: Minibatch) -> tuple[Tensor, Tensor]:
+        """Log-probs of actions that were taken, perhaps by an older policy, and values of the observations, [T * B] each.
+
+        Args:
+            batch: All steps of whole rows, at most `num_rows` of them; what it says of invalid steps means nothing.
+        """
+        assert batch.starts is not None
+        steps, rows = batch.starts.shape
+        found = {name: torch.empty(steps * rows) for name in ("log_probs", "values")}
+        given = {"inputs": batch.inputs, "numbers" if self._is_box else "choices": batch.actions}
+        if batch.masks is not None:
+            given["masks"] = batch.masks
+        for name, tensor in (given | found).items():
+            self._keep(name, tensor.contiguous().numpy())
+        job, self._described = self._job[0], None
+        with COMPILING:
+            job["score"] = load_kernels().head_calls.score_address(self._plan.head_kind)
+        job["has_masks"], job["normalizes"] = batch.masks is not None, False
+        self._keep("rows", self._all_rows)
+        if not self.state:
+            self._act(self._address, 0, steps * rows, JUDGE)
+            return found["log_probs"], found["values"]
+        states = torch.stack(batch.state)
+        for t, starts in enumerate(batch.starts.numpy()):
+            self._use_states(states, starts)
+            self._act(self._address, t * rows, rows, JUDGE)
+        return found["log_probs"], found["values"]
 
     def _values(self, obs: Tensor, state: tuple[Tensor, ...], starts: Tensor) -> Tensor:
         """V of observations as the env returned them, in these states of the memory."""
@@ -149,7 +179,7 @@ class CompiledActor(Actor):
             step.obs[0, :count] = obs[part]
             self._use_states(states[:, part].contiguous(), starts[part].numpy())
             self._keep("rows", self._all_rows)
-            self._act(self._address, 0, count, 0)
+            self._act(self._address, 0, count, VALUE)
             values[part] = step.values[0, :count]
         return values
 
@@ -169,7 +199,7 @@ class CompiledActor(Actor):
         return self._one_step
 
     def _run(self, first: int, count: int) -> None:
-        if self._act(self._address, first, count, 1):
+        if self._act(self._address, first, count, CHOOSE):
             found = self._fields["log_probs"].reshape(-1)[first : first + count]
             row = int(self._kept["rows"][np.flatnonzero(~np.isfinite(found))[0]])
             raise NonFiniteError(policy_message(f"{self.name_of(row)} at its step {self.steps[row]}"))
@@ -208,6 +238,7 @@ class CompiledActor(Actor):
             "work": plan.work_size,
             "scratch": kernels.heads.scratch_size(plan.head_kind, plan.nvec),
             "uniforms": TILE * plan.num_uniforms,
+            "entropies": TILE,
         }
         arrays = {name: aligned_zeros((size,), np.float32) for name, size in floats.items()}
         arrays |= {"table": self._inputs.numbers, "layers": plan.layers, "nvec": plan.nvec, "streams": self.streams}

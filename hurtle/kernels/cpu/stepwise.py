@@ -1,7 +1,7 @@
 """Acting for one step of many rows, called from Python between the steps of envs that are not compiled.
 
 observations → normalized → network → sampled actions, log-probs, values → the env's actions. rollout.py does the same inside
-its loop over native envs. Knows nothing of envs or losses.
+its loop over native envs. Given actions can be judged instead of sampled. Knows nothing of envs or losses.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from .cells import keep, recall
-from .head_calls import call_sample
+from .head_calls import call_sample, call_score
 from .host import TILE, entry, jit
 from .memory import ANY, bools_at, doubles_at, floats_at, ints_at, places_at, table_at, view
 from .network import COLUMNS, STRIDE, WORK, call_forward
@@ -19,12 +19,14 @@ from .observing import item_size, normalize_f4, normalize_f8, read_nested, read_
 from .policy_table import LISTED, NUM_INPUTS, NUM_NUMBERS, OBS_DTYPE
 from .rollout import draw, highest, send_choices, send_numbers
 
+VALUE, CHOOSE, JUDGE = range(3)
+"""What `act` does: only values; actions too; or log-probs of actions that are there already."""
 _ARRAYS = """
-table weights layers nvec obs inputs masks choices numbers log_probs values sent rows streams drawn mean std
+table weights layers nvec obs inputs masks choices numbers log_probs values sent rows streams drawn mean std entropies
 action_start action_low action_range bound_low bound_high x listed_values lists work scratch uniforms states starts
 """
 _INTS = """
-forward sample num_layers split actor critic num_values head_kind num_choices action_size mask_size has_masks log_std_at
+forward sample score num_layers split actor critic num_values head_kind num_choices action_size mask_size has_masks log_std_at
 num_uniforms normalizes is_double is_box scaling memory states_size state_rows
 """
 JOB = np.dtype([(name, np.int64) for name in (*_ARRAYS.split(), *_INTS.split())])
@@ -39,15 +41,15 @@ _jobs_at, _words_at = view(JOB), view(np.uint64)
 
 
 @entry
-def act(job, first, count, chooses):
+def act(job, first, count, does):
     """Act for `count` rows, at [first, first + count) of the flat fields; returns how many log-probs are not finite.
 
-    Without `chooses`, only their values are computed, and no memory changes.
+    `does` is VALUE, with which no memory changes, CHOOSE or JUDGE.
     """
     j = _jobs_at(job, 1)[0]
     bad = 0
     for tile in range(0, count, TILE):
-        bad += _act_for_tile(j, first + tile, tile, min(TILE, count - tile), chooses)
+        bad += _act_for_tile(j, first + tile, tile, min(TILE, count - tile), does)
     return bad
 
 
@@ -61,7 +63,7 @@ def read_rows(table, obs, count, into):
 
 
 @jit
-def _act_for_tile(j, at, tile, rows, chooses):
+def _act_for_tile(j, at, tile, rows, does):
     """Act for `rows` rows, whose fields begin at `at`, and that are those of `rows` from `tile` on."""
     t, x, work = ints_at(j.table, ANY), floats_at(j.x, ANY), floats_at(j.work, ANY)
     values, lists = floats_at(j.listed_values, ANY), places_at(j.lists, ANY)
@@ -74,13 +76,15 @@ def _act_for_tile(j, at, tile, rows, chooses):
     if j.memory >= 0:
         for q in range(rows):
             recall(layers, j.memory, states, j.state_rows, acting[tile + q], starts[tile + q], work, q)
-    if chooses or j.split == j.num_layers:
+    if does != VALUE or j.split == j.num_layers:
         call_forward(j.forward, weights, layers, 0, j.split, given, 0, stride, rows, work, places)
-    if j.memory >= 0 and chooses:
+    if j.memory >= 0 and does != VALUE:
         for q in range(rows):
             keep(layers, j.memory, states, j.state_rows, acting[tile + q], work, q)
-    if chooses:
+    if does == CHOOSE:
         bad = _choose(j, layers, weights, work, at, tile, rows)
+    elif does == JUDGE:
+        _judge(j, layers, weights, work, at, rows)
     if j.split < j.num_layers:  # a separate critic, in the same workspace
         call_forward(j.forward, weights, layers, j.split, j.num_layers, given, 0, stride, rows, work, places)
     found, value, value_stride = floats_at(j.values, ANY), layers[j.critic, WORK], layers[j.critic, STRIDE]
@@ -98,6 +102,18 @@ def _normalize(j, at, rows, size):
             normalize_f8(j.obs + n * size * 8, size, mean, std, into, n * size)
         else:
             normalize_f4(j.obs + n * size * 4, size, mean, std, into, n * size)
+
+
+@jit
+def _judge(j, layers, weights, work, at, rows):
+    """Log-probs of actions under the policy's outputs."""
+    size = j.action_size
+    call_score(
+        j.score, j.head_kind, ints_at(j.nvec, j.num_choices), work, layers[j.actor, WORK], layers[j.actor, STRIDE], rows,
+        weights, j.log_std_at, bools_at(j.masks, ANY), at * j.mask_size, j.has_masks, ints_at(j.choices, ANY)[at * size :],
+        floats_at(j.numbers, ANY)[at * size :], floats_at(j.log_probs, ANY)[at:], floats_at(j.entropies, ANY),
+        floats_at(j.scratch, ANY),
+    )  # fmt: skip
 
 
 @jit
