@@ -30,6 +30,8 @@ from learning_report import Places, load_results, report
 from learning_tasks import TASKS
 from record import ROOT, table
 
+from hurtle.runners.settings import settings_from_dict, settings_to_dict
+
 LIBRARIES = {"hurtle": ("hurtle",), "sb3": ("sb3",), "both": ("hurtle", "sb3")}
 TELL_SECONDS = 30.0
 """Between two lines of progress."""
@@ -53,12 +55,16 @@ def unfinished(jobs: Iterable[Job], folder: Path) -> list[Job]:
 
 
 def outdated(jobs: Iterable[Job], folder: Path) -> list[Job]:
-    """Finished ones whose settings are not today's: a preset or a task has changed since."""
-    return [
-        job
-        for job in jobs
-        if (folder / job.file).exists() and json.loads((folder / job.file).read_text())["settings"] != settings_of(job)
-    ]
+    """Finished ones whose settings are not today's: a preset or a task has changed. Settings added since had their defaults."""
+    found = []
+    for job in jobs:
+        if not (folder / job.file).exists():
+            continue
+        now, then = settings_of(job), json.loads((folder / job.file).read_text())["settings"]
+        defaults = settings_to_dict(settings_from_dict({"algorithm": now.get("algorithm", "ppo")}))
+        if now != {name: then.get(name, defaults.get(name)) for name in {*now, *then}}:
+            found.append(job)
+    return found
 
 
 # Running jobs ---------------------------------------------------------------------------------------------------------

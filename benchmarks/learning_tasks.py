@@ -5,7 +5,7 @@ A task names an env and what differs from the env's preset; nothing here runs an
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from hurtle.envs.cartpole import BOUNDS, CartPole
@@ -125,6 +125,13 @@ MASKED = {
 }
 """One configuration for both policies, so that only the memory differs."""
 
+LAG_1 = {"runner": "async", "lag": "1"}
+R2D2 = {
+    "algorithm": "r2d2",
+    "num_envs": 16,
+    "learning_rate": 1e-3,
+    "epsilon_fraction": 0.5,
+}
 OCEAN = {"sampled": True, "episodes": 4_000}
 """The returns of single episodes are noise on purpose (bandit, stochastic): many are needed, and they are short."""
 
@@ -252,6 +259,21 @@ TASKS: dict[str, Task] = {
         f"qr_{name}": Task(f"QR-DQN: MinAtar {name}, 5M steps", name, Goal(), {"algorithm": "dqn", "device": "auto"})
         for name in ("breakout", "asterix")
     },
+}
+
+# With actors: PPO at lag 1 has the goals of the same tasks without lag; the seeds' intervals should overlap.
+TASKS |= {
+    f"lag1_{name}": replace(TASKS[name], about=f"Lag 1: {TASKS[name].about}", words={**TASKS[name].words, **LAG_1}, sb3="")
+    for name in ("cartpole_100k", "pendulum_200k", "acrobot_1m", "mountain_car_1m", "memory")
+}
+TASKS |= {
+    "impala_cartpole": Task(
+        "IMPALA, lag 1: CartPole, 500K steps",
+        "cartpole",
+        _at_least(490),
+        {"algorithm": "impala", **LAG_1},
+        cleanrl="490 ± 6 (500K, PPO)",
+    ),
 }
 
 ON_GPU = {"device": "cuda", "precision": "tf32", "compile": True, "backend": "process", "num_workers": 4}
