@@ -18,6 +18,7 @@ from typing import Any
 import gymnasium
 
 from hurtle.envs.packages import external_maker
+from hurtle.envs.show_last import NAME, with_last
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 from hurtle.native.env import Env
 from hurtle.references import is_reference, load_reference, reference_to
@@ -93,6 +94,10 @@ def resolve(env: EnvLike, parameters: dict[str, Any]) -> Env | Callable[..., Any
         UnknownNameError: There is no such name; the message suggests the closest.
         HurtleError: The package of the env is not installed; the message names the extra.
     """
+    if NAME in parameters:
+        own = {name: value for name, value in parameters.items() if name != NAME}
+        found = resolve(env, own)
+        return with_last(found, own) if parameters[NAME] else found
     if isinstance(env, Env):
         if parameters:
             raise HurtleError(f"{env!r} is an instance; pass its parameters to its constructor, not to make: {parameters}.")

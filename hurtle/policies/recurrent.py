@@ -49,7 +49,7 @@ class Memory(nn.Module):
 
 
 class _TorchMemory(Memory):
-    """torch's own recurrent layers, which run over the stretches between episode starts of any row.
+    """torch's own recurrent layers, which run over the stretches between episode starts of any row, unless these are short.
 
     Finding the stretches reads `starts` on the host, which a CUDA graph cannot do: on a GPU the steps are unrolled.
 
@@ -73,6 +73,8 @@ class _TorchMemory(Memory):
             return self._unrolled(features, state, starts)
         cuts = starts.any(1).nonzero().squeeze(1).tolist()
         begins = cuts if cuts[:1] == [0] else [0, *cuts]
+        if len(begins) > len(features) // 2:  # a call of the layer for one or two steps costs more than they do
+            return self._unrolled(features, state, starts)
         outputs = []
         for begin, end in zip(begins, [*begins[1:], len(features)], strict=True):
             stretch, state = self._stretch(features[begin:end], zeroed(state, starts[begin]))
