@@ -160,6 +160,8 @@ class Collector(Protocol):
     """Envs times agents: columns of a rollout."""
     resumes_exactly: bool = True
     """Whether `state_dict` can hold the states of the envs. If not, the runner calls `request_stop` to end a run quickly."""
+    closes_midway: bool = False
+    """Whether closing the envs while another thread is in `collect` ends its step: those in processes can be killed."""
 
     @property
     @abstractmethod
@@ -241,6 +243,8 @@ class Learner(Protocol):
     """Plans updates before their rollouts are there, see `native_update.Planner`; None where it cannot."""
     note: str = ""
     """What the user should know about how it learns; continues the gear's reason."""
+    takes_lag: bool = False
+    """Whether it learns well from rollouts of a policy some updates older, see docs/async.md."""
 
     def prepare(self, experience: Any) -> None:
         """Compile or capture what `update` needs, before the clock starts; leaves everything as it was.

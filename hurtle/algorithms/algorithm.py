@@ -87,6 +87,8 @@ class Algorithm:
         network: What makes the network that it acts with, as "module:name", called as `make(config, head, make_body)`; empty:
             an actor–critic.
         defaults: Defaults of other settings, such as hidden_sizes, where this algorithm's differ.
+        takes_lag: See `Learner.takes_lag`.
+        num_actors: How many actors it has, unless the user says or there are fewer envs.
         name: The name users give.
     """
 
@@ -94,6 +96,8 @@ class Algorithm:
     learners: Mapping[str, str | MakeLearner] = field(default_factory=dict)
     network: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    takes_lag: bool = False
+    num_actors: int = 1
     name: str = ""
 
     def network_maker(self, config: Any) -> Callable[..., Any] | None:
@@ -211,4 +215,4 @@ def _of_class(cls: Any, name: str) -> Algorithm:
     missing = [name for name in ("update", "weights") if getattr(cls, name, None) in (None, getattr(Learner, name))]
     if missing:
         raise HurtleError(f"{name} is not an algorithm: it has no {' and no '.join(missing)}; see docs/algorithms.md.")
-    return Algorithm(config, {"general": cls}, name=name)
+    return Algorithm(config, {"general": cls}, takes_lag=getattr(cls, "takes_lag", False), name=name)

@@ -66,4 +66,5 @@ ALGORITHM = Algorithm(
     },
     network="hurtle.algorithms.dqn:make_network",
     defaults={"activation": "relu", "hidden_sizes": (120, 84), "orthogonal_init": False},
+    takes_lag=True,
 )

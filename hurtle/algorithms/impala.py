@@ -43,6 +43,8 @@ class IMPALA(Learner):
         setup: Seed, reward preprocessing, precision.
     """
 
+    takes_lag = True
+
     def __init__(self, policy: Policy, config: IMPALAConfig, setup: LearnerSetup | None = None):
         setup = setup or LearnerSetup()
         self.policy, self.config, self.updates = policy, config, 0
@@ -52,33 +54,38 @@ class IMPALA(Learner):
         self._generator = torch.Generator().manual_seed(stream_state(setup.seed, SHUFFLE_STREAM) >> 1)
         self.optimizer: Any = Optimizers(config.optimizer, policy, config.learning_rate, config.adam_eps, config.weight_decay)
         self._evaluate = torch.compile(evaluate_actions) if setup.compiled else evaluate_actions
+        self._values = torch.zeros(0)  # of the rollout's steps, as the policy is now
 
     def update(self, rollout: Rollout, progress: float = 0.0) -> Metrics:
         """Learn from one rollout; see `Learner.update`. Losses are means over the minibatches."""
         learning_rate = annealed(self.config.learning_rate, self.config.anneal_learning_rate, progress)
         self.optimizer.set_learning_rate(learning_rate)
-        rollout.done = (rollout.done & ~(Done.BOOTSTRAP | Done.ADVANTAGES)) | self.bootstrap(rollout)
+        rollout.done = (rollout.done & ~Done.BOOTSTRAP) | Done.ADVANTAGES | self.bootstrap(rollout)
         self._postprocess(rollout)
+        self._values = torch.zeros_like(rollout.values)
         rows = torch.arange(rollout.num_rows)
         if self.config.num_minibatches > 1:
             rows = torch.randperm(rollout.num_rows, generator=self._generator)
         parts = rows.to(rollout.device).tensor_split(self.config.num_minibatches)
-        seen = torch.stack([self.step(rollout, part) for part in parts]).nanmean(0).tolist()
+        seen = [losses for part in parts if (losses := self.step(rollout, part)) is not None]
         self.updates += 1
-        metrics = dict(zip(METRICS, seen, strict=True))
-        if rollout.num_valid and not all(map(math.isfinite, seen)):
-            raise not_finite(metrics)
-        return {**metrics, "explained_variance": explained_variance(rollout), "learning_rate": learning_rate}
+        metrics = dict.fromkeys(METRICS, math.nan)
+        if seen:
+            metrics = dict(zip(METRICS, torch.stack(seen).mean(0).tolist(), strict=True))
+            if not all(map(math.isfinite, metrics.values())):
+                raise not_finite(metrics)
+        explained = explained_variance(rollout, rollout.returns - self._values)
+        return {**metrics, "explained_variance": explained, "learning_rate": learning_rate}
 
     def bootstrap(self, rollout: Rollout) -> Done:
         """Value what follows the rollout with the policy as it is now, if that is faster here than in `Postprocess`."""
         return Done.NOTHING
 
-    def step(self, rollout: Rollout, rows: Tensor) -> Tensor:
-        """One gradient step on some rows; returns the METRICS, NaN if the rows have no valid steps."""
+    def step(self, rollout: Rollout, rows: Tensor) -> Tensor | None:
+        """One gradient step on some rows; returns the METRICS, None if the rows have no valid steps."""
         config, batch = self.config, rollout.segments(rows)
         if not len(batch.actions):
-            return torch.full((len(METRICS),), torch.nan)
+            return None
         with autocast(rollout.device, self._autocast):
             log_probs, entropies, values = (part.float() for part in self._evaluate(self.policy, batch))
         approx_kl = self.correct(rollout, rows, batch, log_probs, values)
@@ -95,7 +102,7 @@ class IMPALA(Learner):
 
     @torch.no_grad()
     def correct(self, rollout: Rollout, rows: Tensor, batch: Minibatch, log_probs: Tensor, values: Tensor) -> Tensor:
-        """Write V-trace's targets and advantages of some rows into the rollout, and their values as they are now.
+        """Write V-trace's targets and advantages of some rows into the rollout.
 
         Args:
             rollout: With the values of what follows.
@@ -112,9 +119,10 @@ class IMPALA(Learner):
         kept = slice(None) if batch.kept is None else batch.kept
         every[kept], now[kept] = ratios, values
         lead = (rollout.num_steps, len(rows))
-        rollout.values[:, rows] = now.view(lead)
-        names = ("scaled_rewards", "values", "terminated", "truncated", "final_values")
-        fields = [every.view(lead), *(getattr(rollout, name)[:, rows] for name in names), rollout.last_values[rows]]
+        self._values[:, rows] = now.view(lead)
+        names = ("terminated", "truncated", "final_values")
+        fields = [every.view(lead), rollout.scaled_rewards[:, rows], now.view(lead)]
+        fields += [*(getattr(rollout, name)[:, rows] for name in names), rollout.last_values[rows]]
         valid = None if rollout.all_valid else rollout.kernel_array(rollout.valid[:, rows].contiguous())
         compute: Any = vtrace_cuda if rollout.device.type == "cuda" else vtrace
         settings = (config.gamma, config.trace_lambda, config.rho_clip, config.c_clip)

@@ -57,4 +57,5 @@ class IMPALAConfig(AlgorithmConfig):
 ALGORITHM = Algorithm(
     IMPALAConfig,
     {"general": "hurtle.algorithms.impala:IMPALA", "native": "hurtle.algorithms.impala_native:NativeIMPALA"},
+    takes_lag=True,
 )

@@ -36,11 +36,11 @@ class NativeIMPALA(IMPALA):
         """See `IMPALA.bootstrap`."""
         return self._judge.bootstrap(rollout)
 
-    def step(self, rollout: Rollout, rows: Tensor) -> Tensor:
+    def step(self, rollout: Rollout, rows: Tensor) -> Tensor | None:
         """See `IMPALA.step`."""
         batch = rollout.segments(rows)
         if not len(batch.actions):
-            return torch.full((len(METRICS),), torch.nan)
+            return None
         log_probs, values = self._judge(rollout, rows)
         if batch.kept is not None:
             log_probs, values = log_probs[batch.kept], values[batch.kept]

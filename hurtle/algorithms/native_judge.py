@@ -23,7 +23,7 @@ class NativeJudge:
 
     def __init__(self, native: NativeUpdate):
         self._native, self._policy = native, native.policy
-        self._actor: CompiledActor | None = None  # for as many rows as rollouts have
+        self._actor: CompiledActor | None = None  # for as many rows as it was asked for at once
 
     def __call__(self, rollout: Rollout, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs and values of all steps of some rows, [T * rows] each; those of invalid steps mean nothing."""
@@ -34,7 +34,7 @@ class NativeJudge:
         return self._acting(rollout.num_rows).bootstrap(rollout)
 
     def _acting(self, num_rows: int) -> CompiledActor:
-        if self._actor is None or self._actor.num_rows != num_rows:
+        if self._actor is None or self._actor.num_rows < num_rows:
             self._actor = CompiledActor(self._policy, num_rows, seed=0)
         weights: Weights = self._native.weights(0)
         with torch.no_grad():

@@ -58,6 +58,7 @@ class OffPolicy(Learner):
     """Gradient steps after which it does the same again; see TD3."""
     keeps_statistics = False
     """Whether it keeps running statistics of its own, such as those of batch norm."""
+    takes_lag = True
     captures = True
     """Whether its gradient steps can run in CUDA graphs, with the replay buffer on the GPU."""
     axes: tuple[int, ...] = ()
@@ -84,7 +85,7 @@ class OffPolicy(Learner):
         self._replay: Replay | DeviceReplay | None = None
         self._graphs: StepGraphs | None = None
         wants_graphs = self.setup.graphs is not None or (self.device.type == "cuda" and not self.setup.is_pool)
-        if wants_graphs and self.captures:
+        if wants_graphs and self.captures and not self.setup.lags:  # actors must not use the GPU while a graph is captured
             self._graphs = StepGraphs(self, self.setup.graphs or Graphs(self.device))
         self._saved_replay: dict[str, Any] | None = None
 

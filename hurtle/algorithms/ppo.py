@@ -252,6 +252,8 @@ class PPO(Learner):
         epochs: Runs the minibatches; None: torch.
     """
 
+    takes_lag = True
+
     def __init__(self, policy: Policy, config: PPOConfig, setup: LearnerSetup | None = None, *, epochs: Epochs | None = None):
         setup = setup or LearnerSetup()
         self.policy, self.config, self.updates = policy, config, 0
@@ -265,9 +267,9 @@ class PPO(Learner):
         """Learn from one rollout; see `Learner.update`. Losses are means over the minibatches."""
         config, now = self.config, anneal(self.config, progress)
         self.postprocess(rollout)
+        explained = self.explained(rollout)
         if self._corrects_lag and rollout.version < self.updates:
             self.correct(rollout)
-        explained = self.explained(rollout)
 
         together = config.num_epochs if config.target_kl is None else 1
         parts: list[Tensor] = []
@@ -344,35 +346,45 @@ def correct_advantages(policy: Policy, rollout: Rollout, config: PPOConfig, dtyp
 
 
 def use_vtrace(rollout: Rollout, log_ratios: Tensor, config: PPOConfig) -> None:
-    """Replace advantages and returns with V-trace's. log_ratios: [T, N]."""
+    """Replace advantages and returns with V-trace's. log_ratios: [T, N].
+
+    V-trace weighs advantages by the ratios; PPO's loss does so too, and would weigh them twice.
+    """
     settings = (config.gamma, config.gae_lambda, config.rho_clip, config.c_clip)
     compute, arrays = rollout.kernel(vtrace, vtrace_cuda)
     targets, advantages = compute(rollout.kernel_array(log_ratios), *arrays, *settings, rollout.kernel_valid())
     rollout.returns.copy_(torch.as_tensor(targets))
-    rollout.advantages.copy_(torch.as_tensor(advantages))
+    weights = log_ratios.exp().clamp(max=config.rho_clip).clamp_min(1e-8)
+    rollout.advantages.copy_(torch.as_tensor(advantages) / weights)
 
 
-def explained_variance(rollout: Rollout) -> float:
-    """1 − Var(returns − values) / Var(returns): 1 is a perfect critic, 0 is no better than a constant."""
+def explained_variance(rollout: Rollout, errors: Tensor | None = None) -> float:
+    """1 − Var(returns − values) / Var(returns): 1 is a perfect critic, 0 is no better than a constant.
+
+    Args:
+        rollout: With returns.
+        errors: Returns − values [T, N]; None: GAE's advantages, which they are.
+    """
     if rollout.device.type != "cpu":
-        return explained_variance_on_device(rollout).item()
-    returns, errors = rollout.returns.cpu().numpy().ravel(), rollout.advantages.cpu().numpy().ravel()
+        return explained_variance_on_device(rollout, errors).item()
+    returns, left = (field.numpy().ravel() for field in (rollout.returns, rollout.advantages if errors is None else errors))
     if not rollout.all_valid:
-        valid = rollout.valid.cpu().numpy().ravel()
-        returns, errors = returns[valid], errors[valid]
+        valid = rollout.valid.numpy().ravel()
+        returns, left = returns[valid], left[valid]
     if len(returns) < 2:
         return math.nan
     with np.errstate(all="ignore"):  # the update raises if anything is not finite
-        returns, errors = (numbers - np.add.reduce(numbers) / len(numbers) for numbers in (returns, errors))
+        returns, left = (numbers - np.add.reduce(numbers) / len(numbers) for numbers in (returns, left))
         variance = np.dot(returns, returns)
-        return float(1 - np.dot(errors, errors) / variance) if variance else math.nan
+        return float(1 - np.dot(left, left) / variance) if variance else math.nan
 
 
-def explained_variance_on_device(rollout: Rollout) -> Tensor:
+def explained_variance_on_device(rollout: Rollout, errors: Tensor | None = None) -> Tensor:
     """Like `explained_variance`, without synchronizing with the host. [1]."""
+    errors = rollout.advantages if errors is None else errors
     if rollout.all_valid:
-        return (1 - rollout.advantages.var() / rollout.returns.var()).view(1)
-    returns, errors = rollout.returns.double(), rollout.advantages.double()
+        return (1 - errors.var() / rollout.returns.var()).view(1)
+    returns, errors = rollout.returns.double(), errors.double()
     count = rollout.valid.sum()
 
     def spread(numbers: Tensor) -> Tensor:

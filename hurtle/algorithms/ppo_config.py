@@ -106,4 +106,5 @@ ALGORITHM = Algorithm(
         "native": "hurtle.algorithms.ppo_native:NativePPO",
         "device": "hurtle.algorithms.ppo_device:DevicePPO",
     },
+    takes_lag=True,
 )

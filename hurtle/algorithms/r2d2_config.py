@@ -77,10 +77,11 @@ ALGORITHM = Algorithm(
     network="hurtle.algorithms.r2d2:make_network",
     defaults={
         "runner": "async",
-        "num_actors": 4,
         "recurrent": "lstm",
         "activation": "relu",
         "hidden_sizes": (64, 64),
         "orthogonal_init": False,
     },
+    takes_lag=True,
+    num_actors=4,
 )

@@ -31,4 +31,5 @@ ALGORITHM = Algorithm(
     },
     network="hurtle.algorithms.sac:make_network",
     defaults={"hidden_sizes": (256, 256), "activation": "relu", "orthogonal_init": False},
+    takes_lag=True,
 )

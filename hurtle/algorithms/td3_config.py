@@ -33,4 +33,5 @@ ALGORITHM = Algorithm(
     },
     network="hurtle.algorithms.td3:make_network",
     defaults={"hidden_sizes": (256, 256), "activation": "relu", "orthogonal_init": False},
+    takes_lag=True,
 )

@@ -35,4 +35,5 @@ ALGORITHM = Algorithm(
     {"general": "hurtle.algorithms.xqc:XQC", "device": "hurtle.algorithms.xqc:XQC"},
     network="hurtle.algorithms.xqc:make_network",
     defaults={"hidden_sizes": (256, 256, 256), "activation": "relu", "orthogonal_init": False},
+    takes_lag=True,
 )

@@ -295,18 +295,24 @@ class Rollout:
             self.columns = np.concatenate([rows + first for rows, first in zip(own_rows, first_rows, strict=True)])
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of all it holds."""
-        tensors = {name: value.clone() for name, value in vars(self).items() if isinstance(value, Tensor)}
+        """A copy of what a collector has filled."""
+        tensors = {name: part.clone() for name in (*STEP_FIELDS, *ROW_FIELDS) if (part := getattr(self, name)) is not None}
         states = {name: [part.clone() for part in getattr(self, name)] for name in ("initial_state", "last_state")}
         *finals, state = self.finals
         others = {"version": self.version, "all_valid": self.all_valid, "done": self.done.value, "columns": self.columns}
         return {**tensors, **states, **others, "finals": [*(part.clone() for part in finals), list(state)]}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Hold what was saved from a rollout of the same shape."""
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                value.copy_(saved[name])
+        """Hold what was saved from a rollout of the same shape.
+
+        Raises:
+            HurtleError: It had another shape.
+        """
+        if saved["rewards"].shape != self.rewards.shape:
+            raise HurtleError(f"A rollout of {tuple(self.rewards.shape)} cannot hold one of {tuple(saved['rewards'].shape)}.")
+        for name in (*STEP_FIELDS, *ROW_FIELDS):
+            if (part := getattr(self, name)) is not None:
+                part.copy_(saved[name])
         for name in ("initial_state", "last_state"):
             for own, part in zip(getattr(self, name), saved[name], strict=True):
                 own.copy_(part)
@@ -314,7 +320,7 @@ class Rollout:
         steps, rows, obs = (part.to(self.device) for part in (steps, rows, obs))
         self.finals = Finals(steps, rows, obs, tuple(part.to(self.device) for part in state))
         self.version, self.all_valid, self.columns = saved["version"], saved["all_valid"], saved["columns"]
-        self.done = Done(saved["done"])
+        self.done, self.scaled_rewards = Done(saved["done"]), self.rewards
 
     def valid_steps(self) -> Tensor:
         """The flat indices of the valid steps."""

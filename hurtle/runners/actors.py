@@ -10,15 +10,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from hurtle.algorithms.algorithm import find_algorithm, short_name
 from hurtle.errors import HurtleError
 from hurtle.native.threads import free_cores
 from hurtle.runners.settings import TrainConfig
 from hurtle.vector.native_pool import NativePool
 from hurtle.vector.native_vec import NativeVecEnv
-from hurtle.vector.serial_vec import SerialVecEnv
-
-PYTHON_ACTORS = 1
-"""Actors whose envs are in processes, by default: a second one would compete with the first for the GIL."""
 
 
 class Share(NamedTuple):
@@ -72,20 +69,25 @@ def local_or_actors(train: TrainConfig, make: Callable[[Share], Any]) -> Actors:
     whole = Share(train.num_envs, 0, train.backend, train.num_workers, train.pool_batch_size)
     if train.runner == "local":
         return Actors([make(whole)])
-    count = train.num_actors or min(PYTHON_ACTORS, train.num_envs)
+    algorithm = find_algorithm(train.algorithm)
+    if not algorithm.takes_lag and train.runner == "auto":
+        return Actors([make(whole)], reason=f"{short_name(algorithm.name)} learns from steps of the newest policy only")
+    count = train.num_actors or min(algorithm.num_actors, train.num_envs)
     if count > train.num_envs:
         raise HurtleError(f"num_actors={count} is more than num_envs={train.num_envs}: each actor needs an env.")
-    backend, reason = train.backend, ""
-    if backend not in ("process", "ray"):
+    warning = "" if algorithm.takes_lag or train.lag == "0" else f"; {short_name(algorithm.name)} does not correct for the lag"
+    backend, reason = train.backend, "envs step in processes of their own"
+    if count == 1 or backend not in ("process", "ray"):
         vec = make(whole)
-        reason = _without_processes(vec)
-        if reason and train.runner == "auto":
-            return Actors([vec], reason=reason)
-        if reason and (train.num_actors is None or count == 1):  # more would only share this process
-            return Actors([vec], train.lag, reason)
+        if obstacle := _without_processes(vec):
+            if train.runner == "auto":
+                return Actors([vec], reason=obstacle)
+            reason = f"although {obstacle}"
+        if count == 1:
+            return Actors([vec], train.lag, reason + warning)
         vec.close()
-        backend = backend if reason else "process"
-    made = Actors([], train.lag, reason or "envs step in processes of their own")
+        backend = backend if obstacle else "process"
+    made = Actors([], train.lag, reason + warning)
     try:
         for share in _shares(train, count, backend):
             made.vecs.append(make(share))
@@ -104,9 +106,9 @@ def _shares(train: TrainConfig, count: int, backend: str) -> list[Share]:
 
 
 def _without_processes(vec: Any) -> str:
-    """Why the envs of a vector share the learner's process, or an empty string if they do not."""
+    """Why nothing is gained by collecting from a vector in another thread, or an empty string."""
+    if getattr(vec, "steps_elsewhere", False):  # some are wrapped
+        return ""
     if isinstance(vec, NativeVecEnv | NativePool):
         return "envs are compiled, and share the cores with the update"
-    if isinstance(vec, SerialVecEnv):
-        return "envs step in this process, since they are too fast for others"
-    return ""
+    return "envs step in this process, since they are too fast for others"

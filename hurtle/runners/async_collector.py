@@ -5,6 +5,7 @@ weights → mailbox → actors → full slots → one rollout for the learner. T
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -26,6 +27,8 @@ FREE_SLOTS = 2
 """Rollouts of each actor that may wait for the learner when the lag is free."""
 CLOSE_SECONDS = 2.0
 """How long `close` waits for actors that are in the middle of a step."""
+LOOK_SECONDS = 0.5
+"""How often the learner looks for a stop while it waits: one that a signal handler asks for may come without waking it."""
 IDLE = 0.1
 """A share of idle time that is worth a remark."""
 
@@ -52,6 +55,12 @@ class _Actor:
     is_collecting: bool = False
     waited: float = 0.0  # seconds
     thread: threading.Thread | None = None
+
+    def has_ended(self, seconds: float) -> bool:
+        """Whether the thread ends within these seconds."""
+        if self.thread is not None:
+            self.thread.join(seconds)
+        return self.thread is None or not self.thread.is_alive()
 
 
 class AsyncCollector(Collector):
@@ -196,7 +205,8 @@ class AsyncCollector(Collector):
         with self.timer("wait"), self._changed:
             self._paused = False
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._error or self._stopping or self._is_ready())
+            while not self._changed.wait_for(lambda: self._error or self._stopping or self._is_ready(), LOOK_SECONDS):
+                pass
             self._waited += time.perf_counter() - began
             if self._error is not None:
                 raise self._error
@@ -280,8 +290,9 @@ class AsyncCollector(Collector):
         if max(actors, learner) < IDLE:
             return f"balanced: actors wait {actors:.0%} of the time, the learner {learner:.0%}"
         if actors > learner:
-            return f"learner-bound: actors wait {actors:.0%} of the time; fewer actors, larger minibatches or fewer epochs"
-        return f"actor-bound: the learner waits {learner:.0%} of the time; more actors or workers, or more epochs"
+            change = "fewer actors, or cheaper updates" if len(self._actors) > 1 else "cheaper updates"
+            return f"learner-bound: actors wait {actors:.0%} of the time; {change} (larger minibatches, fewer passes)"
+        return f"actor-bound: the learner waits {learner:.0%} of the time; more actors or workers, or more learning per step"
 
     def threads(self) -> tuple[int, int] | None:
         """See `Collector.threads`; of all actors."""
@@ -329,14 +340,19 @@ class AsyncCollector(Collector):
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """See `Collector.load_state_dict`; exact with as many actors and the same lag, or from a local run with one actor."""
-        states = saved.get("actors") or [saved]
+        states, waiting = saved.get("actors") or [saved], saved.get("slots", ())
         fits = len(states) == len(self._actors) and saved.get("lag", self.lag) == self.lag and "envs" in states[0]
+        fits = fits and all(  # num_steps may have changed
+            old["rollout"]["rewards"].shape == actor.free[0].rollout.rewards.shape
+            for actor, slots in zip(self._actors, waiting, strict=False)
+            for old in slots
+        )
         if not fits:
             begin_anew = {"steps": saved["steps"], "actor": saved["actor"], "num_envs": saved.get("num_envs", self.num_rows)}
             states = [begin_anew] * len(self._actors)
         for actor, state in zip(self._actors, states, strict=True):
             actor.collector.load_state_dict(state)
-        for actor, slots in zip(self._actors, saved.get("slots", ()) if fits else (), strict=False):
+        for actor, slots in zip(self._actors, waiting if fits else (), strict=False):
             for old in slots:
                 slot = actor.free.popleft()
                 slot.rollout.load_state_dict(old["rollout"])
@@ -345,21 +361,21 @@ class AsyncCollector(Collector):
                 actor.begun, self._filled = actor.begun + 1, max(self._filled, slot.order)
 
     def close(self, envs: bool = True) -> None:
-        """See `Collector.close`; an actor that does not return from a step in time is left to its envs' end."""
+        """See `Collector.close`; the envs of an actor that does not return from a step in time are left to it."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        threads = [actor.thread for actor in self._actors if actor.thread is not None]
         until = time.monotonic() + CLOSE_SECONDS
         for actor in self._actors:
             if actor.is_collecting:
                 actor.collector.request_stop()
-        for thread in threads:
-            thread.join(max(0.0, until - time.monotonic()))
-        for actor in self._actors:
+        for number, actor in enumerate(self._actors):
+            is_stepping = not actor.has_ended(max(0.0, until - time.monotonic()))
+            if is_stepping and not (envs and actor.collector.closes_midway):
+                print(f"hurtle: actor {number} is still in a step; its envs are left open.", file=sys.stderr, flush=True)
+                continue
             actor.collector.close(envs)
-        for thread in threads:
-            thread.join(CLOSE_SECONDS)
+            actor.has_ended(CLOSE_SECONDS)
 
 
 def _saved(slot: _Slot) -> dict[str, Any]:

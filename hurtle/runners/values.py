@@ -34,7 +34,7 @@ def fit(value: Any, kind: Any) -> Any:
         return fit(value, next(part for part in inner if part is not NoneType))
     if origin is Literal:
         for choice in inner:
-            if value == choice or (isinstance(value, str) and value == str(choice)):
+            if value == choice or (isinstance(value, str | int) and str(value) == str(choice)):
                 return choice
         raise ValueError(f"must be one of {', '.join(map(str, inner))}, got {value!r}.")
     if origin is tuple:

@@ -48,6 +48,8 @@ class ProcessVecEnv(PythonVecEnv):
         options: Settings of the vector.
     """
 
+    steps_elsewhere = True
+
     def __init__(self, maker: EnvMaker, options: VecOptions):
         refuse_inside_import("process")
         count = options.num_workers or min(options.num_envs, free_cores())

@@ -52,6 +52,8 @@ class RayVecEnv(PythonVecEnv):
         options: Settings of the vector.
     """
 
+    steps_elsewhere = True
+
     def __init__(self, maker: EnvMaker, options: VecOptions):
         refuse_inside_import("ray")
         self._options = options

@@ -33,6 +33,8 @@ class VecEnv(VectorEnv):
 
     batch_size: int
     num_agents: int
+    steps_elsewhere = False
+    """Whether other processes step the envs."""
 
     @cached_property
     def observation_space(self) -> spaces.Space:  # type: ignore[override]

@@ -8,12 +8,13 @@ import numpy as np
 import plain_ppo as plain
 import pytest
 import torch
+from gymnasium import spaces
 from made_rollouts import ACTIONS, OBS, arrays, made, parameters, plain_policy
 
 from hurtle.algorithms.algorithm import LearnerSetup
-from hurtle.algorithms.ppo import PPO, evaluate_actions, explained_variance, ppo_loss
+from hurtle.algorithms.ppo import PPO, evaluate_actions, explained_variance, ppo_loss, use_vtrace
 from hurtle.algorithms.ppo_config import PPOConfig, segments_per_minibatch
-from hurtle.buffers.rollout import Minibatch
+from hurtle.buffers.rollout import Minibatch, Rollout
 from hurtle.errors import HurtleError
 from hurtle.policies.build import PolicyConfig, build_policy
 
@@ -306,7 +307,7 @@ def test_segments_are_drawn_by_priority():
 
 
 def vtrace_by_hand(rollout, ratios, gamma, gae_lambda, rho_clip, c_clip):
-    """Espeholt et al.'s targets and advantages, by recursion over the valid steps of each row."""
+    """Espeholt et al.'s targets, and advantages not weighed by rho, by recursion over the valid steps of each row."""
     rewards, values, terminated, truncated, final_values, last_values = arrays(rollout)
     targets, advantages = values.copy(), np.zeros_like(values)
     for n in range(rollout.num_rows):
@@ -319,9 +320,25 @@ def vtrace_by_hand(rollout, ratios, gamma, gae_lambda, rho_clip, c_clip):
             rho, c = min(rho_clip, ratios[t, n]), gae_lambda * min(c_clip, ratios[t, n])
             delta = rho * (rewards[t, n] + gamma * next_value - values[t, n])
             targets[t, n] = values[t, n] + delta + gamma * c * (next_target - next_value)
-            advantages[t, n] = rho * (rewards[t, n] + gamma * next_target - values[t, n])
+            advantages[t, n] = rewards[t, n] + gamma * next_target - values[t, n]
             next_value, next_target = values[t, n], targets[t, n]
     return targets, advantages
+
+
+def test_vtrace_weighs_actions_once():
+    """A bandit that pays for action 0, which the older policy took too often: the gradient is that of the policy now."""
+    older, now = torch.tensor([0.9, 0.1]), torch.tensor([0.5, 0.5])
+    policy = build_policy(PolicyConfig(hidden_sizes=(4,)), OBS, spaces.Discrete(2))
+    rollout = Rollout(policy, 1, 10)
+    rollout.actions[0, 9] = 1
+    rollout.rewards[0, :9] = 1.0
+    rollout.terminated.fill_(True)
+    chosen = rollout.actions[0]
+    use_vtrace(rollout, (now[chosen] / older[chosen]).log().unsqueeze(0), PPOConfig(rho_clip=100.0))
+    logits = now.log().requires_grad_()
+    ratios = logits.softmax(-1)[chosen] / older[chosen]  # as in the loss
+    (rollout.advantages[0] * ratios).mean().backward()
+    np.testing.assert_allclose(logits.grad, [0.25, -0.25], rtol=1e-5)
 
 
 @pytest.mark.parametrize("recurrent", ["none", "lstm"])
@@ -397,7 +414,7 @@ def test_the_seed_decides_the_minibatches():
 
 @pytest.mark.parametrize(
     ("lags", "settings", "version", "corrects"),
-    [(True, {}, 0, True), (True, {}, 1, False), (False, {}, 0, False), (True, {"correct_lag": False}, 0, False)],
+    [(True, {}, 0, True), (True, {}, 1, False), (True, {"correct_lag": False}, 0, False)],
 )
 def test_only_rollouts_of_older_policies_are_corrected(lags, settings, version, corrects):
     """With correction the update is that of V-trace's targets, without it that of GAE's."""

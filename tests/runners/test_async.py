@@ -22,8 +22,10 @@ from slow_envs import Simulator
 import hurtle
 from hurtle.algorithms.ppo import PPO
 from hurtle.buffers.rollout import Rollout
+from hurtle.collect.general_collector import GeneralCollector
+from hurtle.collect.inference import Actor
 from hurtle.contracts import Collector, Episodes, Weights
-from hurtle.errors import EnvFailedError, HurtleError, NonFiniteError, WorkerDiedError
+from hurtle.errors import CheckpointError, EnvFailedError, EnvTimeoutError, HurtleError, NonFiniteError, WorkerDiedError
 from hurtle.policies.build import PolicyConfig, build_policy
 from hurtle.runners.async_collector import AsyncCollector
 from hurtle.tracking.checkpoints import load_checkpoint
@@ -118,13 +120,23 @@ def test_lag_1_with_a_memory_repeats(runs):
     assert torch.equal(*found)
 
 
-def test_a_run_that_was_resumed_is_the_run_that_was_not(runs):
-    config = {"learning_rate": 2.5e-4, "anneal_learning_rate": False}
-    whole, half = (train(**runs, **config, runner="async", num_actors=2, total_steps=steps) for steps in (1024, 512))
+@pytest.mark.parametrize("actors", [1, 2])
+@pytest.mark.parametrize("rewards", ["raw", "normalize"])
+def test_a_run_that_was_resumed_is_the_run_that_was_not(runs, actors, rewards):
+    config = {**runs, "anneal_learning_rate": False, "reward_mode": rewards, "runner": "async", "num_actors": actors}
+    whole, half = (train(**config, total_steps=steps) for steps in (1024, 512))
     assert len(newest(half)["collector"]["slots"][0]) == 1  # collected, not yet learned from
     resumed = hurtle.train(resume=str(half.path), total_steps=1024)
     assert torch.equal(weights(resumed), weights(whole))
     assert newest(resumed)["progress"]["episodes"]["count"] == newest(whole)["progress"]["episodes"]["count"]
+
+
+@pytest.mark.parametrize("settings", [SMALL, DQN], ids=["ppo", "dqn"])
+def test_rollouts_of_another_length_are_not_resumed(runs, settings):
+    half = hurtle.train("cartpole", **settings, **runs, runner="async")
+    steps = {"num_steps": 2 * settings["num_steps"]}
+    resumed = hurtle.train(resume=str(half.path), total_steps=2048, **steps)
+    assert resumed.steps == 2048
 
 
 @pytest.mark.parametrize("lag", ["0", "1", "free"])
@@ -329,6 +341,8 @@ def ends_within(seconds, error, match, **settings):
     with pytest.raises(error, match=match) as caught:
         train(**settings)
     assert time.perf_counter() - began < seconds
+    (folder,) = Path(settings["runs"]).iterdir()
+    assert load_checkpoint(max((folder / "checkpoints").glob("step-*.pt")))["policy"]
     return caught.value
 
 
@@ -380,6 +394,60 @@ def test_an_actors_error_is_the_runs_error():
     collector.close()
     assert time.perf_counter() - began < 1
     assert all(actor.collector.closed for actor in collector._actors)
+
+
+def test_an_actor_that_hangs_is_left_behind(capsys):
+    """In a step of this process, which nothing can end: its env stays open. In other processes the step is killed."""
+    hangs, release, closed = threading.Event(), threading.Event(), []
+
+    class Hanging(Simulator):
+        def step(self, action):
+            if self.age == 40:
+                hangs.set()
+                release.wait(30)
+            return super().step(action)
+
+        def close(self):
+            closed.append(self)
+
+    vec = hurtle.make_vec(Hanging, num_envs=1, backend="serial")
+    collector = AsyncCollector([GeneralCollector(vec, Actor(POLICY, 1, 0))], POLICY, 1)
+    rollout = collector.new_rollout(10)
+    for update in range(4):
+        collector.load_weights(weights_of(update))
+        collector.collect(rollout)
+    collector.load_weights(weights_of(4))
+    assert hangs.wait(10)
+    closed.clear()  # the one that told its spaces
+    collector.close()
+    assert "actor 0 is still in a step; its envs are left open" in capsys.readouterr().err
+    assert not closed
+    release.set()
+    collector._actors[0].thread.join()
+    vec.close()
+    assert closed
+
+
+def test_a_worker_that_hangs_is_killed(runs):
+    env = partial(Simulator, fails_at=60, fails_by="hang")
+    settings = {"runner": "async", "backend": "process", "num_workers": 2, "step_timeout": 0.5}
+    ends_within(30, EnvTimeoutError, "0.5", env=env, **runs, **settings)
+
+
+def test_a_stop_that_wakes_nobody_is_found(monkeypatch):
+    """A signal handler may run after the learner has looked for a stop, and before it waits."""
+    collector, rollout = joined(0, seconds=0.5)
+    collector.load_weights(weights_of(0))
+    ready = AsyncCollector._is_ready
+
+    def between(self):
+        monkeypatch.setattr(AsyncCollector, "_is_ready", ready)
+        self.request_stop()
+        return False
+
+    monkeypatch.setattr(AsyncCollector, "_is_ready", between)
+    assert collector.collect(rollout) is None
+    collector.close()
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
@@ -442,6 +510,10 @@ def test_a_thousand_cycles_of_start_and_stop():
     assert max(map(one_cycle, range(1000))) < 2
 
 
+def no_space(*arguments, **words):
+    raise CheckpointError("no space left")
+
+
 def one_fault(seed, folder):
     """A whole run with a fault at a random moment, or none."""
     dice = random.Random(seed)
@@ -454,8 +526,8 @@ def one_fault(seed, folder):
             time.sleep(0.01)
         if kind == "learner" and trainer.updates == at % 5 + 1:
             raise ZeroDivisionError
-        if kind == "disk" and trainer.updates == 1:
-            trainer._saver.checkpoints.folder.chmod(0o500)
+        if kind == "disk" and trainer.updates == 1:  # no checkpoint can be written from here on
+            trainer._saver.checkpoints.save = no_space
 
     settings = {
         "lag": dice.choice(["0", "1", "free"]), "runner": "async", "num_actors": dice.choice([1, 2, 4]), "total_steps": 640,
@@ -466,6 +538,8 @@ def one_fault(seed, folder):
         run = train(env, **settings)
     except (EnvFailedError, WorkerDiedError, ZeroDivisionError):
         assert kind in ("env", "worker", "learner")
+    except CheckpointError:
+        assert kind == "disk"
     else:
         assert run.steps >= 640
 
@@ -500,6 +574,25 @@ def test_auto_takes_actors_for_envs_in_processes(runs, capsys):
     text = said(capsys, partial(Simulator), **runs, runner="auto", backend="process", total_steps=256)
     assert "runner      async: 1 actor (8 envs), lag 1; envs step in processes of their own" in text
     assert "actors      " in text
+
+
+def test_auto_stays_local_for_algorithms_that_cannot_lag(runs, capsys):
+    settings = {"backend": "process", "total_steps": 256, "algorithm": "a2c", **runs}
+    small = {name: value for name, value in SMALL.items() if name not in ("minibatch_size", "num_epochs")}
+    hurtle.train(partial(Simulator), **{**small, **settings, "runner": "auto", "progress": "plain"})
+    assert "runner      local: a2c learns from steps of the newest policy only" in capsys.readouterr().out
+    hurtle.train(partial(Simulator), **{**small, **settings, "runner": "async", "progress": "plain"})
+    assert "lag 1; envs step in processes of their own; a2c does not correct for the lag" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("envs", [1, 2, 8])
+def test_algorithms_with_actors_take_what_there_is(runs, capsys, envs):
+    how = {**runs, "progress": "plain", "trackers": (), "eval_episodes": 1, "preset": False, "total_steps": 64}
+    hurtle.train("cartpole", algorithm="apex", num_envs=envs, **how)
+    assert f"async: {min(4, envs)} actor" in capsys.readouterr().out
+    with hurtle.make_vec("cartpole", num_envs=envs) as vec:
+        hurtle.train(vec, algorithm="apex", **how)
+    assert "async: 1 actor" in capsys.readouterr().out
 
 
 def test_a_local_run_says_nothing_of_runners(runs, capsys):
