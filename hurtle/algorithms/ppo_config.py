@@ -52,8 +52,8 @@ class PPOConfig(AlgorithmConfig):
     """Exponent of their importance weights; anneals to 1."""
     vtrace: bool = False
     """V-trace before each epoch: correct for steps of older policies."""
-    correct_lag: bool = True
-    """V-trace once per update, if actors lag behind."""
+    correct_lag: bool = False
+    """V-trace once per update, for rollouts of older policies."""
     rho_clip: Annotated[float, positive(allows_infinity=True)] = 1.0
     """V-trace: clips the ratio in the TD errors."""
     c_clip: Annotated[float, positive(allows_infinity=True)] = 1.0

@@ -413,15 +413,15 @@ def test_the_seed_decides_the_minibatches():
 
 
 @pytest.mark.parametrize(
-    ("lags", "settings", "version", "corrects"),
-    [(True, {}, 0, True), (True, {}, 1, False), (True, {"correct_lag": False}, 0, False)],
+    ("lags", "setting", "version", "corrects"),
+    [(True, True, 0, True), (True, True, 1, False), (False, True, 0, False), (True, False, 0, False)],
 )
-def test_only_rollouts_of_older_policies_are_corrected(lags, settings, version, corrects):
+def test_only_rollouts_of_older_policies_are_corrected(lags, setting, version, corrects):
     """With correction the update is that of V-trace's targets, without it that of GAE's."""
     found = []
-    for learner_lags in (lags, False):
-        policy = plain_policy()
-        learner = PPO(policy, PPOConfig(minibatch_size=48, num_epochs=1, **settings), LearnerSetup(lags=learner_lags))
+    for learner_lags, asks in ((lags, setting), (False, False)):
+        policy, config = plain_policy(), PPOConfig(minibatch_size=48, num_epochs=1, correct_lag=asks)
+        learner = PPO(policy, config, LearnerSetup(lags=learner_lags))
         learner.updates, rollout = 1, made(policy)
         rollout.version = version
         learner.update(rollout)
