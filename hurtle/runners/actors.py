@@ -86,7 +86,8 @@ def local_or_actors(train: TrainConfig, make: Callable[[Share], Any]) -> Actors:
         if count == 1:
             return Actors([vec], train.lag, reason + warning)
         vec.close()
-        backend = backend if obstacle else "process"
+        if not _is_native(vec):  # as it was chosen for the whole
+            backend = "serial" if obstacle else "process"
     made = Actors([], train.lag, reason + warning)
     try:
         for share in _shares(train, count, backend):
@@ -105,10 +106,14 @@ def _shares(train: TrainConfig, count: int, backend: str) -> list[Share]:
     return [Share(last - first, first, backend, workers, pool) for first, last in pairwise(edges)]
 
 
+def _is_native(vec: Any) -> bool:
+    return isinstance(vec, NativeVecEnv | NativePool)
+
+
 def _without_processes(vec: Any) -> str:
     """Why nothing is gained by collecting from a vector in another thread, or an empty string."""
     if getattr(vec, "steps_elsewhere", False):  # some are wrapped
         return ""
-    if isinstance(vec, NativeVecEnv | NativePool):
+    if _is_native(vec):
         return "envs are compiled, and share the cores with the update"
     return "envs step in this process, since they are too fast for others"
