@@ -56,7 +56,8 @@ class PoolCollector(Collector):
     def __init__(self, vec: VecEnv, actor: Actor, seed: int = 0, timer: Timer | None = None):
         self.rows, self.vec, self.actor = VecRows(vec), vec, actor
         actor.name_of = self.rows.name_of
-        self.num_rows, self.closes_midway = self.rows.num_rows, vec.steps_elsewhere
+        self.num_rows = self.rows.num_rows
+        self.closes_midway = getattr(vec, "steps_elsewhere", False)
         self.timer = timer or Timer()
         self._version, self._stopping = 0, False
         self._seed = seed
