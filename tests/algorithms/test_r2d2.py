@@ -1,4 +1,4 @@
-"""R2D2: its loss against plain NumPy, burn-in and stored states, replay of what actors saw, learning; Ape-X and the ladder."""
+"""R2D2: its loss against plain NumPy, burn-in and stored states, replay of what actors saw; Ape-X and the ladder."""
 
 import numpy as np
 import pytest
@@ -205,14 +205,3 @@ def test_apex_trains_with_its_actors(tmp_path, capsys):
     run = hurtle.train("cartpole", algorithm="apex", total_steps=3000, learning_starts=500, **how)
     assert run.steps >= 3000
     assert "async: 4 actors (2 + 2 + 2 + 2 envs), lag 1" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_it_remembers(tmp_path):
-    """The first observation says which action will be right at the end."""
-    run = hurtle.train(
-        "memory", algorithm="r2d2", total_steps=60_000, num_envs=16, num_steps=8, sequence_length=16, burn_in=4, preset=False,
-        replay_ratio=0.03, learning_rate=1e-3, learning_starts=2000, epsilon_fraction=0.3, eval_episodes=100, progress="quiet",
-        trackers=(), runs=str(tmp_path),
-    )  # fmt: skip
-    assert run.evaluation.mean > 0.9
