@@ -1,11 +1,10 @@
 """Learn the MuJoCo tasks of learning_tasks.py on one GPU, all seeds of a task side by side: curves and final evaluations.
 
     python benchmarks/learning_seeds.py sac_halfcheetah sac_hopper --seconds 500
-    python benchmarks/learning_seeds.py xqc_ant xqc_humanoid --seeds 1 --first-seed 2
+    python benchmarks/learning_seeds.py xqc_ant xqc_humanoid --seeds 3
 
-Several tasks are trained at the same time. XQC has no version for seeds side by side: give it one seed at a time. A run ends
-when its steps are done, when the time is up or on Ctrl-C; the same command goes on from there. The outcome is one file per task
-and seed, as learning.py writes them.
+Several tasks are trained at the same time. A run ends when its steps are done, when the time is up or on Ctrl-C; the same
+command goes on from there. The outcome is one file per task and seed, as learning.py writes them.
 """
 
 from __future__ import annotations

@@ -9,10 +9,11 @@ import copy
 import math
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -56,8 +57,6 @@ class OffPolicy(Learner):
     """What `gradient_step` returns, in order; value_loss comes first."""
     period = 1
     """Gradient steps after which it does the same again; see TD3."""
-    keeps_statistics = False
-    """Whether it keeps running statistics of its own, such as those of batch norm."""
     takes_lag = True
     captures = True
     """Whether its gradient steps can run in CUDA graphs, with the replay buffer on the GPU."""
@@ -106,6 +105,19 @@ class OffPolicy(Learner):
     def exploration(self, progress: float) -> float:
         """The share of random actions after the first `learning_starts` steps."""
         return 0.0
+
+    def observe(self, rewards: Tensor, ended: Tensor, valid: Tensor, columns: np.ndarray | None) -> None:
+        """Look at the rewards of a rollout, [T, N] each, before it is remembered; see `Rollout` for what they mean."""
+
+    def own_state(self) -> dict[str, Any]:
+        """What to save besides networks, targets and counts."""
+        return {}
+
+    def load_own_state(self, saved: dict[str, Any]) -> None:
+        """Continue with what `own_state` saved."""
+
+    def join(self, learners: Sequence[Any]) -> None:
+        """Take gradient steps of all these seeds from now on: what each has of its own gets an axis of seeds first."""
 
     def can_draw(self) -> bool:
         """Whether the replay buffer holds what a batch needs; one rollout may have no known successors."""
@@ -278,7 +290,7 @@ class OffPolicy(Learner):
 
     @torch.no_grad()
     def _see(self, rollout: Rollout) -> None:
-        """Update the statistics of observations and rewards."""
+        """Update the statistics of observations and rewards, and the algorithm's own."""
         if self.policy.normalizer is not None:
             self.policy.normalizer.update(rollout.obs, rollout.valid)
         if self.rewards.mode == "sign":
@@ -286,6 +298,7 @@ class OffPolicy(Learner):
         elif self.rewards.normalizer is not None:  # these are stored as they are: the scale changes
             ended = rollout.terminated | rollout.truncated
             self.rewards.normalizer.scale(rollout.rewards, ended, rollout.valid, rollout.columns)
+        self.observe(rollout.rewards, rollout.terminated | rollout.truncated, rollout.valid, rollout.columns)
 
     @torch.no_grad()
     def prepared(self, batch: Any) -> Any:
@@ -335,6 +348,7 @@ class OffPolicy(Learner):
             "rewards": self.rewards.state_dict(),
             "counts": (self.updates, self.steps, self.gradient_steps, self._owed),
             "replay": replay,
+            **self.own_state(),
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -351,6 +365,7 @@ class OffPolicy(Learner):
         self._saved_replay, self._is_resumed = saved["replay"], True
         if self._saved_replay is None:
             self.steps = 0
+        self.load_own_state(saved)
 
 
 def _moved(part: Any, device: torch.device) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 from hurtle.algorithms.off_policy import OffPolicy
 from hurtle.algorithms.ppo import not_finite
-from hurtle.algorithms.trained import Trained
+from hurtle.algorithms.trained import Trained, batch_norms_of
 from hurtle.buffers.device_replay import DeviceReplay
 from hurtle.buffers.replay import REPLAY_STREAM, Transitions
 from hurtle.buffers.rollout import Rollout
@@ -28,6 +29,7 @@ from hurtle.kernels.cuda_graphs import autocast
 from hurtle.kernels.flat_parameters import FlatRows
 from hurtle.kernels.optimizers import FlatOptimizer
 from hurtle.native.rng import stream_state
+from hurtle.policies.batch_norm_networks import settle
 
 
 class SideBySide(OffPolicy):
@@ -92,6 +94,7 @@ class SideBySide(OffPolicy):
             elif callable(value) and hasattr(type(taker), name):
                 delattr(taker, name)  # a compiled loss: here it is compiled with its gradient
         taker.generator = self.generator
+        taker.join(self.learners)
         return taker
 
     def gradient_step(self, batch: Transitions) -> tuple[Tensor, Tensor]:
@@ -105,6 +108,25 @@ class SideBySide(OffPolicy):
         for learner in self.learners:
             learner.updates, learner.steps, learner.gradient_steps, learner._owed = _counts(self)
         return found
+
+    def observe(self, rewards: Tensor, ended: Tensor, valid: Tensor, columns: np.ndarray | None) -> None:
+        """See `OffPolicy.observe`; each learner sees its own rows."""
+        own = (part.chunk(len(self.learners), 1) for part in (rewards, ended, valid))
+        for learner, *parts in zip(self.learners, *own, strict=True):
+            learner.observe(*parts, None)
+
+    def prepared(self, batch: Transitions) -> Transitions:
+        """See `OffPolicy.prepared`."""
+        return self._steps.prepared(batch)
+
+    def own_state(self) -> dict[str, Any]:
+        """See `OffPolicy.own_state`: that of each seed."""
+        return {"seeds": [learner.own_state() for learner in self.learners]}
+
+    def load_own_state(self, saved: dict[str, Any]) -> None:
+        """See `OffPolicy.load_own_state`."""
+        for learner, own in zip(self.learners, saved["seeds"], strict=True):
+            learner.load_own_state(own)
 
     def exploration(self, progress: float) -> float:
         """See `OffPolicy.exploration`."""
@@ -164,7 +186,8 @@ class TrainedTogether(Trained):
         self.optimizer.set_learning_rate(self.learning_rate)
         for n, part in enumerate(parts):
             part.optimizer.join(self.optimizer, n)
-        losses.add(name, self.rows)
+        self._batch_norms = BatchNormsTogether(self.rows, [part.module for part in parts])
+        losses.add(name, self.rows, self._batch_norms.buffers)
 
     @torch.no_grad()
     def descend(self, loss: Callable[..., tuple[Tensor, ...]], inputs: tuple[Any, ...], dtype: torch.dtype | None) -> Any:
@@ -176,6 +199,11 @@ class TrainedTogether(Trained):
         """See `Trained.check`."""
         for part in self.parts:
             part.check()
+
+    @torch.no_grad()
+    def settle(self, found: Tensor, good: Tensor) -> None:
+        """See `Trained.settle`; an axis of seeds first."""
+        self._batch_norms.settle(found, good)
 
     @torch.no_grad()
     def step_along(self, slope: Tensor) -> None:
@@ -199,6 +227,36 @@ class TrainedTogether(Trained):
             part.load_state_dict(state)
 
 
+class BatchNormsTogether:
+    """The layers with batch norm of a network of all seeds: their running statistics as rows of one tensor.
+
+    Args:
+        rows: The parameters of all seeds.
+        modules: The network of each.
+
+    Attributes:
+        buffers: The statistics by their names in the network, an axis of seeds first; empty if it has no batch norm.
+    """
+
+    def __init__(self, rows: FlatRows, modules: list[nn.Module]):
+        self.buffers: dict[str, Tensor] = {}
+        each = [batch_norms_of(module) for module in modules]
+        place, first = each[0]
+        if first is None:
+            return
+        self._weights = [view for name, view in rows.views().items() if name.startswith(f"{place}.weights.")]
+        for name in ("statistics", "batches"):
+            together = torch.stack([getattr(layers, name) for _, layers in each])
+            for (_, layers), own in zip(each, together, strict=True):
+                setattr(layers, name, own)
+            self.buffers[f"{place}.{name}"] = together
+        self._statistics, self._batches = self.buffers.values()
+
+    def settle(self, found: Tensor, good: Tensor) -> None:
+        """See `Trained.settle`; an axis of seeds first."""
+        settle(self._weights, self._statistics, self._batches, found, good)
+
+
 class Losses:
     """Losses and gradients of all seeds in one pass.
 
@@ -210,12 +268,14 @@ class Losses:
         self._compiled = compiled
         self._rows: dict[str, FlatRows] = {}
         self._values: dict[str, dict[str, Tensor]] = {}  # parameters [N, …], by network
+        self._buffers: dict[str, Tensor] = {}  # of all networks
         self._functions: dict[tuple[str, str], Callable[..., Any]] = {}
 
-    def add(self, name: str, rows: FlatRows) -> None:
-        """A network that losses may use."""
+    def add(self, name: str, rows: FlatRows, buffers: dict[str, Tensor] | None = None) -> None:
+        """A network that losses may use; buffers are those that differ between the seeds."""
         self._rows[name] = rows
         self._values[name] = {f"networks.{name}.{key}": view for key, view in rows.views().items()}
+        self._buffers |= {f"networks.{name}.{key}": buffer for key, buffer in (buffers or {}).items()}
 
     def gradients(self, name: str, loss: Callable[..., Any], inputs: tuple[Any, ...], dtype: torch.dtype | None) -> Any:
         """The gradient of the sum of all seeds' losses for one network, [N, size], and what the losses return besides."""
@@ -227,7 +287,7 @@ class Losses:
             self._functions[name, loss.__name__] = function
         own = self._values[name]
         fixed = {key: view for other, views in self._values.items() if other != name for key, view in views.items()}
-        return function(own, fixed, *inputs)
+        return function(own, {**fixed, **self._buffers}, *inputs)
 
     def _function(self, name: str, loss: Callable[..., Any], dtype: torch.dtype | None) -> Callable[..., Any]:
         rows = self._rows[name]
@@ -289,8 +349,8 @@ def _check(learners: Sequence[OffPolicy]) -> None:
         raise HurtleError("These learners are side by side with others already.")
     if getattr(first.config, "noisy", False):
         raise HurtleError("Noisy layers cannot learn side by side: all seeds would have the same noise. Set noisy=False.")
-    if first.keeps_statistics or first.policy.normalizer is not None or first.rewards.normalizer is not None:
+    if first.policy.normalizer is not None or first.rewards.normalizer is not None:
         raise HurtleError(
-            "Running statistics are not kept for each of many seeds: use dqn, sac or td3, normalize_observations=False and a "
-            "reward_mode other than 'normalize', or train the seeds one by one."
+            "Running statistics are not kept for each of many seeds: use normalize_observations=False and a reward_mode "
+            "other than 'normalize', or train the seeds one by one."
         )

@@ -5,7 +5,7 @@ batch → critics toward the lowest target critic of a noisy target action → e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -60,11 +60,13 @@ class TD3(OffPolicy):
         if self.gradient_steps % self.config.policy_every == 0:
             actor_norm, policy_loss = self.descend(self.trained_actor, self.policy_loss, batch)
             norm = norm + actor_norm
-            if self.last_policy_loss.shape != policy_loss.shape:  # one for each seed
-                self.last_policy_loss = policy_loss.clone()
             self.last_policy_loss.copy_(policy_loss)
-        found = torch.cat([seen, self.last_policy_loss.expand(seen.shape[:-1]).unsqueeze(-1)], -1)
+        found = torch.cat([seen, self.last_policy_loss.unsqueeze(-1)], -1)
         return errors, self.reported(found, norm)
+
+    def join(self, learners: Sequence[Any]) -> None:
+        """See `OffPolicy.join`."""
+        self.last_policy_loss = self.last_policy_loss.repeat(len(learners))
 
     def value_loss(self, batch: Transitions, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The critics' loss, the TD errors [B], and the first three METRICS; `noise` smooths the next actions."""

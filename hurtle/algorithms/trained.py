@@ -13,6 +13,7 @@ from hurtle.errors import HurtleError
 from hurtle.kernels.cuda_graphs import autocast
 from hurtle.kernels.flat_parameters import FlatParameters
 from hurtle.kernels.optimizers import FlatOptimizer, Optimizers
+from hurtle.policies.batch_norm_networks import BatchNormLayers
 from hurtle.policies.policy import Policy
 
 
@@ -71,6 +72,10 @@ class Trained:
         self.flat.gradients[:1].copy_(slope)
         self.optimizer.step()
 
+    def settle(self, found: Tensor, good: Tensor) -> None:
+        """After a step: see `BatchNormLayers.settle`."""
+        batch_norms_of(self.module)[1].settle(found, good)
+
     def state_dict(self) -> dict[str, Any]:
         """Weights and moments."""
         return {"module": self.module.state_dict(), "optimizer": self.saved_optimizer or self.optimizer.state_dict()}
@@ -80,6 +85,12 @@ class Trained:
         self.module.load_state_dict(saved["module"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.optimizer.set_learning_rate(self.learning_rate)  # the run's, not the saved one's
+
+
+def batch_norms_of(module: nn.Module) -> tuple[str, Any]:
+    """The module's layers with batch norm, after their name; None if it has none."""
+    found = (pair for pair in module.named_modules() if isinstance(pair[1], BatchNormLayers))
+    return next(found, ("", None))
 
 
 def network_of(policy: Policy, *kinds: type[nn.Module]) -> Any:

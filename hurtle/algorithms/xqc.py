@@ -6,10 +6,12 @@ batch and what follows, in one pass → critics by cross-entropy toward the lowe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,7 +22,6 @@ from hurtle.algorithms.sac import Temperature
 from hurtle.algorithms.trained import network_of
 from hurtle.algorithms.xqc_config import XQCConfig
 from hurtle.buffers.replay import Transitions
-from hurtle.buffers.rollout import Rollout
 from hurtle.collect.return_scale import ReturnScale
 from hurtle.errors import HurtleError
 from hurtle.policies.action_head import ActionHead
@@ -47,7 +48,6 @@ class XQC(OffPolicy):
     """
 
     METRICS = ("value_loss", "q_value", "td_error", "policy_loss", "entropy", "temperature")
-    keeps_statistics = True
     config: XQCConfig
 
     def __init__(self, policy: Policy, config: XQCConfig, setup: LearnerSetup | None = None):
@@ -68,23 +68,23 @@ class XQC(OffPolicy):
         self.trained_temperature = None if config.temperature else self.trained("temperature", self.temperature)
         size = self.actor.num_actions
         self.target_entropy = -0.5 * size if config.target_entropy is None else config.target_entropy
-        self.scale = ReturnScale(self.setup.num_rows or 1, config.gamma, config.value_bound, self.device)
+        self.scale: Any = ReturnScale(self.setup.num_rows or 1, config.gamma, config.value_bound, self.device)
         self.policy_metrics = torch.full((3,), torch.nan, device=self.device)
         self.compile("value_loss", "policy_loss")
 
     def gradient_step(self, batch: Transitions) -> tuple[Tensor, Tensor]:
         """See `OffPolicy.gradient_step`."""
-        size = len(batch.rewards), self.actor.num_actions
+        size = *batch.rewards.shape, self.actor.num_actions
         norm, errors, seen, found = self.descend(self.trained_critics, self.value_loss, batch, self.normals(*size))
-        self.critics.layers.settle(found, norm.isfinite())
+        self.trained_critics.settle(found, norm.isfinite())
         if self.gradient_steps % self.config.policy_every == 0:
             actor_norm, slope, metrics, found = self.descend(self.trained_actor, self.policy_loss, batch, self.normals(*size))
-            self.actor.body.layers.settle(found, actor_norm.isfinite())
+            self.trained_actor.settle(found, actor_norm.isfinite())
             norm = norm + actor_norm
             if self.trained_temperature is not None:
                 self.trained_temperature.step_along(slope)
             self.policy_metrics.copy_(metrics)
-        return errors, self.reported(torch.cat([seen, self.policy_metrics]), norm)
+        return errors, self.reported(torch.cat([seen, self.policy_metrics], -1), norm)
 
     def value_loss(self, batch: Transitions, noise: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The critics' loss; `noise` gives the next actions.
@@ -127,20 +127,27 @@ class XQC(OffPolicy):
         loss, entropy = ((temperature * log_probs - values) * (batch.weights > 0)).mean(), -log_probs.detach().mean()
         return loss, entropy - self.target_entropy, torch.stack([loss.detach(), entropy, temperature]), found
 
-    def _see(self, rollout: Rollout) -> None:
-        super()._see(rollout)
-        self.scale.update(rollout)
+    def observe(self, rewards: Tensor, ended: Tensor, valid: Tensor, columns: np.ndarray | None) -> None:
+        """See `OffPolicy.observe`."""
+        self.scale.update(rewards, ended, valid, columns)
+
+    def join(self, learners: Sequence[Any]) -> None:
+        """See `OffPolicy.join`."""
+        self.policy_metrics = self.policy_metrics.repeat(len(learners), 1)
+        scales = torch.stack([learner.scale.value for learner in learners]).unsqueeze(-1)
+        for learner, own in zip(learners, scales, strict=True):
+            learner.scale.value = own[0]
+        self.scale = SimpleNamespace(value=scales)
 
     def prepared(self, batch: Transitions) -> Transitions:
         """A batch as `gradient_step` takes it, its rewards scaled to returns within ±value_bound."""
         batch = super().prepared(batch)
         return batch._replace(rewards=batch.rewards / self.scale.value)
 
-    def state_dict(self) -> dict[str, Any]:
-        """See `OffPolicy.state_dict`; the scale of rewards too."""
-        return {**super().state_dict(), "scale": self.scale.state_dict()}
+    def own_state(self) -> dict[str, Any]:
+        """See `OffPolicy.own_state`: the scale of rewards."""
+        return {"scale": self.scale.state_dict()}
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """See `OffPolicy.load_state_dict`."""
-        super().load_state_dict(saved)
+    def load_own_state(self, saved: dict[str, Any]) -> None:
+        """See `OffPolicy.load_own_state`."""
         self.scale.load_state_dict(saved["scale"])

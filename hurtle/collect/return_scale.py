@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from hurtle.buffers.rollout import Rollout
 from hurtle.collect.rewards import RewardRule
 from hurtle.kernels.returns import running_returns
 from hurtle.kernels.row_kernels import RowKernels
@@ -19,7 +20,7 @@ from hurtle.policies.normalizers import RewardNormalizer, merge_moments
 class ReturnScale:
     """The larger of the returns' standard deviation and of the largest return, in magnitude, over `bound`.
 
-    Returns are discounted and add up from the start of an episode. The rollout's rewards stay as they are: scale those that
+    Returns are discounted and add up from the start of an episode. Rewards stay as they are: scale those that
     are drawn from a replay buffer, since the scale changes.
 
     Args:
@@ -33,15 +34,9 @@ class ReturnScale:
         largest: The largest magnitude of a return so far. float64 []
 
     Example:
-        >>> from gymnasium import spaces
-        >>> from hurtle.policies.build import PolicyConfig, build_policy
-        >>> policy = build_policy(PolicyConfig(), spaces.Box(-1, 1, (4,)), spaces.Discrete(2))
-        >>> rollout = Rollout(policy, num_steps=2, num_rows=1)
-        >>> rollout.rewards.fill_(10.0)
-        tensor([[10.],
-                [10.]])
         >>> scale = ReturnScale(num_rows=1, gamma=0.5, bound=1.0)
-        >>> scale.update(rollout)
+        >>> rewards, no = torch.full((2, 1), 10.0), torch.zeros(2, 1, dtype=torch.bool)
+        >>> scale.update(rewards, ended=no, valid=~no)
         >>> float(scale.value)
         15.0
     """
@@ -59,19 +54,26 @@ class ReturnScale:
         return self._rule.normalizer
 
     @torch.no_grad()
-    def update(self, rollout: Rollout) -> None:
-        """Merge the returns of a rollout. Does not synchronize."""
-        moments, rewards = self._moments, rollout.rewards
-        if rollout.columns is None and len(moments.returns) != rollout.num_rows:
-            moments.returns = moments.returns.new_zeros(rollout.num_rows)
-        ended, after = rollout.terminated | rollout.truncated, torch.empty_like(rewards, dtype=torch.float64)
+    def update(self, rewards: Tensor, ended: Tensor, valid: Tensor, rows: np.ndarray | None = None) -> None:
+        """Merge the returns of a rollout. Does not synchronize.
+
+        Args:
+            rewards: [T, N]
+            ended: bool [T, N]; the return restarts after such a step.
+            valid: bool [T, N]; other steps are ignored.
+            rows: The row of each column, int [N]; None: column n is row n.
+        """
+        moments, count = self._moments, rewards.shape[1]
+        rewards, ended, valid = (part.contiguous() for part in (rewards, ended, valid))
+        if rows is None and len(moments.returns) != count:
+            moments.returns = moments.returns.new_zeros(count)
+        after = torch.empty_like(rewards, dtype=torch.float64)
         if self.device.type == "cuda":
-            fields = (rewards, ended, rollout.valid, moments.gamma, moments.returns, after)
-            self._kernels("return_rows", rollout.num_rows, *fields)
+            self._kernels("return_rows", count, rewards, ended, valid, moments.gamma, moments.returns, after)
         else:
-            given = (rewards.numpy(), ended.numpy(), rollout.valid.numpy(), rollout.columns)
+            given = (rewards.numpy(), ended.numpy(), valid.numpy(), rows)
             running_returns(*given, moments.gamma, moments.returns.numpy(), after.numpy())
-        known = rollout.valid & after.isfinite()
+        known = valid & after.isfinite()
         merge_moments(moments, after, known)
         torch.maximum(self.largest, torch.where(known, after.abs(), 0.0).max(), out=self.largest)
         std = (moments.variance + moments.eps).sqrt()

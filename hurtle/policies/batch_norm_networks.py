@@ -98,16 +98,27 @@ class BatchNormLayers(nn.Module):
             found: The batch's statistics.
             good: If False, bool [], the step was left out, and statistics stay as they are.
         """
-        self.batches.add_(good)
-        rate = self.batches.clamp(min=1.0).reciprocal().clamp(min=STATISTICS_RATE)
-        self.statistics.lerp_(torch.where(good, found, self.statistics), rate)
-        self.project()
+        settle(list(self.weights), self.statistics, self.batches, found, good)
 
     @torch.no_grad()
     def project(self) -> None:
         """Scale each neuron's weights to norm 1, in place."""
-        for weight in self.weights:
-            weight.div_(torch.linalg.vector_norm(weight, dim=1, keepdim=True))
+        project(list(self.weights))
+
+
+def settle(weights: Sequence[Tensor], statistics: Tensor, batches: Tensor, found: Tensor, good: Tensor) -> None:
+    """`BatchNormLayers.settle`, also of several modules at once: all tensors may have the same further axes first."""
+    batches.add_(good)
+    rate = batches.clamp(min=1.0).reciprocal().clamp(min=STATISTICS_RATE)
+    good, rate = (part.view(*part.shape, 1, 1, 1, 1) for part in (good, rate))
+    statistics.lerp_(torch.where(good, found, statistics), rate)
+    project(weights)
+
+
+def project(weights: Sequence[Tensor]) -> None:
+    """Scale each neuron's weights to norm 1, in place: […, in, out] each."""
+    for weight in weights:
+        weight.div_(torch.linalg.vector_norm(weight, dim=-2, keepdim=True))
 
 
 class BatchNormBody(nn.Module):
@@ -178,6 +189,11 @@ class BatchNormCritics(nn.Module):
         self.layers = BatchNormLayers(count, inputs, sizes, activation)
         self.last, self.count = StackedLinear(count, self.layers.sizes[-1], num_atoms), count
         self.register_buffer("support", torch.linspace(-bound, bound, num_atoms), persistent=False)
+
+    @property
+    def num_stacked(self) -> int:
+        """See `Critics.num_stacked`."""
+        return self.count if next(self.encoder.parameters(), None) is None else 1
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
         """By running statistics: [B, …], [B, D] in (-1, 1) → logits [E, B, num_atoms]."""

@@ -34,7 +34,7 @@ def learners(name, seeds=SEEDS, hidden=(24, 40), compiled=False, discrete=False,
     made = []
     for seed in range(seeds):
         policy = build_policy(network, BOX, actions, make_network=make, seed=seed, normalize_observations=normalize).to(device)
-        setup = LearnerSetup(seed=seed, graphs=graphs, compiled=compiled)
+        setup = LearnerSetup(seed=seed, graphs=graphs, compiled=compiled, num_rows=2)
         made.append(algorithm.make_learner("device", policy, config, setup))
     return made
 
@@ -90,6 +90,7 @@ def step_both(together, alone, steps=4, discrete=False, masked=False):
         ("sac", {}),
         ("td3", {}),
         ("dqn", {"target_every": 2, "max_grad_norm": 0.05}),
+        ("xqc", {"critic_sizes": (12, 7), "num_atoms": 21, "policy_every": 2}),
         pytest.param("sac", {"num_critics": 3, "temperature": 0.3, "max_grad_norm": 0.1, "hidden": (7, 5)}, marks=SLOW),
         pytest.param("sac", {"discrete": True}, marks=SLOW),
         pytest.param("td3", {"policy_every": 3, "target_every": 3, "hidden": (8,)}, marks=SLOW),
@@ -97,6 +98,7 @@ def step_both(together, alone, steps=4, discrete=False, masked=False):
         pytest.param("dqn", {"distributional": "qr", "num_atoms": 5, "double": False, "rescale_values": True}, marks=SLOW),
         pytest.param("sac", {"compiled": True}, marks=SLOW),
         pytest.param("td3", {"compiled": True}, marks=SLOW),
+        pytest.param("xqc", {"compiled": True, "critic_sizes": (12, 7), "num_critics": 3}, marks=SLOW),
         pytest.param("dqn", {"compiled": True}, marks=SLOW),
     ],
     ids=str,
@@ -215,7 +217,14 @@ def rollout_of(policy, steps, rows, seed):
     return rollout
 
 
-@pytest.mark.parametrize(("name", "options"), [("sac", {}), ("dqn", {"priority_alpha": 0.6, "replay_ratio": 1.0})])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("sac", {}),
+        ("dqn", {"priority_alpha": 0.6, "replay_ratio": 1.0}),
+        ("xqc", {"critic_sizes": (8,), "num_atoms": 11, "policy_every": 2}),
+    ],
+)
 def test_it_learns_from_rollouts_as_one_learner_and_is_saved(name, options):
     """Each seed from its own rows; what is per seed in the settings is per seed."""
     how = {"learning_starts": 8, "capacity": 64, "batch_size": 16, "save_replay": True, **options}
@@ -247,6 +256,23 @@ def test_it_learns_from_rollouts_as_one_learner_and_is_saved(name, options):
         torch.manual_seed(3)
         each.update(rollout_of(together.policy, 4, 2 * SEEDS, 3), 1.0)
     assert_equal_states([networks(one) for one in again.learners], [networks(one) for one in together.learners])
+
+
+def test_rewards_are_scaled_by_those_of_the_same_seed():
+    together, alone = (learners("xqc", critic_sizes=(8,), learning_starts=1_000, capacity=64) for _ in range(2))
+    together = SideBySide(together)
+    together.prepare(rollout_of(together.policy, 4, 2 * SEEDS, 0))
+    for k in range(2):
+        rollout = rollout_of(together.policy, 4, 2 * SEEDS, k)
+        rollout.rewards.mul_(torch.arange(2 * SEEDS) // 2 + 1)
+        together.update(rollout)
+        for learner, *parts in zip(alone, *(part.chunk(SEEDS, 1) for part in (rollout.rewards, rollout.truncated)), strict=True):
+            learner.scale.update(*parts, torch.ones_like(parts[1]))
+    scales = torch.stack([learner.scale.value for learner in alone])
+    assert len(set(scales.tolist())) == SEEDS
+    torch.testing.assert_close(torch.stack([learner.scale.value for learner in together.learners]), scales)
+    given = batches(SEEDS, False)[1]
+    torch.testing.assert_close(together.prepared(given).rewards, given.rewards / scales.unsqueeze(-1))
 
 
 def test_a_learner_is_still_one():
@@ -286,7 +312,6 @@ def test_what_cannot_learn_side_by_side():
         "one shape": [first, *learners("sac", seeds=1, hidden=(8, 8))],
         "noisy=False": learners("dqn", noisy=True),
         "normalize_observations=False": learners("sac", seeds=2, normalize=True),
-        "use dqn, sac or td3": learners("xqc", seeds=2, critic_sizes=(8,)),
     }
     for why, given in refused.items():
         with pytest.raises(HurtleError, match=why):

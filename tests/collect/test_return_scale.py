@@ -37,12 +37,16 @@ def reference(seen, bound, columns=(0, 1, 2)):
     return max(np.sqrt(np.var(returns) + 1e-8), np.abs(returns).max() / bound)
 
 
+def update(scale, rollout):
+    scale.update(rollout.rewards, rollout.terminated | rollout.truncated, rollout.valid, rollout.columns)
+
+
 @pytest.mark.parametrize(("mean", "bound"), [(0.0, 5.0), (-3.0, 1.0)], ids=["by spread", "by the largest"])
 def test_the_scale_is_that_of_plain_loops(mean, bound):
     scale = ReturnScale(3, GAMMA, bound)
     for rollout in rollouts(mean):
         before = rollout.rewards.clone()
-        scale.update(rollout)
+        update(scale, rollout)
         assert torch.equal(rollout.rewards, before)
     assert float(scale.value) == pytest.approx(reference(rollouts(mean), bound), rel=1e-6)
     is_spread = float(scale.value) > float(scale.largest) / bound * 1.001
@@ -52,7 +56,7 @@ def test_the_scale_is_that_of_plain_loops(mean, bound):
 def test_columns_of_a_pool_belong_to_rows():
     columns, scale = np.array([2, 0, 2]), ReturnScale(3, GAMMA, 5.0)
     for rollout in rollouts(1.0, columns):
-        scale.update(rollout)
+        update(scale, rollout)
     assert float(scale.value) == pytest.approx(reference(rollouts(1.0), 5.0, columns), rel=1e-6)
 
 
@@ -60,14 +64,14 @@ def test_saved_statistics_continue_and_other_numbers_of_rows_start_anew():
     whole, first, other = ReturnScale(3, GAMMA, 5.0), ReturnScale(3, GAMMA, 5.0), ReturnScale(1, GAMMA, 5.0)
     *given, last = rollouts(-1.0)
     for rollout in given:
-        whole.update(rollout)
-        first.update(rollout)
+        update(whole, rollout)
+        update(first, rollout)
     resumed = ReturnScale(3, GAMMA, 5.0)
     for scale in (resumed, other):
         scale.load_state_dict(first.state_dict())
         assert torch.equal(scale.value, whole.value)
         assert float(scale.value) != 1.0
     for scale in (resumed, whole, other):
-        scale.update(last)
+        update(scale, last)
     assert torch.equal(resumed.value, whole.value)
     assert other.value.isfinite()
