@@ -266,8 +266,9 @@ def test_rewards_are_scaled_by_those_of_the_same_seed():
         rollout = rollout_of(together.policy, 4, 2 * SEEDS, k)
         rollout.rewards.mul_(torch.arange(2 * SEEDS) // 2 + 1)
         together.update(rollout)
-        for learner, *parts in zip(alone, *(part.chunk(SEEDS, 1) for part in (rollout.rewards, rollout.truncated)), strict=True):
-            learner.scale.update(*parts, torch.ones_like(parts[1]))
+        rewards, ended = rollout.rewards.chunk(SEEDS, 1), rollout.truncated.chunk(SEEDS, 1)
+        for learner, its_rewards, its_ended in zip(alone, rewards, ended, strict=True):
+            learner.scale.update(its_rewards, its_ended, torch.ones_like(its_ended))
     scales = torch.stack([learner.scale.value for learner in alone])
     assert len(set(scales.tolist())) == SEEDS
     torch.testing.assert_close(torch.stack([learner.scale.value for learner in together.learners]), scales)
