@@ -126,12 +126,8 @@ MASKED = {
 """One configuration for both policies, so that only the memory differs."""
 
 LAG_1 = {"runner": "async", "lag": "1"}
-R2D2 = {
-    "algorithm": "r2d2",
-    "num_envs": 16,
-    "learning_rate": 1e-3,
-    "epsilon_fraction": 0.5,
-}
+R2D2 = {"algorithm": "r2d2", "num_envs": 16, "learning_rate": 1e-3, "epsilon_fraction": 0.3, "device": "auto", "runner": "auto"}
+ZERO_STATE = {"stored_state": False, "burn_in": 0, "sequence_length": 40}
 OCEAN = {"sampled": True, "episodes": 4_000}
 """The returns of single episodes are noise on purpose (bandit, stochastic): many are needed, and they are short."""
 
@@ -273,6 +269,24 @@ TASKS |= {
         _at_least(490),
         {"algorithm": "impala", **LAG_1},
         cleanrl="490 ± 6 (500K, PPO)",
+    ),
+    "r2d2_cartpole_masked": Task(
+        "R2D2: CartPole without velocities, 200K steps", MaskedCartPole, _at_least(475), {**R2D2, "total_steps": 200_000}
+    ),
+    "r2d2_cartpole_masked_zero": Task(
+        "R2D2: the same from zero states, without burn-in",
+        MaskedCartPole,
+        Goal(),
+        {**R2D2, **ZERO_STATE, "total_steps": 200_000},
+    ),
+    "r2d2_memory": Task(
+        "R2D2: Ocean's memory, 200K steps", "memory", _at_least(0.9), {**R2D2, "total_steps": 200_000}, episodes=4_000
+    ),
+    "r2d2_asterix": Task(
+        "R2D2: MinAtar asterix, 50M steps",
+        "asterix",
+        _at_least(16),
+        {"algorithm": "r2d2", "device": "cuda", "precision": "bf16"},
     ),
 }
 

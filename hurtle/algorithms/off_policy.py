@@ -58,8 +58,6 @@ class OffPolicy(Learner):
     period = 1
     """Gradient steps after which it does the same again; see TD3."""
     takes_lag = True
-    captures = True
-    """Whether its gradient steps can run in CUDA graphs, with the replay buffer on the GPU."""
     axes: tuple[int, ...] = ()
     """Axes of a batch before its transitions: none, or one of seeds that learn side by side."""
 
@@ -81,10 +79,10 @@ class OffPolicy(Learner):
         self._targets: list[tuple[nn.Module, nn.Module]] = []
         self._flat_targets: list[tuple[FlatParameters, FlatParameters] | None] = []  # of the same, where parameters are flat
         self._acting: Any = policy.network
-        self._replay: Replay | DeviceReplay | None = None
+        self._replay: Any = None
         self._graphs: StepGraphs | None = None
         wants_graphs = self.setup.graphs is not None or (self.device.type == "cuda" and not self.setup.is_pool)
-        if wants_graphs and self.captures and not self.setup.lags:  # actors must not use the GPU while a graph is captured
+        if wants_graphs and not self.setup.lags:  # actors must not use the GPU while a graph is captured
             self._graphs = StepGraphs(self, self.setup.graphs or Graphs(self.device))
         self._saved_replay: dict[str, Any] | None = None
 
@@ -123,7 +121,7 @@ class OffPolicy(Learner):
         """Whether the replay buffer holds what a batch needs; one rollout may have no known successors."""
         return self._rollouts > 1
 
-    def draw(self, beta: float) -> Any:
+    def draw(self, beta: float | Tensor) -> Any:
         """A batch from the replay buffer, as `gradient_step` takes it once it is `prepared`."""
         return self.replay.sample(self.config.batch_size, beta)
 
@@ -191,7 +189,7 @@ class OffPolicy(Learner):
                 self.steps = 0
             self._saved_replay = None
 
-    def _new_replay(self, experience: Rollout) -> Replay | DeviceReplay:
+    def _new_replay(self, experience: Rollout) -> Any:
         config = self.config
         if self._graphs is not None:
             return DeviceReplay(

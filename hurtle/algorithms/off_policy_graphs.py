@@ -61,7 +61,7 @@ class StepGraphs:
         learner, seen = self.learner, []
         for step in range(phase, phase + count):
             learner.gradient_steps = step  # only its phase matters, which a graph repeats
-            drawn = learner.replay.sample(learner.config.batch_size, self.beta)
+            drawn = learner.draw(self.beta)
             errors, numbers = learner.gradient_step(learner.prepared(drawn))
             if learner.config.priority_alpha:
                 learner.replay.update_priorities(drawn.ids, errors * (drawn.weights > 0))

@@ -111,6 +111,21 @@ def n_step_targets(rewards: Tensor, values: Tensor, terminated: Tensor, valid: T
     return targets
 
 
+def has_targets(terminated: Tensor, truncated: Tensor, valid: Tensor, num_steps: int) -> Tensor:
+    """Which slots' targets `n_step_targets` can know, [T, B].
+
+    Not the last slot's, and not of slots whose sum reaches a truncation that the start of another episode follows at once,
+    without a slot for the final observation.
+    """
+    known = torch.ones_like(valid)
+    known[-1] = False
+    lost = truncated[:-1] & ~terminated[:-1] & valid[1:]
+    reached = torch.cat([lost, torch.zeros_like(lost[:1])])
+    for _ in range(num_steps - 1):
+        reached = reached | torch.cat([reached[1:] & ~(terminated | truncated)[:-1], reached[-1:]])
+    return known & ~reached
+
+
 def critic_loss(values: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The squared error of several critics toward one target.
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from hurtle.algorithms.algorithm import LearnerSetup
 from hurtle.algorithms.off_policy import OffPolicy
-from hurtle.algorithms.q_targets import n_step_targets, rescaled, unscaled
+from hurtle.algorithms.q_targets import has_targets, n_step_targets, rescaled, unscaled
 from hurtle.algorithms.r2d2_config import R2D2Config
 from hurtle.algorithms.trained import network_of
+from hurtle.buffers.device_sequences import DeviceSequences
 from hurtle.buffers.rollout import Rollout
 from hurtle.buffers.sequences import SequenceReplay, Sequences
 from hurtle.policies.action_head import ActionHead
@@ -39,21 +40,23 @@ class R2D2(OffPolicy):
 
     METRICS = ("value_loss", "q_value", "td_error", "grad_norm")
     config: R2D2Config
-    captures = False
 
     def __init__(self, policy: Policy, config: R2D2Config, setup: LearnerSetup | None = None):
         super().__init__(policy, config, setup)
         network_of(policy, QNetwork)
         self.online = self.trained("q", policy)
         self.target: Policy = self.target_of(policy)
-        self.compile("sequence_loss")
+        if self._graphs is None:  # else the memory's own kernels are faster
+            self.compile("sequence_loss")
 
     def exploration(self, progress: float) -> float:
         """ε, annealed linearly."""
         return self.config.epsilon(progress)
 
-    def _new_replay(self, experience: Rollout) -> SequenceReplay:
+    def _new_replay(self, experience: Rollout) -> SequenceReplay | DeviceSequences:
         config = self.config
+        if self._graphs is not None:
+            return DeviceSequences(experience, config.capacity, config.sequence_length, config.priority_alpha)
         return SequenceReplay(
             experience,
             config.capacity,
@@ -69,7 +72,7 @@ class R2D2(OffPolicy):
         """See `OffPolicy.can_draw`."""
         return bool(self.replay.num_sequences)
 
-    def draw(self, beta: float) -> Sequences:
+    def draw(self, beta: float | Tensor) -> Sequences:
         """See `OffPolicy.draw`."""
         return self.replay.sample_sequences(self.config.batch_size, beta)
 
@@ -86,8 +89,7 @@ class R2D2(OffPolicy):
         values = self.values_of(self.policy, later, online)
         with torch.no_grad():
             goals = self.goals(later, values.detach(), self.values_of(self.target, later, target))
-            counts = later.valid.clone()
-            counts[-1] = False  # nothing is known of what follows it
+            counts = later.valid & has_targets(later.terminated, later.truncated, later.valid, config.n_step)
         chosen = values.gather(-1, later.actions.unsqueeze(-1)).squeeze(-1)
         errors = torch.where(counts, goals - chosen, 0.0)
         share = 1.0 / counts.sum().clamp_min(1)

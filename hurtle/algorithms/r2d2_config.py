@@ -37,11 +37,11 @@ class R2D2Config(EpsilonConfig, ReplayConfig):
     """Rewards that are summed before bootstrapping."""
     target_rate: Annotated[float, between(0, 1)] = 1.0
     """How far target networks move toward the trained ones …"""
-    target_every: Annotated[int, at_least(1)] = 200
+    target_every: Annotated[int, at_least(1)] = 20
     """… once every this many gradient steps."""
     max_grad_norm: Annotated[float, positive(allows_infinity=True)] = 40.0
     """Clip the global norm of the gradients to this."""
-    adam_eps: Annotated[float, positive()] = 1e-3
+    adam_eps: Annotated[float, positive()] = 1e-5
     """Added to Adam's denominator."""
     capacity: Annotated[int, at_least(1)] = 200_000
     """Steps that the replay buffer holds."""
@@ -73,10 +73,10 @@ class R2D2Config(EpsilonConfig, ReplayConfig):
 
 ALGORITHM = Algorithm(
     R2D2Config,
-    {"general": "hurtle.algorithms.r2d2:R2D2"},
+    {"general": "hurtle.algorithms.r2d2:R2D2", "device": "hurtle.algorithms.r2d2:R2D2"},
     network="hurtle.algorithms.r2d2:make_network",
     defaults={
-        "runner": "async",
+        "runner": "auto",
         "recurrent": "lstm",
         "activation": "relu",
         "hidden_sizes": (64, 64),

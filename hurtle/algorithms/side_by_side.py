@@ -347,6 +347,8 @@ def _check(learners: Sequence[OffPolicy]) -> None:
         raise HurtleError("These learners have taken gradient steps: save them, and load their states into new ones.")
     if any(part.flat is not None and part.flat.is_row for one in learners for part in one._trained.values()):
         raise HurtleError("These learners are side by side with others already.")
+    if first.policy.is_recurrent:
+        raise HurtleError("Policies with a memory do not learn side by side: train the seeds one by one.")
     if getattr(first.config, "noisy", False):
         raise HurtleError("Noisy layers cannot learn side by side: all seeds would have the same noise. Set noisy=False.")
     if first.policy.normalizer is not None or first.rewards.normalizer is not None:

@@ -228,20 +228,16 @@ class DeviceReplay:
     def _draw(self, batch_size: int, beta: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Steps, counted from the first one ever, their rows, and importance weights; one group after the other."""
         usable, groups, group_rows = self.counts[2], self.groups or 1, self.group_rows
-        filled, count = usable.clamp(max=self.length - 1), groups * batch_size
         before = torch.arange(groups, device=self.device).unsqueeze(1) * group_rows  # rows of earlier groups
         if not self.priority_alpha:
             drawn = torch.rand(2, groups, batch_size, device=self.device, dtype=torch.float64)
-            slots, rows = usable - 1 - (drawn[0] * filled).long(), before + (drawn[1] * group_rows).long()
-            return slots.flatten(), rows.flatten(), torch.ones(count, device=self.device)
+            slots = usable - 1 - (drawn[0] * usable.clamp(max=self.length - 1)).long()
+            rows = (before + (drawn[1] * group_rows).long()).flatten()
+            return slots.flatten(), rows, torch.ones(len(rows), device=self.device)
         table = self.priorities.view(self.length, groups, group_rows).transpose(0, 1)
-        sums = table.reshape(groups, -1).double().cumsum(1)  # over places and rows, of each group
-        drawn = torch.rand(groups, batch_size, device=self.device, dtype=torch.float64) * sums[:, -1:]
-        found = torch.searchsorted(sums, drawn, right=True).clamp(max=sums.shape[1] - 1)
+        found, weights = draw_by_priority(table.reshape(groups, -1), batch_size, beta)
         place, rows = found // group_rows, before + found % group_rows
-        priorities = self.priorities[place * self.num_rows + rows]
-        weights = (priorities / sums[:, -1:] * (filled * group_rows)).clamp(min=1e-12).float() ** -beta
-        slots, weights = usable - 1 - (usable - 1 - place) % self.length, weights / weights.amax(1, keepdim=True)
+        slots = usable - 1 - (usable - 1 - place) % self.length
         return slots.flatten(), rows.flatten(), weights.flatten()
 
     @torch.no_grad()
@@ -251,9 +247,7 @@ class DeviceReplay:
         Errors that are not finite change nothing.
         """
         if self.priority_alpha:
-            known, old = errors.isfinite(), self.priorities[ids]
-            priorities = torch.where(known, (errors.abs() + 1e-6) ** self.priority_alpha, 0.0)
-            self.priorities[ids] = torch.where(known & (old > 0), priorities, old)
+            priorities = new_priorities(self.priorities, ids, errors, self.priority_alpha)
             self.highest.copy_(torch.maximum(self.highest, priorities.view(len(self.highest), -1).amax(1)))
 
     def ages(self, ids: Tensor) -> Tensor:
@@ -292,3 +286,32 @@ class DeviceReplay:
         for name in ("finals", "counts", "priorities", "highest", "draws"):
             getattr(self, name).copy_(saved[name])
         self.written = int(self.counts[0])
+
+
+def draw_by_priority(table: Tensor, count: int, beta: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Indices drawn by priority, with replacement, and importance weights. Launches only.
+
+    Args:
+        table: Priorities; 0 is never drawn. [N, size]
+        count: Draws from each row.
+        beta: Exponent of the weights.
+
+    Returns:
+        Indices and weights, [N, count] each; the largest weight of a row is 1.
+    """
+    sums = table.double().cumsum(1)
+    drawn = torch.rand(len(table), count, device=table.device, dtype=torch.float64) * sums[:, -1:]
+    found = torch.searchsorted(sums, drawn, right=True).clamp(max=sums.shape[1] - 1)
+    weights = (table.gather(1, found) / sums[:, -1:]).clamp(min=1e-30).float() ** -beta
+    return found, weights / weights.amax(1, keepdim=True)
+
+
+def new_priorities(table: Tensor, ids: Tensor, errors: Tensor, alpha: float) -> Tensor:
+    """Set priorities to (|error| + 1e-6) ^ alpha, in place, and return these; 0 where an error is not finite.
+
+    Those that are 0, or whose error is not finite, stay as they are.
+    """
+    known, old = errors.isfinite(), table[ids]
+    priorities = torch.where(known, (errors.abs() + 1e-6) ** alpha, 0.0)
+    table[ids] = torch.where(known & (old > 0), priorities, old)
+    return priorities

@@ -14,6 +14,7 @@ from hurtle.algorithms.algorithm import find_algorithm, short_name
 from hurtle.errors import HurtleError
 from hurtle.native.threads import free_cores
 from hurtle.runners.settings import TrainConfig
+from hurtle.vector.cuda_vec import CudaVecEnv
 from hurtle.vector.native_pool import NativePool
 from hurtle.vector.native_vec import NativeVecEnv
 
@@ -76,13 +77,15 @@ def local_or_actors(train: TrainConfig, make: Callable[[Share], Any]) -> Actors:
     if count > train.num_envs:
         raise HurtleError(f"num_actors={count} is more than num_envs={train.num_envs}: each actor needs an env.")
     warning = "" if algorithm.takes_lag or train.lag == "0" else f"; {short_name(algorithm.name)} does not correct for the lag"
-    backend, reason = train.backend, "envs step in processes of their own"
+    explores = algorithm.num_actors > 1
+    backend = train.backend
+    reason = "its actors explore differently" if explores else "envs step in processes of their own"
     if count == 1 or backend not in ("process", "ray"):
         vec = make(whole)
         if obstacle := _without_processes(vec):
-            if train.runner == "auto":
+            if train.runner == "auto" and (_is_on_gpu(vec) or not explores):
                 return Actors([vec], reason=obstacle)
-            reason = f"although {obstacle}"
+            reason = reason if explores else f"although {obstacle}"
         if count == 1:
             return Actors([vec], train.lag, reason + warning)
         vec.close()
@@ -101,7 +104,7 @@ def local_or_actors(train: TrainConfig, make: Callable[[Share], Any]) -> Actors:
 def _shares(train: TrainConfig, count: int, backend: str) -> list[Share]:
     """The envs, workers and pool of each of `count` actors, as equal as they can be."""
     edges = [train.num_envs * k // count for k in range(count + 1)]
-    workers = max(1, (train.num_workers or free_cores()) // count)
+    workers = max(1, (train.num_workers or min(free_cores(), train.num_envs)) // count)
     pool = None if train.pool_batch_size is None else max(1, train.pool_batch_size // count)
     return [Share(last - first, first, backend, workers, pool) for first, last in pairwise(edges)]
 
@@ -110,8 +113,14 @@ def _is_native(vec: Any) -> bool:
     return isinstance(vec, NativeVecEnv | NativePool)
 
 
+def _is_on_gpu(vec: Any) -> bool:
+    return isinstance(vec, CudaVecEnv)
+
+
 def _without_processes(vec: Any) -> str:
     """Why nothing is gained by collecting from a vector in another thread, or an empty string."""
+    if _is_on_gpu(vec):
+        return "envs run on the GPU"
     if getattr(vec, "steps_elsewhere", False):  # some are wrapped
         return ""
     if _is_native(vec):

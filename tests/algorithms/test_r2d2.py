@@ -7,12 +7,13 @@ from made_rollouts import ACTIONS, OBS
 
 import hurtle
 from hurtle.algorithms.algorithm import LearnerSetup, find_algorithm
-from hurtle.algorithms.q_targets import rescaled, unscaled
+from hurtle.algorithms.q_targets import has_targets, rescaled, unscaled
 from hurtle.algorithms.r2d2 import R2D2, make_network
 from hurtle.algorithms.r2d2_config import R2D2Config
 from hurtle.buffers.rollout import Rollout
 from hurtle.buffers.sequences import Sequences
 from hurtle.errors import HurtleError
+from hurtle.kernels.cuda_graphs import Graphs
 from hurtle.policies.build import PolicyConfig, build_policy
 from hurtle.policies.q_network import QNetwork
 from hurtle.tracking.checkpoints import load_checkpoint
@@ -147,6 +148,61 @@ def test_gradient_steps_change_priorities_and_targets(tmp_path):
     assert any(not torch.equal(*pair) for pair in zip(before, own.target.parameters(), strict=True))
 
 
+def test_which_targets_are_known():
+    """A sum that would need the final observation of a truncated episode, which has no slot, is not known."""
+    rng = np.random.default_rng(0)
+    terminated, truncated, valid = (torch.from_numpy(rng.random((30, 6)) < share) for share in (0.1, 0.15, 0.8))
+    known = has_targets(terminated, truncated, valid, 3)
+    for row in range(6):
+        for first in range(30):
+            last = first
+            while last < first + 2 and last < 29 and not terminated[last, row] and not truncated[last, row]:
+                last += 1
+            lost = truncated[last, row] and not terminated[last, row] and last < 29 and valid[last + 1, row]
+            assert bool(known[first, row]) == (first < 29 and not lost)
+
+
+def test_what_follows_a_truncation_changes_no_loss():
+    own = learner()
+    batch = sequences(own.policy)
+    batch.valid.fill_(True)
+    batch.terminated.fill_(False)
+    batch.starts.fill_(False)
+    batch.truncated[5], batch.starts[6] = True, True
+    others = batch._replace(rewards=batch.rewards.clone())
+    others.rewards[3:6] += 100.0
+    loss = own.sequence_loss(batch)[0]
+    assert torch.equal(own.sequence_loss(others)[0], loss)  # all of these sums reach it
+    others.rewards[6] += 1.0
+    assert not torch.equal(own.sequence_loss(others)[0], loss)
+
+
+def test_it_learns_on_a_device_as_elsewhere():
+    """From the same sequences, with the same weights: both buffers, both optimizers."""
+    settings = {"learning_starts": 0, "replay_ratio": 0.25, "priority_alpha": 0.0, "capacity": 16 * 3, "batch_size": 64}
+    config = R2D2Config(**{**SMALL, **settings, "sequence_length": 12})
+    learners = []
+    for graphs in (None, Graphs("cpu")):
+        policy = learner().policy
+        learners.append(R2D2(policy, config, LearnerSetup(graphs=graphs)))
+    rollout, rng = Rollout(learners[0].policy, 4, 1), np.random.default_rng(0)
+    for each in learners:
+        each.prepare(rollout)
+    for k in range(3):  # one sequence in all, of the only row
+        rollout.obs.copy_(torch.from_numpy(rng.normal(size=rollout.obs.shape)))
+        rollout.obs[0] = rollout.last_obs
+        rollout.last_obs.copy_(torch.from_numpy(rng.normal(size=rollout.last_obs.shape)))
+        rollout.rewards.copy_(torch.from_numpy(rng.normal(size=rollout.rewards.shape)))
+        rollout.terminated[k, 0] = True
+        rollout.starts[0], rollout.starts[1:] = k == 0, rollout.terminated[:-1]
+        found = [each.update(rollout, 0.5) for each in learners]
+    assert learners[0].gradient_steps == learners[1].gradient_steps == 1
+    for name in R2D2.METRICS:
+        assert found[0][name] == pytest.approx(found[1][name], rel=1e-4)
+    for one, other in zip(*(each.policy.parameters() for each in learners), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
 def test_settings_that_do_not_fit():
     with pytest.raises(HurtleError, match="r2d2 learns with a memory"):
         hurtle.train("cartpole", algorithm="r2d2", recurrent="none")
@@ -175,6 +231,18 @@ def test_runs_repeat_and_resume(tmp_path, recurrent):
     whole, half = (hurtle.train("cartpole", **{**how, "total_steps": steps}) for steps in (640, 320))
     resumed = hurtle.train(resume=str(half.path), total_steps=640)
     assert torch.equal(weights(whole), weights(resumed))
+
+
+def test_the_device_gear_learns_and_resumes(tmp_path):
+    """As on a GPU, but on the CPU; with the sequences saved, the same weights."""
+    how = {**RUN, "runs": str(tmp_path), "runner": "local", "gear": "device", "save_replay": True, "priority_beta": 1.0}
+    how |= {"epsilon_fraction": 0.0, "target_every": 4}
+    whole, half = (hurtle.train("breakout", **{**how, "total_steps": steps}) for steps in (640, 320))
+    resumed = hurtle.train(resume=str(half.path), total_steps=640)
+    first, other = (load_checkpoint(max((run.path / "checkpoints").glob("step-*.pt"))) for run in (whole, resumed))
+    assert first["learner"]["counts"] == other["learner"]["counts"]
+    assert first["learner"]["counts"][2] > 20
+    assert torch.equal(first["learner"]["replay"]["rings"]["starts"], other["learner"]["replay"]["rings"]["starts"])
 
 
 def test_other_spaces_and_statistics(tmp_path):

@@ -72,6 +72,19 @@ def test_runs_learn_in_graphs_and_resume(env, algorithm, options, tmp_path):
     assert torch.isfinite(torch.tensor(losses[-1]))
 
 
+def test_r2d2_learns_in_graphs_and_resumes(tmp_path):
+    small = {"num_steps": 4, "sequence_length": 8, "burn_in": 2, "batch_size": 16, "learning_starts": 64, "capacity": 4_000}
+    how = {**HOW, **small, "replay_ratio": 0.05, "save_replay": True, "precision": "bf16", "policy": "grid_cnn"}
+    run = hurtle.train("breakout", algorithm="r2d2", total_steps=1_000, runs=tmp_path, **how)
+    losses = []
+    again = hurtle.train(
+        resume=run.path, total_steps=1_500, progress="quiet",
+        callbacks=[lambda trainer: losses.append(trainer.metrics.get("value_loss"))],
+    )  # fmt: skip
+    assert again.steps >= 1_500
+    assert torch.isfinite(torch.tensor(losses[-1]))
+
+
 def test_pqn(tmp_path):
     run = hurtle.train("cartpole", algorithm="pqn", total_steps=4_096, runs=tmp_path, minibatch_size=128, **HOW)
     assert run.steps >= 4_096

@@ -27,8 +27,11 @@ from hurtle.collect.inference import Actor
 from hurtle.contracts import Collector, Episodes, Weights
 from hurtle.errors import CheckpointError, EnvFailedError, EnvTimeoutError, HurtleError, NonFiniteError, WorkerDiedError
 from hurtle.policies.build import PolicyConfig, build_policy
+from hurtle.runners import actors
 from hurtle.runners.async_collector import AsyncCollector
+from hurtle.runners.settings import TrainConfig
 from hurtle.tracking.checkpoints import load_checkpoint
+from hurtle.vector.native_vec import NativeVecEnv
 
 SMALL = {
     "progress": "quiet",
@@ -574,6 +577,25 @@ def test_auto_takes_actors_for_envs_in_processes(runs, capsys):
     text = said(capsys, partial(Simulator), **runs, runner="auto", backend="process", total_steps=256)
     assert "runner      async: 1 actor (8 envs), lag 1; envs step in processes of their own" in text
     assert "actors      " in text
+
+
+def test_auto_takes_actors_where_they_explore_differently(monkeypatch):
+    """Unless the envs are on the GPU, where nothing is gained by another thread."""
+    train = TrainConfig(algorithm="apex", runner="auto", num_envs=8)
+    made = actors.local_or_actors(train, lambda share: hurtle.make_vec("cartpole", share.num_envs))
+    assert "async: 4 actors (2 + 2 + 2 + 2 envs), lag 1; its actors explore differently" in made.described
+    made.close()
+    monkeypatch.setattr(actors, "CudaVecEnv", NativeVecEnv)
+    made = actors.local_or_actors(train, lambda share: hurtle.make_vec("cartpole", share.num_envs))
+    assert made.described == "local: envs run on the GPU"
+    made.close()
+
+
+def test_no_actor_has_more_workers_than_envs(monkeypatch):
+    monkeypatch.setattr(actors, "free_cores", lambda: 16)
+    train = TrainConfig(runner="async", backend="process", num_envs=4, num_actors=2)
+    shares = actors._shares(train, 2, "process")
+    assert [(share.num_envs, share.num_workers) for share in shares] == [(2, 2), (2, 2)]
 
 
 def test_auto_stays_local_for_algorithms_that_cannot_lag(runs, capsys):
