@@ -77,10 +77,8 @@ class BatchNormLayers(nn.Module):
         found = []
         for layer, (scale, bias) in enumerate(given):
             x = (torch.bmm(x, self.weights[layer - 1]) if layer else x).float()
-            mean = x.mean(1, keepdim=True)
-            centered = x - mean
-            variance = centered.square().mean(1, keepdim=True)
-            x = torch.addcmul(bias, centered, scale * (variance + EPS).rsqrt())
+            variance, mean = torch.var_mean(x, 1, correction=0, keepdim=True)
+            x = torch.addcmul(bias, x - mean, scale * (variance + EPS).rsqrt())
             x = self.activation(x) if layer else x
             found.append(torch.stack([mean.detach(), variance.detach()]))
         return x, torch.cat(found, -1)
