@@ -283,10 +283,14 @@ class Rollout:
             for name in ("initial_state", "last_state"):
                 for own, new in zip(getattr(self, name), getattr(part, name), strict=True):
                     own[columns] = new
-        steps, obs = (torch.cat([getattr(part.finals, name) for part in parts]) for name in ("steps", "obs"))
-        rows = torch.cat([part.finals.rows + begin for part, begin in zip(parts, edges, strict=False)])
+
+        def joined(pieces: Iterable[Tensor]) -> Tensor:
+            return torch.cat([piece.to(self.device) for piece in pieces])
+
+        rows = joined(part.finals.rows + begin for part, begin in zip(parts, edges, strict=False))
         states = [part.finals.state for part in parts if len(part.finals.steps)]
-        self.finals = Finals(steps, rows, obs, tuple(torch.cat(kept) for kept in zip(*states, strict=True)))
+        steps, obs = (joined(getattr(part.finals, name) for part in parts) for name in ("steps", "obs"))
+        self.finals = Finals(steps, rows, obs, tuple(joined(kept) for kept in zip(*states, strict=True)))
         self.version, self.all_valid = min(part.version for part in parts), all(part.all_valid for part in parts)
         self.done, self.scaled_rewards = reduce(and_, (part.done for part in parts)), self.rewards
         self.columns = None

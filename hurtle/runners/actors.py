@@ -69,6 +69,8 @@ def local_or_actors(train: TrainConfig, make: Callable[[Share], Any]) -> Actors:
     """
     whole = Share(train.num_envs, 0, train.backend, train.num_workers, train.pool_batch_size)
     if train.runner == "local":
+        if train.actor_devices:
+            raise HurtleError("actor_devices is for actors: set runner='async'.")
         return Actors([make(whole)])
     algorithm = find_algorithm(train.algorithm)
     if not algorithm.takes_lag and train.runner == "auto":

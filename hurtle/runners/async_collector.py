@@ -49,6 +49,7 @@ class _Actor:
 
     collector: Collector
     first_row: int
+    device: torch.device  # where it acts
     free: deque[_Slot] = field(default_factory=deque)
     full: deque[_Slot] = field(default_factory=deque)
     begun: int = 0  # rollouts
@@ -81,7 +82,8 @@ class AsyncCollector(Collector):
 
     def __init__(self, collectors: Sequence[Collector], policy: Policy, lag: int | None, timer: Timer | None = None):
         edges = [0, *accumulate(collector.num_rows for collector in collectors)]
-        self._actors = [_Actor(collector, first) for collector, first in zip(collectors, edges, strict=False)]
+        self._device = next(policy.parameters()).device
+        self._actors = [_Actor(collector, first, self._device) for collector, first in zip(collectors, edges, strict=False)]
         self.num_rows = edges[-1]
         self.resumes_exactly = all(collector.resumes_exactly for collector in collectors)
         self.policy, self.lag, self.timer = policy, lag, timer or Timer()
@@ -106,8 +108,8 @@ class AsyncCollector(Collector):
         for actor in self._actors:
             count = FREE_SLOTS if self.lag is None else self.lag + 1
             actor.free = deque(_Slot(actor, actor.collector.new_rollout(num_steps)) for _ in range(count))
-        device = self._actors[0].free[0].rollout.device
-        return Rollout(self.policy, num_steps, self.num_rows, self.has_masks, str(device))
+            actor.device = actor.free[0].rollout.device
+        return Rollout(self.policy, num_steps, self.num_rows, self.has_masks, str(self._device))
 
     def prepare(self, experience: Rollout) -> None:
         """See `Collector.prepare`."""
@@ -118,7 +120,7 @@ class AsyncCollector(Collector):
         """Put a copy of the weights into the mailbox."""
         buffers = tuple(part.clone() for part in weights.buffers)
         copied = replace(weights, flat=weights.flat.clone(), buffers=buffers, policy=None)
-        self._wait_for_device()
+        _wait_for(self._device)
         with self._changed:
             self._weights[self._taken], self._newest = copied, weights.version
             for old in [taken for taken in self._weights if taken < self._taken - (self.lag or 0)]:
@@ -129,34 +131,15 @@ class AsyncCollector(Collector):
 
     def _run(self, actor: _Actor) -> None:
         try:
-            with self._stream():
+            with _own_stream(actor.device):
                 while (slot := self._next(actor)) is not None:
                     episodes = actor.collector.collect(slot.rollout)
-                    self._wait_for_device()
+                    _wait_for(actor.device)
                     self._put(slot, episodes)
         except BaseException as error:
             with self._changed:
                 self._error, actor.is_collecting = self._error or error, False
                 self._changed.notify_all()
-
-    @contextmanager
-    def _stream(self) -> Iterator[None]:
-        """A CUDA stream of this thread's own, so that actors and learner share a GPU; nothing on the CPU."""
-        device = self._device
-        if device.type != "cuda":
-            yield
-            return
-        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
-            yield
-
-    def _wait_for_device(self) -> None:
-        """Wait for what this thread has launched, since another one will read it."""
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
-
-    @property
-    def _device(self) -> torch.device:
-        return next(self.policy.parameters()).device
 
     def _next(self, actor: _Actor) -> _Slot | None:
         """Wait until this actor may collect, with the right weights; None when it has to end."""
@@ -215,11 +198,11 @@ class AsyncCollector(Collector):
                 return None
             slots = self._take()
         with self.timer("copy"):
-            if len(slots) == 1 and self._device.type == "cpu":
+            if len(slots) == 1 and self._device.type == slots[0].actor.device.type == "cpu":
                 experience.exchange(slots[0].rollout)
             else:
                 experience.join([slot.rollout for slot in slots], [slot.actor.first_row for slot in slots])
-                self._wait_for_device()
+                _wait_for(self._device)
         with self._changed:
             for slot in slots:
                 slot.actor.free.append(slot)
@@ -376,6 +359,22 @@ class AsyncCollector(Collector):
                 continue
             actor.collector.close(envs)
             actor.has_ended(CLOSE_SECONDS)
+
+
+@contextmanager
+def _own_stream(device: torch.device) -> Iterator[None]:
+    """A CUDA stream of this thread's own, so that actors and learner share a GPU; nothing on the CPU."""
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
+        yield
+
+
+def _wait_for(device: torch.device) -> None:
+    """Wait for what this thread has launched, since another one will read it."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _saved(slot: _Slot) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
+
 from hurtle.algorithms.algorithm import Algorithm, LearnerSetup
 from hurtle.algorithms.ppo import AUTOCAST
 from hurtle.collect.compiled_actor import CompiledActor
@@ -26,6 +28,7 @@ from hurtle.errors import HurtleError, UnsupportedError
 from hurtle.kernels.cuda_graphs import Graphs
 from hurtle.policies.native_plan import plan_for
 from hurtle.policies.policy import Policy
+from hurtle.policies.torch_device import find_device
 from hurtle.runners.async_collector import AsyncCollector
 from hurtle.runners.native_loop import NativeLoop
 from hurtle.runners.settings import TrainConfig
@@ -111,7 +114,7 @@ class Request:
             most = max(1, most // len(self.vecs))
         collectors, first = [], 0
         for number, vec in enumerate(self.vecs):
-            policy = copy.deepcopy(self.policy)  # its weights come from the learner
+            policy = copy.deepcopy(self.policy).to(self.actor_device(number))  # its weights come from the learner
             self.config.diversify(policy, number, len(self.vecs))
             part = Part(vec, policy, self.seed + first, self.seed + first * self.num_agents, Timer(), most)
             collectors.append(make(part))
@@ -149,9 +152,21 @@ class Request:
         return sum(int(vec.num_envs) for vec in self.vecs) * self.num_agents
 
     @property
-    def device(self) -> Any:
+    def device(self) -> torch.device:
         """The policy's device."""
         return next(self.policy.parameters()).device
+
+    def actor_device(self, number: int) -> torch.device:
+        """Where an actor acts."""
+        names = self.train.actor_devices
+        return find_device(names[number % len(names)]) if names and self.lag else self.device
+
+    @property
+    def acts_elsewhere(self) -> bool:
+        """Whether an actor acts on another device than the learner's."""
+        own = self.device
+        others = [self.actor_device(number) for number in range(len(self.vecs))]
+        return any((other.type, other.index or 0) != (own.type, own.index or 0) for other in others)
 
 
 def _is_pool(vec: Any) -> bool:
@@ -229,6 +244,8 @@ def _native_obstacle(request: Request) -> str | None:
         plan_for(request.policy)
     except UnsupportedError as error:
         return str(error)
+    if request.acts_elsewhere:
+        return "actors act on another device than the learner's"
     return "compile=True asks for torch's own code" if request.train.compile else None
 
 

@@ -98,6 +98,8 @@ class TrainConfig:
     """async: updates that acting may be behind: 0, 1 or free."""
     num_actors: Annotated[int | None, at_least(1)] = None
     """async: threads that collect, each from a part of the envs."""
+    actor_devices: tuple[str, ...] = ()
+    """async: where actors act, in turn; none: on device."""
 
     gear: Literal["auto", "native", "device", "general"] = "auto"
     """auto, native (compiled), device (GPU) or general."""
