@@ -6,7 +6,6 @@ rollout → postprocessing → one loss (advantages are not normalized) → one 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,8 +13,8 @@ from torch import Tensor
 
 from hurtle.algorithms.a2c_config import A2CConfig
 from hurtle.algorithms.algorithm import LearnerSetup
-from hurtle.algorithms.ppo import AUTOCAST, annealed, evaluate_actions, explained_variance, not_finite
-from hurtle.buffers.rollout import Rollout
+from hurtle.algorithms.ppo import AUTOCAST, Losses, annealed, evaluate_actions, explained_variance, not_finite
+from hurtle.buffers.rollout import Minibatch, Rollout
 from hurtle.collect.postprocess import Postprocess
 from hurtle.contracts import Learner, Metrics, Weights
 from hurtle.kernels.cuda_graphs import autocast
@@ -23,6 +22,18 @@ from hurtle.kernels.optimizers import Optimizers
 from hurtle.policies.policy import Policy
 
 METRICS = ("policy_loss", "value_loss", "entropy", "grad_norm")
+
+
+def a2c_loss(log_probs: Tensor, entropies: Tensor, values: Tensor, batch: Minibatch, config: Any) -> Losses:
+    """The loss of one minibatch; config: A2C's, or IMPALA's. No ratio is clipped."""
+    advantages, log_ratio = batch.advantages, (log_probs - batch.log_probs).detach()
+    if config.normalize_advantages and len(advantages) > 1:
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    policy_loss = -(advantages * log_probs).mean()
+    value_loss, entropy = 0.5 * (values - batch.returns).square().mean(), entropies.mean()
+    total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+    approx_kl = (log_ratio.exp() - 1 - log_ratio).mean()
+    return Losses(total, policy_loss.detach(), value_loss.detach(), entropy.detach(), approx_kl, torch.zeros_like(approx_kl))
 
 
 class A2C(Learner):
@@ -40,9 +51,7 @@ class A2C(Learner):
         self._autocast = AUTOCAST[setup.precision]
         self.postprocess = Postprocess(policy, config.gamma, config.gae_lambda, setup.rewards, self._autocast)
         self.optimizer: Any = Optimizers(config.optimizer, policy, config.learning_rate, config.adam_eps, config.weight_decay)
-        self._evaluate: Callable[..., tuple[Tensor, Tensor, Tensor]] = (
-            torch.compile(evaluate_actions) if setup.compiled else evaluate_actions
-        )
+        self._evaluate = torch.compile(evaluate_actions) if setup.compiled else evaluate_actions
 
     def update(self, rollout: Rollout, progress: float = 0.0) -> Metrics:
         """Learn from one rollout; see `Learner.update`."""
@@ -70,16 +79,10 @@ class A2C(Learner):
         else:
             batch = rollout.steps(rollout.valid_steps())
         with autocast(batch.advantages.device, self._autocast):
-            log_probs, entropies, values = self._evaluate(self.policy, batch)
-        advantages = batch.advantages
-        if config.normalize_advantages and len(advantages) > 1:
-            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        policy_loss = -(advantages * log_probs.float()).mean()
-        value_loss = 0.5 * ((values.float() - batch.returns) ** 2).mean()
-        entropy = entropies.float().mean()
-        total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
-        grad_norm = self.optimizer.step(total, config.max_grad_norm)
-        return torch.stack([policy_loss.detach(), value_loss.detach(), entropy.detach(), grad_norm]).tolist()
+            log_probs, entropies, values = (part.float() for part in self._evaluate(self.policy, batch))
+        losses = a2c_loss(log_probs, entropies, values, batch, config)
+        grad_norm = self.optimizer.step(losses.total, config.max_grad_norm)
+        return torch.stack([losses.policy_loss, losses.value_loss, losses.entropy, grad_norm]).tolist()
 
     def weights(self) -> Weights:
         """See `Learner.weights`."""

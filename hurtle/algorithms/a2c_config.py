@@ -39,4 +39,11 @@ class A2CConfig(AlgorithmConfig):
     """Weight decay of the optimizer."""
 
 
-ALGORITHM = Algorithm(A2CConfig, {"general": "hurtle.algorithms.a2c:A2C", "native": "hurtle.algorithms.a2c_native:NativeA2C"})
+ALGORITHM = Algorithm(
+    A2CConfig,
+    {
+        "general": "hurtle.algorithms.a2c:A2C",
+        "native": "hurtle.algorithms.a2c_native:NativeA2C",
+        "device": "hurtle.algorithms.a2c_device:DeviceA2C",
+    },
+)

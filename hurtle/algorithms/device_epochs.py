@@ -1,4 +1,4 @@
-"""`DeviceEpochs`: epochs of minibatches on the device; on a GPU, replays of two CUDA graphs. PPO and PQN add their losses.
+"""`DeviceEpochs`: epochs of minibatches on the device; on a GPU, replays of two CUDA graphs. Algorithms add their losses.
 
 rollout → postprocessing → epochs of random minibatches → gradients, flat → clipped → optimizer. Everything that changes from
 update to update is in device tensors, and metrics are read once they have arrived. Knows no env.
@@ -9,14 +9,14 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hurtle.algorithms.algorithm import LearnerSetup
-from hurtle.algorithms.ppo import AUTOCAST, MinibatchOrder, explained_variance_on_device, not_finite
+from hurtle.algorithms.ppo import AUTOCAST, explained_variance_on_device, not_finite, shuffle_generator
 from hurtle.algorithms.ppo_config import segments_per_minibatch
 from hurtle.buffers.rollout import Done, Minibatch, Rollout
 from hurtle.collect.postprocess import Postprocess
@@ -32,19 +32,32 @@ KEY_BITS = 62
 NEXT_KEY = 0x9E3779B97F4A7C15 - (1 << 64)  # as an int64; from one epoch's key to the next
 
 
+class Passes(NamedTuple):
+    """How an update goes through its rollout."""
+
+    by_segments: bool
+    """Whether minibatches are whole segments, not single steps."""
+    epochs: int = 1
+    shuffles: bool = False
+    """Whether each epoch has an order of its own."""
+
+
 class DeviceEpochs(Learner):
     """A learner of rollouts with its entire update on the device, without a loss.
 
     Args:
         policy: Trained in place; its parameters become views of one flat tensor.
-        config: With num_epochs, minibatch_size, shuffle, priority_alpha, adam_eps and max_grad_norm.
+        config: With gamma, adam_eps and max_grad_norm; minibatch_size, unless `minibatch_sizes` does without it.
         setup: Seed, graphs, precision.
+        passes: How an update goes through its rollout.
         return_lambda: λ of GAE.
         optimizer: Its name.
         weight_decay: That of the optimizer.
 
     Attributes:
         METRICS: What `gradients` returns, and the norm of the gradient.
+        REPORTED: Those of them that the user sees; empty: all.
+        DONE: What of the postprocessing is not needed.
         parameters: All of the policy's, flat.
 
     Raises:
@@ -52,25 +65,28 @@ class DeviceEpochs(Learner):
     """
 
     METRICS: tuple[str, ...] = ()
+    REPORTED: tuple[str, ...] = ()
+    DONE = Done.NOTHING
 
     def __init__(
         self,
         policy: Policy,
         config: Any,
         setup: LearnerSetup,
+        passes: Passes,
         return_lambda: float,
         optimizer: str = "adam",
         weight_decay: float = 0.0,
     ):
         if optimizer not in MOMENTS:
             raise UnsupportedError(f"its optimizer is {optimizer}")
-        self.policy, self.config, self.updates = policy, config, 0
+        self.policy, self.config, self.passes, self.updates = policy, config, passes, 0
         self.parameters = FlatParameters(policy)
         self.device = self.parameters.values.device
         self.graphs = setup.graphs or Graphs(self.device)
         self.half = AUTOCAST[setup.precision]
         self.postprocess = Postprocess(policy, config.gamma, return_lambda, setup.rewards, self.half)
-        self.order = MinibatchOrder(config, policy.is_recurrent, setup.seed)
+        self.generator = shuffle_generator(setup.seed)
         self.optimizer = FlatOptimizer(self.parameters, optimizer, config.adam_eps, weight_decay, config.max_grad_norm)
         self.kernels = RowKernels(self.device)
         self._readback = Readback(self.device)
@@ -81,7 +97,7 @@ class DeviceEpochs(Learner):
         self.key = torch.zeros(1, dtype=torch.int64, device=self.device)  # of the minibatches; set before an update
         self.sums = torch.zeros(len(self.METRICS) + 1, device=self.device)  # over the minibatches so far, and their number
         self._one = torch.ones(1, device=self.device)
-        self._explained = torch.zeros(1, device=self.device)
+        self.explained = torch.zeros(1, device=self.device)
 
     # For subclasses.
 
@@ -90,28 +106,49 @@ class DeviceEpochs(Learner):
         """What is annealed, for reports, `learning_rate` among it; called before each update."""
 
     @abstractmethod
-    def gradients(self, batch: Minibatch, valid: Tensor | None) -> Tensor:
+    def gradients(self, batch: Minibatch, valid: Tensor | None, chosen: Tensor) -> Tensor:
         """Leave the gradients of one minibatch in the flat tensor, which is zero; captured.
 
         Args:
-            batch: Of whole segments if `order.by_segments`.
+            batch: Of whole segments if `passes.by_segments`.
             valid: Which of its steps count; None: all.
+            chosen: What `draw` returned.
 
         Returns:
             The METRICS but the last.
         """
 
+    def minibatch_sizes(self, rollout: Rollout) -> list[int]:
+        """The number of steps, or of segments, in each minibatch of an epoch.
+
+        Raises:
+            HurtleError: They would not all be of one size.
+        """
+        size, items = self.config.minibatch_size, rollout.num_steps * rollout.num_rows
+        if self.passes.by_segments:
+            size, items = segments_per_minibatch(size, rollout.num_steps), rollout.num_rows
+        if items % size:
+            raise HurtleError(
+                f"minibatch_size={self.config.minibatch_size} does not divide the rollout of {rollout.num_steps} steps of "
+                f"{rollout.num_rows} rows; minibatches on a device are all of one size."
+            )
+        return [size] * (items // size)
+
     def begin(self) -> None:
         """What an update needs first, after postprocessing; captured."""
+        self.explained.copy_(explained_variance_on_device(self.rollout))
 
     def begin_epoch(self) -> None:
         """What an epoch needs first; captured."""
-        if self.config.shuffle:
+        if self.passes.shuffles:
             self.kernels("shuffle_rows", len(self.items), len(self.items), self.key, self.items)
+
+    def end_epoch(self) -> None:
+        """What an epoch needs last; captured."""
 
     def draw(self, k: int) -> tuple[Tensor, Tensor | None]:
         """Flat indices of the steps of minibatch k, or rows of its segments; with priorities, their importance weights."""
-        return self.items[k * self.size : (k + 1) * self.size], None
+        return self.minibatches[k], None
 
     def goes_too_far(self) -> bool:
         """Whether the update ends after this epoch."""
@@ -139,18 +176,18 @@ class DeviceEpochs(Learner):
         self.parameters.check()
         if self._bound_to != (id(rollout), rollout.all_valid, rollout.done):
             self._bind(rollout)
-        self.key.fill_(int(torch.randint(1 << KEY_BITS, (1,), generator=self.order.generator)))
+        self.key.fill_(int(torch.randint(1 << KEY_BITS, (1,), generator=self.generator)))
         rates = self.rates(progress)
         self.optimizer.set_learning_rate(rates["learning_rate"])
         self._prepare()
-        for _ in range(self.config.num_epochs):
+        for _ in range(self.passes.epochs):
             self._epoch()
             if self.goes_too_far():
                 break
         rollout.done = Done.NOTHING
         self.updates += 1
         self._rates.append(rates)
-        self._readback.send(torch.cat([self.sums, self._explained]))
+        self._readback.send(torch.cat([self.sums, self.explained]))
         return self.pending()
 
     def pending(self, wait: bool = False) -> Metrics:
@@ -165,6 +202,8 @@ class DeviceEpochs(Learner):
             metrics = {name: total / count if count else np.nan for name, total in zip(self.METRICS, sums, strict=True)}
             if count and not np.isfinite(sums).all():
                 raise not_finite(metrics)
+            if self.REPORTED:
+                metrics = {name: metrics[name] for name in self.REPORTED}
             metrics |= {"explained_variance": explained, **self._rates.popleft()}
         return metrics
 
@@ -182,7 +221,7 @@ class DeviceEpochs(Learner):
         """The optimizer, the minibatch stream and the reward statistics, as the learners in torch save them."""
         return {
             "optimizer": self.optimizer.state_dict(),
-            "generator": self.order.generator.get_state(),
+            "generator": self.generator.get_state(),
             "postprocess": self.postprocess.state_dict(),
             "updates": self.updates,
         }
@@ -190,7 +229,7 @@ class DeviceEpochs(Learner):
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Continue from a saved state."""
         self.optimizer.load_state_dict(saved["optimizer"])
-        self.order.generator.set_state(saved["generator"].cpu())
+        self.generator.set_state(saved["generator"].cpu())
         self.postprocess.load_state_dict(saved["postprocess"])
         self.updates = saved["updates"]
 
@@ -203,19 +242,9 @@ class DeviceEpochs(Learner):
 
     def _bind(self, rollout: Rollout) -> None:
         """Prepare to learn from this rollout repeatedly."""
-        config = self.config
-        if self.order.by_segments:
-            self.size = segments_per_minibatch(config.minibatch_size, rollout.num_steps)
-            items = rollout.num_rows
-        else:
-            self.size, items = config.minibatch_size, rollout.num_steps * rollout.num_rows
-        if items % self.size:
-            raise HurtleError(
-                f"minibatch_size={config.minibatch_size} does not divide the rollout of {rollout.num_steps} steps of "
-                f"{rollout.num_rows} rows; minibatches on a device are all of one size."
-            )
-        self._minibatches_per_epoch = items // self.size
-        self.items = torch.arange(items, device=self.device)
+        sizes = self.minibatch_sizes(rollout)
+        self.items = torch.arange(sum(sizes), device=self.device)
+        self.minibatches = self.items.split(sizes)  # the same memory
         self._rollout, self._done = rollout, rollout.done
         self._bound_to = (id(rollout), rollout.all_valid, rollout.done)
         self._prepare = self.graphs.wrap(self._prepare_update, "learn")
@@ -226,32 +255,37 @@ class DeviceEpochs(Learner):
     @torch.no_grad()
     def _prepare_update(self) -> None:
         rollout = self.rollout
-        rollout.done = self._done  # a plain run after a capture would find it cleared
+        rollout.done = self._done | self.DONE  # a plain run after a capture would find it cleared
         self.postprocess(rollout)
-        self._explained.copy_(explained_variance_on_device(rollout))
         self.sums.zero_()
         self.begin()
 
     def _learn_epoch(self) -> None:
         self.begin_epoch()
-        for k in range(self._minibatches_per_epoch):
+        for k in range(len(self.minibatches)):
             self.learn(*self.draw(k))
+        self.end_epoch()
         self.key.add_(NEXT_KEY)
 
     def learn(self, chosen: Tensor, weights: Tensor | None) -> None:
         """Learn from one minibatch."""
-        rollout, whole, valid = self.rollout, self.order.by_segments, None
+        rollout, whole, valid = self.rollout, self.passes.by_segments, self.valid(chosen)
         batch = rollout.segments(chosen, weights, keep_all=True) if whole else rollout.steps(chosen)
-        if not rollout.all_valid:
-            valid = (rollout.valid[:, chosen] if whole else rollout.valid.flatten()[chosen]).flatten()
         self.parameters.zero_gradients()
-        means, any_valid = self.gradients(batch, valid), None if valid is None else valid.any()
+        means, any_valid = self.gradients(batch, valid, chosen), None if valid is None else valid.any()
         with torch.no_grad():
             if any_valid is not None:  # without valid steps nothing happens: the optimizer skips gradients that are not finite
                 flat = self.parameters.gradients
                 flat.copy_(torch.where(any_valid, flat, torch.nan))
             seen = torch.cat([means, self.optimizer.step().view(1), self._one])
             self.count(seen if any_valid is None else torch.where(any_valid, seen, 0.0))
+
+    def valid(self, chosen: Tensor) -> Tensor | None:
+        """Which steps of a minibatch count, flat; None: all."""
+        rollout = self.rollout
+        if rollout.all_valid:
+            return None
+        return rollout.valid[:, chosen].flatten() if self.passes.by_segments else rollout.valid.flatten()[chosen]
 
     def count(self, seen: Tensor) -> None:
         """Add a minibatch's METRICS and number, 1 or 0, to the sums."""

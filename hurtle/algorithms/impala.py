@@ -11,23 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hurtle.algorithms.a2c import a2c_loss
 from hurtle.algorithms.algorithm import LearnerSetup
 from hurtle.algorithms.impala_config import IMPALAConfig
-from hurtle.algorithms.ppo import (
-    AUTOCAST,
-    SHUFFLE_STREAM,
-    annealed,
-    evaluate_actions,
-    explained_variance,
-    not_finite,
-)
+from hurtle.algorithms.ppo import AUTOCAST, annealed, evaluate_actions, explained_variance, not_finite, shuffle_generator
 from hurtle.buffers.rollout import Done, Minibatch, Rollout
 from hurtle.collect.postprocess import Postprocess
 from hurtle.contracts import Learner, Metrics, Weights
 from hurtle.kernels.cuda_graphs import autocast
 from hurtle.kernels.optimizers import Optimizers
 from hurtle.kernels.vtrace import vtrace, vtrace_cuda
-from hurtle.native.rng import stream_state
 from hurtle.policies.policy import Policy
 
 METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm")
@@ -51,7 +44,7 @@ class IMPALA(Learner):
         self._autocast = AUTOCAST[setup.precision]
         # Not `postprocess`: what follows a rollout is valued by the policy as it is now, which no collector can do sooner.
         self._postprocess = Postprocess(policy, config.gamma, config.trace_lambda, setup.rewards, self._autocast)
-        self._generator = torch.Generator().manual_seed(stream_state(setup.seed, SHUFFLE_STREAM) >> 1)
+        self._generator = shuffle_generator(setup.seed)
         self.optimizer: Any = Optimizers(config.optimizer, policy, config.learning_rate, config.adam_eps, config.weight_decay)
         self._evaluate = torch.compile(evaluate_actions) if setup.compiled else evaluate_actions
         self._values = torch.zeros(0)  # of the rollout's steps, as the policy is now
@@ -88,20 +81,17 @@ class IMPALA(Learner):
             return None
         with autocast(rollout.device, self._autocast):
             log_probs, entropies, values = (part.float() for part in self._evaluate(self.policy, batch))
-        approx_kl = self.correct(rollout, rows, batch, log_probs, values)
+        self.correct(rollout, rows, batch, log_probs, values)
         targets, advantages = (field[:, rows].flatten() for field in (rollout.returns, rollout.advantages))
         if batch.kept is not None:
             targets, advantages = targets[batch.kept], advantages[batch.kept]
-        if config.normalize_advantages and len(advantages) > 1:
-            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        policy_loss = -(advantages * log_probs).mean()
-        value_loss, entropy = 0.5 * (values - targets).square().mean(), entropies.mean()
-        total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
-        grad_norm = self.optimizer.step(total, config.max_grad_norm)
-        return torch.stack([policy_loss, value_loss, entropy, approx_kl, grad_norm]).detach()
+        batch = batch._replace(returns=targets, advantages=advantages)
+        losses = a2c_loss(log_probs, entropies, values, batch, config)
+        grad_norm = self.optimizer.step(losses.total, config.max_grad_norm)
+        return torch.stack([losses.policy_loss, losses.value_loss, losses.entropy, losses.approx_kl, grad_norm])
 
     @torch.no_grad()
-    def correct(self, rollout: Rollout, rows: Tensor, batch: Minibatch, log_probs: Tensor, values: Tensor) -> Tensor:
+    def correct(self, rollout: Rollout, rows: Tensor, batch: Minibatch, log_probs: Tensor, values: Tensor) -> None:
         """Write V-trace's targets and advantages of some rows into the rollout.
 
         Args:
@@ -110,25 +100,14 @@ class IMPALA(Learner):
             batch: Their steps.
             log_probs: Of the batch's actions now, [batch].
             values: Of its observations now, [batch].
-
-        Returns:
-            The mean KL divergence of the policy now from that which acted, as estimated from their ratios.
         """
-        config, ratios = self.config, log_probs - batch.log_probs
-        every, now = (torch.zeros(rollout.num_steps * len(rows), device=rollout.device) for _ in range(2))
+        ratios, now = (torch.zeros(rollout.num_steps * len(rows), device=rollout.device) for _ in range(2))
         kept = slice(None) if batch.kept is None else batch.kept
-        every[kept], now[kept] = ratios, values
+        ratios[kept], now[kept] = log_probs - batch.log_probs, values
         lead = (rollout.num_steps, len(rows))
         self._values[:, rows] = now.view(lead)
-        names = ("terminated", "truncated", "final_values")
-        fields = [every.view(lead), rollout.scaled_rewards[:, rows], now.view(lead)]
-        fields += [*(getattr(rollout, name)[:, rows] for name in names), rollout.last_values[rows]]
-        valid = None if rollout.all_valid else rollout.kernel_array(rollout.valid[:, rows].contiguous())
-        compute: Any = vtrace_cuda if rollout.device.type == "cuda" else vtrace
-        settings = (config.gamma, config.trace_lambda, config.rho_clip, config.c_clip)
-        found = compute(*(rollout.kernel_array(field.contiguous()) for field in fields), *settings, valid)
-        rollout.returns[:, rows], rollout.advantages[:, rows] = (torch.as_tensor(part) for part in found)
-        return (ratios.exp() - 1 - ratios).mean()
+        found = vtrace_of(rollout, rows, ratios.view(lead), now.view(lead), self.config)
+        rollout.returns[:, rows], rollout.advantages[:, rows] = found
 
     def weights(self) -> Weights:
         """See `Learner.weights`."""
@@ -149,3 +128,17 @@ class IMPALA(Learner):
         self._generator.set_state(saved["generator"].cpu())
         self._postprocess.load_state_dict(saved["postprocess"])
         self.updates = saved["updates"]
+
+
+def vtrace_of(
+    rollout: Rollout, rows: Tensor, log_ratios: Tensor, values: Tensor, config: IMPALAConfig
+) -> tuple[Tensor, Tensor]:
+    """V-trace's targets and advantages of some rows of a rollout, from ratios and values as they are now; all [T, rows]."""
+    names = ("terminated", "truncated", "final_values")
+    fields = [log_ratios, rollout.scaled_rewards[:, rows], values]
+    fields += [*(getattr(rollout, name)[:, rows] for name in names), rollout.last_values[rows]]
+    valid = None if rollout.all_valid else rollout.kernel_array(rollout.valid[:, rows].contiguous())
+    compute: Any = vtrace_cuda if rollout.device.type == "cuda" else vtrace
+    settings = (config.gamma, config.trace_lambda, config.rho_clip, config.c_clip)
+    targets, advantages = compute(*(rollout.kernel_array(field.contiguous()) for field in fields), *settings, valid)
+    return torch.as_tensor(targets), torch.as_tensor(advantages)

@@ -56,6 +56,10 @@ class IMPALAConfig(AlgorithmConfig):
 
 ALGORITHM = Algorithm(
     IMPALAConfig,
-    {"general": "hurtle.algorithms.impala:IMPALA", "native": "hurtle.algorithms.impala_native:NativeIMPALA"},
+    {
+        "general": "hurtle.algorithms.impala:IMPALA",
+        "native": "hurtle.algorithms.impala_native:NativeIMPALA",
+        "device": "hurtle.algorithms.impala_device:DeviceIMPALA",
+    },
     takes_lag=True,
 )

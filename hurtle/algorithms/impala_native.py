@@ -44,11 +44,12 @@ class NativeIMPALA(IMPALA):
         log_probs, values = self._judge(rollout, rows)
         if batch.kept is not None:
             log_probs, values = log_probs[batch.kept], values[batch.kept]
-        approx_kl = self.correct(rollout, rows, batch, log_probs, values)
+        self.correct(rollout, rows, batch, log_probs, values)
         order = order_of_segments(rollout, [(rows, None)], self.policy.is_recurrent)
         results = self.native.learn(rollout, order, clips=False, clips_values=False, clip_range=0.0)
         seen = torch.from_numpy(results[0, _PLACES])
-        seen[METRICS.index("approx_kl")] = approx_kl
+        log_ratios = log_probs - batch.log_probs
+        seen[METRICS.index("approx_kl")] = (log_ratios.exp() - 1 - log_ratios).mean()
         return seen
 
     def weights(self) -> Weights:

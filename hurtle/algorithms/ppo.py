@@ -111,6 +111,11 @@ def ppo_loss(
     return Losses(total, policy_loss.detach(), value_loss.detach(), entropy.detach(), approx_kl, clip_fraction)
 
 
+def shuffle_generator(seed: int) -> torch.Generator:
+    """The random stream of minibatches."""
+    return torch.Generator().manual_seed(stream_state(seed, SHUFFLE_STREAM) >> 1)
+
+
 class MinibatchOrder:
     """Which steps form each minibatch, drawn from a separate random stream.
 
@@ -125,7 +130,7 @@ class MinibatchOrder:
 
     def __init__(self, config: Any, is_recurrent: bool, seed: int):
         self.config, self.by_segments = config, is_recurrent or config.priority_alpha > 0
-        self.generator = torch.Generator().manual_seed(stream_state(seed, SHUFFLE_STREAM) >> 1)
+        self.generator = shuffle_generator(seed)
 
     def epoch(self, rollout: Rollout, beta: float) -> Iterator[tuple[Tensor, Tensor | None]]:
         """One epoch: flat indices of steps, or rows of segments with their importance weights."""

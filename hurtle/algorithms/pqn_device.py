@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from hurtle.algorithms.algorithm import LearnerSetup
-from hurtle.algorithms.device_epochs import DeviceEpochs
+from hurtle.algorithms.device_epochs import DeviceEpochs, Passes
 from hurtle.algorithms.ppo import annealed
 from hurtle.algorithms.pqn import METRICS, chosen_values, q_loss, refuse_masks
 from hurtle.algorithms.pqn_config import PQNConfig
@@ -29,7 +29,8 @@ class DevicePQN(DeviceEpochs):
     METRICS = METRICS
 
     def __init__(self, policy: Policy, config: PQNConfig, setup: LearnerSetup | None = None):
-        super().__init__(policy, config, setup or LearnerSetup(), config.return_lambda)
+        passes = Passes(policy.is_recurrent, config.num_epochs, config.shuffle)
+        super().__init__(policy, config, setup or LearnerSetup(), passes, config.return_lambda)
         self.network = network_of(policy, QNetwork)
         self.network.epsilon.fill_(config.epsilon_start)
 
@@ -45,7 +46,7 @@ class DevicePQN(DeviceEpochs):
         learning_rate = annealed(self.config.learning_rate, self.config.anneal_learning_rate, progress)
         return {"epsilon": self.config.epsilon(progress), "learning_rate": learning_rate}
 
-    def gradients(self, batch: Minibatch, valid: Tensor | None) -> Tensor:
+    def gradients(self, batch: Minibatch, valid: Tensor | None, chosen: Tensor) -> Tensor:
         """See `DeviceEpochs.gradients`."""
         with autocast(self.device, self.half):
             values = chosen_values(self.policy, batch)

@@ -5,7 +5,7 @@ import torch
 from gymnasium import spaces
 from plain_ppo import Plain
 
-from hurtle.buffers.rollout import Done, Rollout
+from hurtle.buffers.rollout import Done, Finals, Rollout
 from hurtle.policies.build import PolicyConfig, build_policy
 
 OBS = spaces.Box(-10, 10, (3,), np.float32)
@@ -71,6 +71,23 @@ def fill(rollout, policy, seed=0, invalid=0.0, noise=0.3, ends=0.1):
 def made(policy, steps=16, rows=6, seed=0, has_masks=False, **how):
     """A filled rollout for this policy."""
     return fill(MadeRollout(policy, steps, rows, has_masks), policy, seed, **how)
+
+
+def collected(policy, steps=16, rows=6, **how):
+    """A made-up rollout, as a collector leaves it: with final observations, but without the values of what follows."""
+    rollout = made(policy, steps, rows, **how)
+    rollout.__class__ = Rollout
+    rollout.done = Done.NOTHING
+    generator = torch.Generator().manual_seed(0)
+    cut, row = (rollout.truncated & ~rollout.terminated).nonzero(as_tuple=True)
+
+    def observations(count):
+        return torch.randn(count, *rollout.obs.shape[2:], generator=generator).to(rollout.obs.dtype)
+
+    state = tuple(torch.randn(len(cut), part.shape[1], generator=generator) for part in rollout.initial_state)
+    rollout.finals = Finals(cut, row, observations(len(cut)), state)
+    rollout.last_obs.copy_(observations(rows))
+    return rollout
 
 
 def arrays(rollout):

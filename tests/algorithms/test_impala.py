@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from made_rollouts import ACTIONS, OBS, made, parameters, plain_policy
+from made_rollouts import ACTIONS, OBS, collected, made, parameters, plain_policy
 
 import hurtle
 from hurtle.algorithms.a2c import A2C
@@ -13,7 +13,6 @@ from hurtle.algorithms.impala import IMPALA
 from hurtle.algorithms.impala_config import IMPALAConfig
 from hurtle.algorithms.impala_native import NativeIMPALA
 from hurtle.algorithms.ppo import evaluate_actions
-from hurtle.buffers.rollout import Done, Finals, Rollout
 from hurtle.errors import HurtleError
 from hurtle.kernels.vtrace import vtrace_reference
 from hurtle.policies.build import PolicyConfig, build_policy
@@ -25,19 +24,6 @@ CONFIG = IMPALAConfig(**SGD, rho_clip=0.9, c_clip=0.8, trace_lambda=0.95)
 
 def small(recurrent="none", seed=0):
     return build_policy(PolicyConfig(hidden_sizes=(8,), recurrent=recurrent), OBS, ACTIONS, seed=seed)
-
-
-def collected(policy, **how):
-    """A made-up rollout, as a collector leaves it: with final observations, but without the values of what follows."""
-    rollout = made(policy, steps=8, rows=6, **how)
-    rollout.__class__ = Rollout
-    rollout.done = Done.NOTHING
-    steps, rows = (rollout.truncated & ~rollout.terminated).nonzero(as_tuple=True)
-    generator = torch.Generator().manual_seed(0)
-    state = tuple(torch.randn(len(steps), part.shape[1], generator=generator) for part in rollout.initial_state)
-    rollout.finals = Finals(steps, rows, torch.randn(len(steps), 3, generator=generator), state)
-    rollout.last_obs.normal_(generator=generator)
-    return rollout
 
 
 @pytest.mark.parametrize("recurrent", ["none", "gru"])
@@ -120,7 +106,7 @@ def test_the_compiled_step_equals_torchs(recurrent, invalid, minibatches):
     for kind in (IMPALA, NativeIMPALA):
         policy = small(recurrent)
         learner = kind(policy, IMPALAConfig(**SGD, num_minibatches=minibatches))
-        metrics = [learner.update(collected(policy, seed=k, invalid=invalid, has_masks=True)) for k in range(2)]
+        metrics = [learner.update(collected(policy, 8, 6, seed=k, invalid=invalid, has_masks=True)) for k in range(2)]
         found.append((parameters(policy), metrics))
         learner.close()
     for name, parameter in found[0][0].items():
@@ -135,7 +121,7 @@ def test_boxes_too():
     for kind in (IMPALA, NativeIMPALA):
         policy = build_policy(PolicyConfig(hidden_sizes=(8,)), OBS, box)
         learner = kind(policy, IMPALAConfig(**SGD))
-        learner.update(collected(policy))
+        learner.update(collected(policy, 8, 6))
         found.append(parameters(policy))
         learner.close()
     for name, parameter in found[0].items():

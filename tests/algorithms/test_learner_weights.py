@@ -8,9 +8,11 @@ from made_rollouts import made
 
 from hurtle.algorithms.a2c import A2C
 from hurtle.algorithms.a2c_config import A2CConfig
+from hurtle.algorithms.a2c_device import DeviceA2C
 from hurtle.algorithms.a2c_native import NativeA2C
 from hurtle.algorithms.impala import IMPALA
 from hurtle.algorithms.impala_config import IMPALAConfig
+from hurtle.algorithms.impala_device import DeviceIMPALA
 from hurtle.algorithms.impala_native import NativeIMPALA
 from hurtle.algorithms.ppo import PPO
 from hurtle.algorithms.ppo_config import PPOConfig
@@ -25,8 +27,10 @@ LEARNERS = {
     "device ppo": (DevicePPO, PPOConfig(minibatch_size=48)),
     "a2c": (A2C, A2CConfig()),
     "native a2c": (NativeA2C, A2CConfig()),
+    "device a2c": (DeviceA2C, A2CConfig()),
     "impala": (IMPALA, IMPALAConfig()),
     "native impala": (NativeIMPALA, IMPALAConfig()),
+    "device impala": (DeviceIMPALA, IMPALAConfig()),
 }
 
 
@@ -65,7 +69,7 @@ def test_weights_that_a_user_changes_are_handed_on(case):
     learner.close()
 
 
-@pytest.mark.parametrize("case", ["ppo", "device ppo", "a2c"])
+@pytest.mark.parametrize("case", ["ppo", "device ppo", "a2c", "device impala"])
 def test_frozen_parameters_are_handed_on_with_the_others(case):
     make, config = LEARNERS[case]
     policy = make_policy()

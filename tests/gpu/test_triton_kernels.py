@@ -61,6 +61,21 @@ def test_the_loss(options):
     checks_loss.check_options("cuda", *options, size=70_000)
 
 
+@pytest.mark.parametrize("has_absent", [False, True])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_loss_without_clipping(has_absent, normalize):
+    checks_loss.check_without_clipping("cuda", has_absent, normalize, size=70_000)
+
+
+@pytest.mark.parametrize("options", [{"hidden": 64}, {"hidden": 64, "precision": "bf16"}, {"grid": (10, 10, 4)}])
+def test_the_fused_gradients_without_clipping(options):
+    limit = None if "grid" in options or "precision" in options else 1e-4
+    parts = ("masks", "valid")
+    checks_fused.check_gradients(
+        checks_fused.DISCRETE, limit, "cuda", total=40_000, count=30_000, parts=parts, clips=False, **options
+    )
+
+
 @pytest.mark.parametrize("check", ["ties", "few_valid_steps", "equal_advantages", "large_mean", "nan_is_seen"])
 def test_the_loss_at_its_edges(check):
     getattr(checks_loss, f"check_{check}")("cuda")

@@ -10,7 +10,9 @@ import torch
 from sample_envs import Levers, Shift
 
 import hurtle
-from hurtle.algorithms.a2c import A2C
+from hurtle.algorithms.a2c_device import DeviceA2C
+from hurtle.algorithms.impala import IMPALA
+from hurtle.algorithms.impala_device import DeviceIMPALA
 from hurtle.algorithms.ppo import PPO
 from hurtle.algorithms.ppo_device import DevicePPO
 from hurtle.collect.device_collector import DeviceCollector
@@ -22,6 +24,8 @@ from hurtle.tracking.checkpoints import load_checkpoint
 SMALL = {"preset": False, "num_envs": 4, "num_steps": 16, "minibatch_size": 32, "num_epochs": 2, "hidden_sizes": (16,)}
 QUIET = {"progress": "quiet", "trackers": (), "eval_episodes": 1, "device": "cpu"}
 BATCH = 64
+NOT_PPO = {"minibatch_size": None, "num_epochs": None, "shuffle": None}
+"""Settings that A2C and IMPALA do not have."""
 
 
 def train(env, tmp_path, updates=3, stop_after=None, batch=BATCH, **words):
@@ -85,12 +89,17 @@ POLICIES = {
     "mingru": ("squared", {"recurrent": "mingru", "anneal_clip_range": True}),
     "agents that come and go": (Shift, {"minibatch_size": 192, "batch": 192}),
     "muon": ("cartpole", {"optimizer": "muon"}),
-    "a2c": ("cartpole", {"algorithm": "a2c", "minibatch_size": None, "num_epochs": None, "shuffle": None}),
+    "a2c": ("cartpole", {"algorithm": "a2c", **NOT_PPO}),
+    "impala": ("cartpole", {"algorithm": "impala", "normalize_observations": True, "reward_mode": "normalize", **NOT_PPO}),
+    "impala, convolutions": ("breakout", {"algorithm": "impala", **NOT_PPO}),
+    "impala, lstm": ("memory", {"algorithm": "impala", "recurrent": "lstm", **NOT_PPO}),
+    "impala, agents that come and go": (Shift, {"algorithm": "impala", "batch": 192, **NOT_PPO}),
 }
 
 
 SLOW = {"beta", "gaussian", "squashed gaussian", "gru", "lstm", "mingru", "muon", "a2c", "shared"}
-"""Covered by test_device_collector.py and test_device_ppo.py."""
+SLOW |= {"impala, convolutions", "impala, lstm", "impala, agents that come and go"}
+"""Covered by test_device_collector.py, test_device_ppo.py and test_device_impala.py."""
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in POLICIES])
@@ -117,10 +126,12 @@ RESUMED = {
     "normalized": ("pendulum", {"normalize_observations": True, "reward_mode": "normalize", "optimizer": "rmsprop"}),
     "lstm": ("memory", {"recurrent": "lstm", "vtrace": True}),
     "agents that come and go": (Shift, {"batch": 192}),
+    "impala": ("cartpole", {"algorithm": "impala", "num_minibatches": 3, "reward_mode": "normalize", **NOT_PPO}),
+    "a2c": ("cartpole", {"algorithm": "a2c", **NOT_PPO}),
 }
 
 
-SLOWLY_RESUMED = {"priorities", "agents that come and go"}
+SLOWLY_RESUMED = {"priorities", "agents that come and go", "a2c"}
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOWLY_RESUMED)) for case in RESUMED])
@@ -137,15 +148,18 @@ def test_a_resumed_run_is_the_same_to_the_bit(case, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "chain"),
+    ("optimizer", "chain", "others"),
     [
-        ("adam", [("native", "device", "general")]),
-        pytest.param("adam", [("device", "native", "device")], marks=pytest.mark.slow),
-        pytest.param("rmsprop", [("general", "device", "native")], marks=pytest.mark.slow),
+        ("adam", [("native", "device", "general")], {}),
+        pytest.param("adam", [("device", "native", "device")], {}, marks=pytest.mark.slow),
+        pytest.param("rmsprop", [("general", "device", "native")], {}, marks=pytest.mark.slow),
+        ("rmsprop", [("native", "device", "general")], {"algorithm": "impala", **NOT_PPO}),
+        pytest.param("adam", [("device", "general", "device")], {"algorithm": "impala", **NOT_PPO}, marks=pytest.mark.slow),
+        pytest.param("rmsprop", [("device", "native", "device")], {"algorithm": "a2c", **NOT_PPO}, marks=pytest.mark.slow),
     ],
 )
-def test_a_run_changes_gears_at_a_checkpoint(optimizer, chain, tmp_path):
-    words = {"shuffle": False, "optimizer": optimizer, "normalize_observations": True, "reward_mode": "normalize"}
+def test_a_run_changes_gears_at_a_checkpoint(optimizer, chain, others, tmp_path):
+    words = {"shuffle": False, "optimizer": optimizer, "normalize_observations": True, "reward_mode": "normalize", **others}
     expected = train("cartpole", tmp_path, 6, gear="general", **words)
     for gears in chain:
         run = train("cartpole", tmp_path, 6, stop_after=2, gear=gears[0], **words)
@@ -161,12 +175,16 @@ def test_a_run_changes_gears_at_a_checkpoint(optimizer, chain, tmp_path):
 # Parts of a run
 
 
-def test_ppo_is_updated_on_the_device():
-    parts = parts_of("cartpole")
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [(DevicePPO, {}), (DeviceIMPALA, {"algorithm": "impala", **NOT_PPO}), (DeviceA2C, {"algorithm": "a2c", **NOT_PPO})],
+)
+def test_it_is_updated_on_the_device(kind, words):
+    parts = parts_of("cartpole", **words)
     try:
         assert parts.gear.name == "device"
         assert isinstance(parts.collector, DeviceCollector)
-        assert isinstance(parts.learner, DevicePPO)
+        assert isinstance(parts.learner, kind)
         assert "on the CPU" in parts.gear.reason
         assert parts.collector.resumes_exactly
     finally:
@@ -178,7 +196,8 @@ PREPARED = {
     "lstm": ("memory", {"recurrent": "lstm"}),
     "agents that come and go": (Shift, {"optimizer": "rmsprop"}),
     "muon": ("cartpole", {"optimizer": "muon"}),
-    "a2c": ("cartpole", {"algorithm": "a2c", "minibatch_size": None, "num_epochs": None}),
+    "a2c": ("cartpole", {"algorithm": "a2c", **NOT_PPO}),
+    "impala": ("cartpole", {"algorithm": "impala", "num_minibatches": 3, "reward_mode": "normalize", **NOT_PPO}),
 }
 
 
@@ -203,7 +222,7 @@ def test_getting_ready_leaves_everything_as_it_was(case):
 
 @pytest.mark.parametrize(
     ("words", "kind"),
-    [({"optimizer": "muon"}, PPO), ({"algorithm": "a2c", "minibatch_size": None, "num_epochs": None}, A2C)],
+    [({"optimizer": "muon"}, PPO), ({"optimizer": "muon", "algorithm": "impala", **NOT_PPO}, IMPALA)],
 )
 def test_other_updates_stay_in_torch_and_the_run_says_so(words, kind):
     parts = parts_of("cartpole", **words)
@@ -228,6 +247,13 @@ def test_on_the_cpu_it_must_be_asked_for():
 def test_other_envs_are_refused(env, tmp_path):
     with pytest.raises(HurtleError, match=r"gear='device' is not possible here: the envs are not native ones.*gear='auto'"):
         train(env, tmp_path, gear="device")
+    assert not list(tmp_path.iterdir())
+
+
+def test_actors_are_refused(tmp_path):
+    words = {"algorithm": "impala", "runner": "async", "lag": "1", **NOT_PPO}
+    with pytest.raises(HurtleError, match="gear='device' is not possible here: actors collect on the CPU"):
+        train("cartpole", tmp_path, gear="device", **words)
     assert not list(tmp_path.iterdir())
 
 

@@ -1,4 +1,4 @@
-"""A small CNN for grids in single kernels: acting, values, and PPO's loss with its full backward pass, in bfloat16.
+"""A small CNN for grids in single kernels: acting, values, and the loss of PPO or A2C with its backward pass, in bfloat16.
 
 observations [H, W, C], weights → actions, log-probs, values; minibatch → gradients. One 3x3 convolution, one linear layer, both
 with ReLU, then actor and critic. Features never leave the chip. Knows no env and no optimizer.
@@ -137,7 +137,7 @@ def _act_kernel(
     CRITIC_BIAS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, K: tl.constexpr, A: tl.constexpr,
     XP: tl.constexpr, N: tl.constexpr, HIDDEN: tl.constexpr, INPUTS: tl.constexpr, B: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Choose actions, unless there is no place for them, and compute values."""
+    """Compute values; choose actions, or take those given if there are no streams, and compute their log-probs."""
     row = tl.program_id(0) * B + tl.arange(0, B)
     ok = row < ROWS
     first = row.to(tl.int64) * (H * W * C)
@@ -157,11 +157,15 @@ def _act_kernel(
         legal = None
         if masks is not None:
             legal = tl.load(masks + row[:, None] * A + a, mask=ok[:, None] & (a < A), other=0) != 0
-        stream = tl.load(streams + row, mask=ok, other=0).to(tl.uint64)
-        drawn = uniform(stream + ((tl.load(clock) + t).to(tl.uint64) + 1) * GAMMA)
-        chosen, log_prob = sample_choice(choice_logits(out, a, A, legal, 1), a, drawn, 1)
-        tl.store(actions + row, chosen.to(tl.int64), mask=ok)
-        tl.store(env_actions + row, (chosen + tl.load(start)).to(env_actions.dtype.element_ty), mask=ok)
+        logits = choice_logits(out, a, A, legal, 1)
+        if streams is None:
+            log_prob, _, _, _, _ = choice_terms(logits, a, tl.load(actions + row, mask=ok, other=0).to(tl.int32), 1)
+        else:
+            stream = tl.load(streams + row, mask=ok, other=0).to(tl.uint64)
+            drawn = uniform(stream + ((tl.load(clock) + t).to(tl.uint64) + 1) * GAMMA)
+            chosen, log_prob = sample_choice(logits, a, drawn, 1)
+            tl.store(actions + row, chosen.to(tl.int64), mask=ok)
+            tl.store(env_actions + row, (chosen + tl.load(start)).to(env_actions.dtype.element_ty), mask=ok)
         tl.store(log_probs + row, log_prob, mask=ok)
 
 
@@ -170,8 +174,8 @@ def _loss_kernel(
     obs, order, actions, old_log_probs, old_values, advantages, returns, masks, valid, step_weights, weights, bands, linear,
     moments, num_moments, clip_range, d_hidden, head_partials, stats, COUNT,
     CONV_BIAS: tl.constexpr, LINEAR_BIAS: tl.constexpr, ACTOR: tl.constexpr, ACTOR_BIAS: tl.constexpr, CRITIC: tl.constexpr,
-    CRITIC_BIAS: tl.constexpr, VALUE_COEF: tl.constexpr, ENTROPY_COEF: tl.constexpr, CLIP_VALUES: tl.constexpr,
-    NORMALIZES: tl.constexpr, PADDED: tl.constexpr,
+    CRITIC_BIAS: tl.constexpr, VALUE_COEF: tl.constexpr, ENTROPY_COEF: tl.constexpr, CLIPS: tl.constexpr,
+    CLIP_VALUES: tl.constexpr, NORMALIZES: tl.constexpr, PADDED: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, K: tl.constexpr, A: tl.constexpr,
     XP: tl.constexpr, N: tl.constexpr, HIDDEN: tl.constexpr, INPUTS: tl.constexpr, B: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -206,7 +210,7 @@ def _loss_kernel(
     action = tl.load(actions + row, mask=ok, other=0).to(tl.int32)
     log_prob, entropy, probs, logs, is_action = choice_terms(logits, a, action, 1)
     old_log_prob = tl.load(old_log_probs + row, mask=ok, other=0.0)
-    objective, slope, kl, was_clipped = policy_terms(log_prob, old_log_prob, advantage, clip)
+    objective, slope, kl, was_clipped = policy_terms(log_prob, old_log_prob, advantage, clip, CLIPS)
     d_entropy = tl.zeros((B,), tl.float32) - ENTROPY_COEF * part
     d = tl.where(kept, d_choice(-part * slope, d_entropy, entropy, probs, logs, is_action, 1), 0.0)
     value, target = tl.sum(tl.where(a == A, out, 0.0), 1), tl.load(returns + row, mask=ok, other=0.0)
@@ -373,6 +377,13 @@ class FusedGridCNN:
         """Values of observations, [N, …] → [N]."""
         self._run(seen, out)
 
+    def judge(self, seen: Tensor, actions: Tensor, masks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Log-probs of given actions and values, with the newest weights; see `FusedMLP.judge`."""
+        self.refresh()
+        log_probs, values = torch.empty(2, len(seen), device=self.weights.device).unbind()
+        self._run(seen, values, masks, actions=actions, log_probs=log_probs)
+        return log_probs, values
+
     def _run(
         self,
         obs: Tensor,
@@ -413,7 +424,8 @@ class FusedGridCNN:
             obs, order, steps.actions, steps.log_probs, steps.values, steps.advantages, steps.returns, steps.masks, steps.valid,
             step_weights, self.weights, self._bands, self._linear, moments.sums, moments.used, clip_range, d_hidden, heads,
             stats, count, VALUE_COEF=settings.value_coef, ENTROPY_COEF=settings.entropy_coef,
-            CLIP_VALUES=settings.clip_values, NORMALIZES=settings.normalize_advantages, PADDED=moments.padded,
+            CLIPS=settings.clips, CLIP_VALUES=settings.clip_values, NORMALIZES=settings.normalize_advantages,
+            PADDED=moments.padded,
             **self._forward, **block,
         )  # fmt: skip
         _backward_kernel[(self._splits, len(self._linear), len(self._bands) // PIECE.value)](

@@ -76,16 +76,23 @@ def share_of_smaller(a, b):
 
 
 @triton.jit
-def policy_terms(log_prob, old_log_prob, advantage, clip):
-    """PPO's clipped objective, its slope along the log-prob, the estimate of the KL, and whether the ratio was clipped."""
+def policy_terms(log_prob, old_log_prob, advantage, clip, CLIPS: tl.constexpr):
+    """The objective, its slope along the log-prob, the estimate of the KL, and whether the ratio was clipped.
+
+    The objective is PPO's with CLIPS; otherwise A2C's, the advantage times the log-prob.
+    """
     log_ratio = log_prob - old_log_prob
     ratio = tl.exp(log_ratio)
-    inside = (ratio >= 1.0 - clip) & (ratio <= 1.0 + clip)
-    plain, clipped = advantage * ratio, advantage * tl.minimum(tl.maximum(ratio, 1.0 - clip), 1.0 + clip)
-    share = share_of_smaller(plain, clipped)
-    slope = (share + (1.0 - share) * inside.to(tl.float32)) * plain
-    objective = tl.minimum(plain, clipped, propagate_nan=tl.PropagateNan.ALL)
-    return objective, slope, ratio - 1.0 - log_ratio, (tl.abs(ratio - 1.0) > clip).to(tl.float32)
+    if CLIPS:
+        inside = (ratio >= 1.0 - clip) & (ratio <= 1.0 + clip)
+        plain, clipped = advantage * ratio, advantage * tl.minimum(tl.maximum(ratio, 1.0 - clip), 1.0 + clip)
+        share = share_of_smaller(plain, clipped)
+        slope = (share + (1.0 - share) * inside.to(tl.float32)) * plain
+        objective = tl.minimum(plain, clipped, propagate_nan=tl.PropagateNan.ALL)
+        was_clipped = (tl.abs(ratio - 1.0) > clip).to(tl.float32)
+    else:
+        objective, slope, was_clipped = advantage * log_prob, advantage, tl.zeros_like(ratio)
+    return objective, slope, ratio - 1.0 - log_ratio, was_clipped
 
 
 @triton.jit

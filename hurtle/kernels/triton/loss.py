@@ -1,7 +1,7 @@
-"""PPO's loss and its gradients with respect to log-probs, entropies and values, in two launches; and what fused losses share.
+"""The losses of PPO and A2C: gradients with respect to log-probs, entropies, values, in two launches; what fused losses share.
 
-log-probs, entropies, values [B], old and new → advantages' moments → gradients [B], metrics. `algorithms.ppo.ppo_loss` with
-autograd is the reference. `Steps`, `LossSettings`, `Moments` and `add_metrics` are for mlp.py and grid_cnn.py too.
+log-probs, entropies, values [B], old and new → advantages' moments → gradients [B], metrics. `ppo_loss` or
+`a2c_loss` with autograd is the reference. `Steps`, `LossSettings`, `Moments`, `add_metrics` are for mlp.py and grid_cnn.py too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ METRICS, KL = tl.constexpr(5), tl.constexpr(3)
 """The number of metrics, and which of them is the KL."""
 
 
-class PPOGradients(NamedTuple):
+class Gradients(NamedTuple):
     """The gradients of one minibatch, for `torch.autograd.backward` of the policy's log-probs, entropies and values."""
 
     log_probs: Tensor
@@ -62,7 +62,7 @@ def _moments_kernel(advantages, order, valid, size, moments, turns: tl.constexpr
 def _loss_kernel(
     log_probs, entropies, values, old_log_probs, old_values, advantages, returns, weights, valid, size,
     clip_range, value_coef, entropy_coef, moments, num_moments, d_log_probs, d_entropies, d_values, metrics,
-    clips_values: tl.constexpr, normalizes: tl.constexpr, padded: tl.constexpr, block: tl.constexpr,
+    clips: tl.constexpr, clips_values: tl.constexpr, normalizes: tl.constexpr, padded: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a block of steps, and its part of the metrics: [5, programs]."""
     at = tl.program_id(0) * block + tl.arange(0, block)
@@ -78,7 +78,7 @@ def _loss_kernel(
         advantage *= tl.load(weights + at, mask=there, other=0.0)
     log_prob = tl.load(log_probs + at, mask=there, other=0.0)
     old_log_prob = tl.load(old_log_probs + at, mask=there, other=0.0)
-    objective, slope, kl, was_clipped = policy_terms(log_prob, old_log_prob, advantage, clip)
+    objective, slope, kl, was_clipped = policy_terms(log_prob, old_log_prob, advantage, clip, clips)
     value, target = tl.load(values + at, mask=there, other=0.0), tl.load(returns + at, mask=there, other=0.0)
     square, d_value = value_terms(value, tl.load(old_values + at, mask=there, other=0.0), target, clip, clips_values)
     entropy = tl.load(entropies + at, mask=there, other=0.0)
@@ -109,12 +109,14 @@ class Steps(NamedTuple):
 
 
 class LossSettings(NamedTuple):
-    """Constants of PPO's loss, see `PPOConfig`."""
+    """Constants of the loss, see `PPOConfig`."""
 
     value_coef: float
     entropy_coef: float
     clip_values: bool
     normalize_advantages: bool
+    clips: bool = True
+    """Whether ratios are clipped: PPO's loss, otherwise A2C's."""
 
 
 class Moments(NamedTuple):
@@ -182,7 +184,7 @@ def add_metrics(stats: Tensor, moments: Moments, norm: Tensor, sums: Tensor, epo
     )
 
 
-def ppo_gradients(
+def loss_gradients(
     log_probs: Tensor,
     entropies: Tensor,
     values: Tensor,
@@ -191,15 +193,11 @@ def ppo_gradients(
     advantages: Tensor,
     returns: Tensor,
     clip_range: Tensor,
-    *,
-    value_coef: float,
-    entropy_coef: float,
-    clip_values: bool,
-    normalize_advantages: bool,
+    settings: LossSettings,
     weights: Tensor | None = None,
     valid: Tensor | None = None,
-) -> PPOGradients:
-    """The gradients and metrics of `ppo_loss` for one minibatch. It can be captured in a CUDA graph.
+) -> Gradients:
+    """The gradients and metrics of `ppo_loss`, or of `a2c_loss`, for one minibatch. It can be captured in a CUDA graph.
 
     `torch.autograd.backward([log_probs, entropies, values], gradients[:3])` continues through the policy.
 
@@ -212,10 +210,7 @@ def ppo_gradients(
         advantages: [B].
         returns: [B].
         clip_range: A tensor on the device. [1]
-        value_coef: Weight of the value loss.
-        entropy_coef: Weight of the entropy bonus.
-        clip_values: Whether to also clip changes of the values.
-        normalize_advantages: Whether to normalize them to mean 0 and std 1 first.
+        settings: The loss's constants.
         weights: Importance weights of the steps. [B]
         valid: False for steps to ignore, whatever they contain; if all are ignored, all results are 0. bool [B]
 
@@ -231,13 +226,13 @@ def ppo_gradients(
     for column in (log_probs, entropies, values, old_log_probs, old_values, advantages, returns, weights, valid):
         if column is not None and (column.shape != (size,) or not column.is_contiguous()):
             raise HurtleError(f"All tensors must be contiguous and of shape ({size},); one has {tuple(column.shape)}.")
-    moments = advantage_moments(advantages, None, valid, normalize_advantages)
+    moments = advantage_moments(advantages, None, valid, settings.normalize_advantages)
     blocks = triton.cdiv(size, BLOCK)
     d_log_probs, d_entropies, d_values = torch.empty(3, size, device=values.device).unbind()
     metrics = torch.empty(METRICS.value, blocks, device=values.device)
     _loss_kernel[(blocks,)](
         log_probs, entropies, values, old_log_probs, old_values, advantages, returns, weights, valid, size,
-        clip_range, value_coef, entropy_coef, moments.sums, moments.used, d_log_probs, d_entropies, d_values, metrics,
-        clip_values, normalize_advantages, moments.padded, BLOCK,
+        clip_range, settings.value_coef, settings.entropy_coef, moments.sums, moments.used, d_log_probs, d_entropies, d_values,
+        metrics, settings.clips, settings.clip_values, settings.normalize_advantages, moments.padded, BLOCK,
     )  # fmt: skip
-    return PPOGradients(d_log_probs, d_entropies, d_values, metrics.sum(1))
+    return Gradients(d_log_probs, d_entropies, d_values, metrics.sum(1))

@@ -1,4 +1,4 @@
-"""Small MLPs in single kernels: acting (forward, sampling, log-prob), values, and PPO's loss with its full backward pass.
+"""Small MLPs in single kernels: acting (forward, sampling, log-prob), values, and the loss of PPO or A2C with its gradients.
 
 observations, weights → actions, log-probs, values; minibatch → gradients. Two hidden layers of one width, separate actor
 and critic; weights are read once per program and kept in registers. Knows no env and no optimizer.
@@ -97,7 +97,10 @@ def _act_kernel(
     B: tl.constexpr, RELU: tl.constexpr, GAUSSIAN: tl.constexpr, NORMALIZED: tl.constexpr, FAST: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Choose actions, or take those given if there are no streams, and compute their log-probs."""
     row = tl.program_id(0) * B + tl.arange(0, B)
+    if streams is None:
+        row = row.to(tl.int64)  # of a minibatch, which may be large
     ok = row < N
     rd, rh, ra = tl.arange(0, DP), tl.arange(0, H), tl.arange(0, AP)
     inside = ok[:, None] & (rd[None, :] < D)
@@ -109,35 +112,44 @@ def _act_kernel(
         z = tl.maximum(z, -clip, propagate_nan=tl.PropagateNan.ALL)
         x = tl.minimum(z, clip, propagate_nan=tl.PropagateNan.ALL).to(tl.float32)
         x = tl.where(inside, x, 0.0)
-    tl.store(seen + row[:, None] * D + rd[None, :], x, mask=inside)
+    if seen is not None:
+        tl.store(seen + row[:, None] * D + rd[None, :], x, mask=inside)
     h = _hidden(x, weights, W1, B1, W2, B2, D, DP, H, RELU, FAST, PRECISION)
     w3 = _operand(tl.load(weights + W3 + ra[None, :] * H + rh[:, None], mask=ra[None, :] < A, other=0.0), PRECISION)
     out = _dot(h, w3, PRECISION) + tl.load(weights + B3 + ra, mask=ra < A, other=0.0)[None, :]
-    stream = tl.load(streams + row, mask=ok, other=0).to(tl.uint64)
-    drawn = (tl.load(clock) + t).to(tl.uint64)
+    if streams is not None:
+        stream = tl.load(streams + row, mask=ok, other=0).to(tl.uint64)
+        drawn = (tl.load(clock) + t).to(tl.uint64)
     real = ra[None, :] < A
     if GAUSSIAN:
-        k = ra.to(tl.uint64)
-        first = stream[:, None] + (drawn * (2 * A) + 2 * k + 1)[None, :] * GAMMA
-        radius = tl.sqrt(-2.0 * tl.log(1.0 - uniform(first)))
-        normal = radius * tl.cos(6.283185307179586 * uniform(first + GAMMA))
         log_std = tl.load(weights + LOG_STD + ra, mask=ra < A, other=0.0)
-        action = out + tl.exp(log_std)[None, :] * normal
+        place = row[:, None] * A + ra[None, :]
+        if streams is None:
+            action = tl.load(actions + place, mask=ok[:, None] & real, other=0.0)
+        else:
+            k = ra.to(tl.uint64)
+            first = stream[:, None] + (drawn * (2 * A) + 2 * k + 1)[None, :] * GAMMA
+            radius = tl.sqrt(-2.0 * tl.log(1.0 - uniform(first)))
+            normal = radius * tl.cos(6.283185307179586 * uniform(first + GAMMA))
+            action = out + tl.exp(log_std)[None, :] * normal
+            bounded = tl.maximum(action, tl.load(low + ra, mask=ra < A, other=0.0)[None, :])
+            bounded = tl.minimum(bounded, tl.load(high + ra, mask=ra < A, other=0.0)[None, :])
+            tl.store(actions + place, action, mask=ok[:, None] & real)
+            tl.store(env_actions + place, bounded, mask=ok[:, None] & real)
         off = (action - out) * tl.exp(-log_std)[None, :]
         log_prob = tl.sum(tl.where(real, -0.5 * off * off - log_std[None, :] - HALF_LOG_2PI, 0.0), 1)
-        place = row[:, None] * A + ra[None, :]
-        bounded = tl.maximum(action, tl.load(low + ra, mask=ra < A, other=0.0)[None, :])
-        bounded = tl.minimum(bounded, tl.load(high + ra, mask=ra < A, other=0.0)[None, :])
-        tl.store(actions + place, action, mask=ok[:, None] & real)
-        tl.store(env_actions + place, bounded, mask=ok[:, None] & real)
     else:
         legal = None
         if masks is not None:
             legal = tl.load(masks + row[:, None] * A + ra[None, :], mask=ok[:, None] & real, other=0) != 0
         logits = choice_logits(out, ra[None, :], A, legal, 1)
-        chosen, log_prob = sample_choice(logits, ra[None, :], uniform(stream + (drawn + 1) * GAMMA), 1)
-        tl.store(actions + row, chosen.to(tl.int64), mask=ok)
-        tl.store(env_actions + row, (chosen + tl.load(start)).to(env_actions.dtype.element_ty), mask=ok)
+        if streams is None:
+            chosen = tl.load(actions + row, mask=ok, other=0).to(tl.int32)
+            log_prob, _, _, _, _ = choice_terms(logits, ra[None, :], chosen, 1)
+        else:
+            chosen, log_prob = sample_choice(logits, ra[None, :], uniform(stream + (drawn + 1) * GAMMA), 1)
+            tl.store(actions + row, chosen.to(tl.int64), mask=ok)
+            tl.store(env_actions + row, (chosen + tl.load(start)).to(env_actions.dtype.element_ty), mask=ok)
     tl.store(log_probs + row, log_prob, mask=ok)
 
 
@@ -186,8 +198,8 @@ def _gradient_kernel(
     records, order, masks, valid, step_weights, weights, moments, num_moments, clip_range, partials, stats, N, SIZE,
     AW1: tl.constexpr, AB1: tl.constexpr, AW2: tl.constexpr, AB2: tl.constexpr, AW3: tl.constexpr, AB3: tl.constexpr,
     CW1: tl.constexpr, CB1: tl.constexpr, CW2: tl.constexpr, CB2: tl.constexpr, CW3: tl.constexpr, CB3: tl.constexpr,
-    LOG_STD: tl.constexpr, VALUE_COEF: tl.constexpr, ENTROPY_COEF: tl.constexpr, CLIP_VALUES: tl.constexpr,
-    NORMALIZES: tl.constexpr, PADDED: tl.constexpr,
+    LOG_STD: tl.constexpr, VALUE_COEF: tl.constexpr, ENTROPY_COEF: tl.constexpr, CLIPS: tl.constexpr,
+    CLIP_VALUES: tl.constexpr, NORMALIZES: tl.constexpr, PADDED: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, A: tl.constexpr, AP: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
     RELU: tl.constexpr, GAUSSIAN: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -256,7 +268,7 @@ def _gradient_kernel(
                     legal = tl.load(masks + row[None, :] * A + a, mask=ok[None, :] & real[:, None], other=0) != 0
                 logits = choice_logits(out, a, A, legal, 0)
                 log_prob, entropy, probs, logs, is_action = choice_terms(logits, a, action, 0)
-            objective, slope, kl, was_clipped = policy_terms(log_prob, old_log_prob, advantage, clip)
+            objective, slope, kl, was_clipped = policy_terms(log_prob, old_log_prob, advantage, clip, CLIPS)
             losses -= tl.where(ok, objective, 0.0)
             entropies += tl.where(ok, entropy, 0.0)
             kls += tl.where(ok, kl, 0.0)
@@ -379,11 +391,43 @@ class FusedMLP:
             normalizer: Mean, standard deviation (float64 [D] each) and bound of normalized observations.
             masks: Legal choices, bool [N, A].
         """
+        self._act(obs, masks, actions, log_probs, streams, clock, t, seen, env_actions, bounds, normalizer)
+
+    def judge(self, seen: Tensor, actions: Tensor, masks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """What the policy as it is now says of steps.
+
+        Args:
+            seen: Observations as the policy sees them. [N, …]
+            actions: Raw actions. [N] or [N, A]
+            masks: Legal choices, bool [N, A].
+
+        Returns:
+            Log-probs of the actions, and values. [N], [N]
+        """
+        log_probs, values = torch.empty(2, len(seen), device=self.weights.device).unbind()
+        self._act(seen, masks, actions, log_probs)
+        self.values(seen, values)
+        return log_probs, values
+
+    def _act(
+        self,
+        obs: Tensor,
+        masks: Tensor | None,
+        actions: Tensor,
+        log_probs: Tensor,
+        streams: Tensor | None = None,
+        clock: Tensor | None = None,
+        t: int = 0,
+        seen: Tensor | None = None,
+        env_actions: Tensor | None = None,
+        bounds: tuple[Tensor, ...] | None = None,
+        normalizer: tuple[Tensor, Tensor, float] | None = None,
+    ) -> None:
         shape, rows = self.shape, len(log_probs)
         start = low = high = self._none
-        if shape.gaussian:
+        if bounds is not None and shape.gaussian:
             low, high = bounds
-        else:
+        elif bounds is not None:
             (start,) = bounds
         mean, std, clip = normalizer or (self._none, self._none, 0.0)
         block = 64 if shape.hidden <= 64 else 32
@@ -413,7 +457,7 @@ class FusedMLP:
         )  # fmt: skip
 
     def gradients(self, order: Tensor, clip_range: Tensor, step_weights: Tensor | None = None) -> tuple[Tensor, Moments]:
-        """Compute the gradients of PPO's loss of one minibatch into `partials`.
+        """Compute the gradients of the loss of one minibatch into `partials`.
 
         Args:
             order: The minibatch's indices among the steps. int64 [M]
@@ -429,8 +473,9 @@ class FusedMLP:
         _gradient_kernel[(self.programs, 2)](
             self._records, order, steps.masks, steps.valid, step_weights, self.weights, moments.sums, moments.used,
             clip_range, self.partials, self._stats, len(order), shape.size, **self._both, LOG_STD=shape.offsets[12],
-            VALUE_COEF=settings.value_coef, ENTROPY_COEF=settings.entropy_coef, CLIP_VALUES=settings.clip_values,
-            NORMALIZES=settings.normalize_advantages, PADDED=moments.padded, A=shape.outputs, AP=16,
-            R=self._records.shape[1], B=self._block, GAUSSIAN=shape.gaussian, num_warps=4, num_stages=1, **self._with_ones,
+            VALUE_COEF=settings.value_coef, ENTROPY_COEF=settings.entropy_coef, CLIPS=settings.clips,
+            CLIP_VALUES=settings.clip_values, NORMALIZES=settings.normalize_advantages, PADDED=moments.padded,
+            A=shape.outputs, AP=16, R=self._records.shape[1], B=self._block, GAUSSIAN=shape.gaussian, num_warps=4, num_stages=1,
+            **self._with_ones,
         )  # fmt: skip
         return self._stats, moments

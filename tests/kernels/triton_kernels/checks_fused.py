@@ -4,6 +4,8 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from hurtle.algorithms.a2c import a2c_loss
+from hurtle.algorithms.impala_config import IMPALAConfig
 from hurtle.algorithms.ppo import evaluate_actions, ppo_loss
 from hurtle.algorithms.ppo_config import PPOConfig
 from hurtle.buffers.rollout import Minibatch
@@ -90,13 +92,24 @@ def check_acting(action_space, device="cpu", rows=70, steps=3, masked=False, tol
         assert same.float().mean() > (0.999 if tolerance <= 1e-4 else 0.95)  # rounding may tip a few
         torch.testing.assert_close(log_probs, distribution.log_prob(actions), rtol=tolerance, atol=tolerance)
         torch.testing.assert_close(again, value, rtol=tolerance, atol=tolerance)
+        for own, judged in zip((log_probs, again), fused.judge(seen, actions, masks), strict=True):
+            torch.testing.assert_close(judged, own, rtol=1e-5, atol=1e-5)
         np.testing.assert_array_equal(env_actions.cpu().numpy(), policy.head.env_actions(actions.cpu().numpy()))
 
 
 def check_gradients(
-    action_space, limit, device="cpu", total=150, count=90, clip_values=True, normalizes=True, parts=(), **options
+    action_space,
+    limit,
+    device="cpu",
+    total=150,
+    count=90,
+    clip_values=True,
+    normalizes=True,
+    parts=(),
+    clips=True,
+    **options,
 ):
-    """The gradients and means of a minibatch are those of `ppo_loss`, relative to their norm.
+    """The gradients and means of a minibatch are those of `ppo_loss`, or without clips of `a2c_loss`, relative to their norm.
 
     Without a limit, they may be twice as far off as torch's own in the same precision: with random advantages, gradients are
     small sums of large numbers, and how far rounding carries is a matter of the data. `parts`: "masks", "valid", "weights".
@@ -119,6 +132,8 @@ def check_gradients(
     weights = (0.5 + torch.rand(count, generator=generator)).to(device) if "weights" in parts else None
     config = PPOConfig(clip_values=clip_values, entropy_coef=0.02, normalize_advantages=normalizes)
     clip = torch.tensor([config.clip_range], device=device)
+    if not clips:
+        config, clip_values = IMPALAConfig(entropy_coef=0.02, normalize_advantages=normalizes), False
     fields = [actions, log_probs, values, advantages, returns]
     kept = torch.ones(count, dtype=torch.bool, device=device) if valid is None else valid[order]
     chosen = order[kept]
@@ -127,7 +142,7 @@ def check_gradients(
     if valid is not None:  # whatever they contain
         log_probs[~valid] = advantages[~valid] = returns[~valid] = torch.nan
     fused.begin(
-        Steps(obs, *fields, masks, valid), LossSettings(config.value_coef, config.entropy_coef, clip_values, normalizes)
+        Steps(obs, *fields, masks, valid), LossSettings(config.value_coef, config.entropy_coef, clip_values, normalizes, clips)
     )
     fused.gradients(order.flip(0)[: count // 2], clip, None if weights is None else weights[: count // 2])
     fill(fused, torch.nan)
@@ -163,7 +178,11 @@ def fill(fused, number):
 def gradients_of(policy, batch, config):
     """The losses, and the gradients flat."""
     policy.zero_grad()
-    losses = ppo_loss(*(part.float() for part in evaluate_actions(policy, batch)), batch, config.clip_range, config)
+    found = [part.float() for part in evaluate_actions(policy, batch)]
+    if isinstance(config, PPOConfig):
+        losses = ppo_loss(*found, batch, config.clip_range, config)
+    else:
+        losses = a2c_loss(*found, batch, config)
     losses.total.backward()
     return losses, torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
 

@@ -1,13 +1,15 @@
-"""PPO's loss in Triton against `ppo_loss` with autograd, on any device: called from the interpreter's tests and the GPU's."""
+"""The losses in Triton against `ppo_loss` and `a2c_loss` with autograd, on any device: for the interpreter and the GPU."""
 
 import itertools
 
 import torch
 
+from hurtle.algorithms.a2c import a2c_loss
+from hurtle.algorithms.impala_config import IMPALAConfig
 from hurtle.algorithms.ppo import ppo_loss
 from hurtle.algorithms.ppo_config import PPOConfig
 from hurtle.buffers.rollout import Minibatch
-from hurtle.kernels.triton.loss import ppo_gradients
+from hurtle.kernels.triton.loss import LossSettings, loss_gradients
 
 NEW = ("log_probs", "entropies", "values")
 OLD = ("old_log_probs", "old_values", "advantages", "returns")
@@ -44,8 +46,11 @@ def expected(steps, config, clip_range):
     old_log_probs, old_values, advantages, returns = (steps[name].double()[valid] for name in OLD)
     weights = None if steps.get("weights") is None else steps["weights"].double()[valid]
     batch = Minibatch(None, None, None, old_log_probs, old_values, advantages, returns, weights)
-    limit = torch.tensor([clip_range]).double()
-    losses = ppo_loss(*(tensor[valid] for tensor in new), batch, limit, config)
+    new_of_valid = [tensor[valid] for tensor in new]
+    if isinstance(config, PPOConfig):
+        losses = ppo_loss(*new_of_valid, batch, torch.tensor([clip_range]).double(), config)
+    else:
+        losses = a2c_loss(*new_of_valid, batch, config)
     return torch.stack(torch.autograd.grad(losses.total, new)), torch.stack(losses[1:])
 
 
@@ -54,14 +59,13 @@ def found(steps, config, clip_range, device):
     new = [steps[name].to(device, copy=True).requires_grad_() for name in NEW]  # as they come from a policy
     old = [steps[name].to(device) for name in OLD]
     optional = {name: steps[name].to(device) for name in ("weights", "valid") if steps.get(name) is not None}
-    gradients = ppo_gradients(
+    clips = isinstance(config, PPOConfig)
+    clip_values = clips and config.clip_values
+    gradients = loss_gradients(
         *new,
         *old,
         torch.tensor([clip_range], device=device),
-        value_coef=config.value_coef,
-        entropy_coef=config.entropy_coef,
-        clip_values=config.clip_values,
-        normalize_advantages=config.normalize_advantages,
+        LossSettings(config.value_coef, config.entropy_coef, clip_values, config.normalize_advantages, clips),
         **optional,
     )
     torch.autograd.backward(new, gradients[:3])
@@ -92,6 +96,16 @@ def check_options(device, has_weights, has_absent, clip_values, normalize, size=
     assert ((ratios - 1).abs() > 0.2).float().mean() > 0.2
     assert ((ratios - 1).abs() < 0.2).float().mean() > 0.2
     assert_same(steps, config, 0.2, device)
+
+
+def check_without_clipping(device, has_absent, normalize, size=300):
+    """The loss of A2C and IMPALA."""
+    steps = columns(size)
+    del steps["weights"]
+    if not has_absent:
+        del steps["valid"]
+    config = IMPALAConfig(normalize_advantages=normalize, value_coef=0.7, entropy_coef=0.03)
+    assert_same(steps, config, 0.0, device)
 
 
 def check_ties(device):

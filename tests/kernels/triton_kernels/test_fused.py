@@ -10,10 +10,15 @@ triton = pytest.importorskip("triton")
 from checks_fused import BOX, DISCRETE, check_acting, check_empty, check_gradients, check_nan  # noqa: E402
 from made_rollouts import MadeRollout, fill  # noqa: E402
 
+from hurtle.algorithms.a2c_config import A2CConfig  # noqa: E402
+from hurtle.algorithms.a2c_device import DeviceA2C  # noqa: E402
 from hurtle.algorithms.algorithm import LearnerSetup  # noqa: E402
+from hurtle.algorithms.impala_config import IMPALAConfig  # noqa: E402
+from hurtle.algorithms.impala_device import DeviceIMPALA  # noqa: E402
 from hurtle.algorithms.ppo_config import PPOConfig  # noqa: E402
 from hurtle.algorithms.ppo_device import DevicePPO  # noqa: E402
 from hurtle.kernels.triton import mlp  # noqa: E402
+from hurtle.kernels.triton.grid_cnn import FusedGridCNN  # noqa: E402
 from hurtle.kernels.triton.mlp import FusedMLP  # noqa: E402
 from hurtle.policies.build import PolicyConfig, build_policy  # noqa: E402
 from hurtle.policies.mlp import MLP  # noqa: E402
@@ -61,6 +66,18 @@ def test_gradients(actions, clip_values):
     check_gradients(SPACES[actions], 1e-5, clip_values=clip_values)
 
 
+@pytest.mark.parametrize(
+    ("actions", "options"),
+    [
+        ("choices", {"parts": ("masks", "valid")}),
+        pytest.param("numbers", {}, marks=pytest.mark.slow),
+        pytest.param("choices", {"grid": GRID, "normalizes": False}, marks=pytest.mark.slow),
+    ],
+)
+def test_gradients_without_clipping(actions, options):
+    check_gradients(SPACES[actions], 1e-5, clips=False, **options)
+
+
 def test_gradients_with_relu():
     check_gradients(DISCRETE, 1e-5, activation="relu", parts=("masks",))
 
@@ -102,6 +119,37 @@ def test_an_update_is_that_of_the_policy(settings, masked, invalid):
     (expected, wanted), (found, metrics) = results
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert metrics == pytest.approx(wanted, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "config", "action_space", "is_grid"),
+    [
+        (DeviceIMPALA, IMPALAConfig(num_minibatches=3, learning_rate=1e-2), DISCRETE, False),
+        pytest.param(DeviceIMPALA, IMPALAConfig(learning_rate=1e-2), BOX, False, marks=pytest.mark.slow),
+        pytest.param(DeviceIMPALA, IMPALAConfig(num_minibatches=2, learning_rate=1e-2), DISCRETE, True, marks=pytest.mark.slow),
+        (DeviceA2C, A2CConfig(learning_rate=1e-2), DISCRETE, False),
+    ],
+)
+def test_updates_without_clipping_are_those_of_the_policy(make, config, action_space, is_grid):
+    """In torch, with the kernel of the loss, and with those of the whole policy; absent agents and masks."""
+    results = []
+    for way in ("torch", "loss", "fused"):
+        space = spaces.Box(0, 1, GRID, np.uint8) if is_grid else spaces.Box(-10, 10, (7,), np.float32)
+        network = PolicyConfig(policy="grid_cnn") if is_grid else PolicyConfig(hidden_sizes=(16, 16))
+        policy = build_policy(network, space, action_space, seed=2)
+        learner = make(policy, config, LearnerSetup(3))
+        learner._has_loss_kernel = way == "loss"
+        if way == "fused":
+            shape = grid_cnn_shape(policy) if is_grid else mlp_shape(policy)
+            learner.fuse((FusedGridCNN if is_grid else FusedMLP)(shape, learner.parameters.values))
+        rollout = MadeRollout(policy, 8, 7, action_space is DISCRETE)
+        fill(rollout, policy, invalid=0.3)
+        metrics = learner.update(rollout) | learner.pending(wait=True)
+        results.append((learner.parameters.values.clone(), metrics))
+    expected, wanted = results[0]
+    for found, metrics in results[1:]:
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        assert metrics == pytest.approx(wanted, rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.parametrize("options", [{}, pytest.param({"grid": GRID}, marks=pytest.mark.slow)])

@@ -1,4 +1,4 @@
-"""PPO's loss in Triton's interpreter: gradients and metrics against `ppo_loss`; ties, absent steps, NaN."""
+"""The losses in Triton's interpreter: gradients and metrics against `ppo_loss` and `a2c_loss`; ties, absent steps, NaN."""
 
 import checks_loss as checks
 import pytest
@@ -17,6 +17,12 @@ def test_more_steps_than_the_sums_programs_take_at_once(monkeypatch):
     monkeypatch.setattr(loss, "BLOCK", 32)
     monkeypatch.setattr(loss, "MOST_SUMS", 3)
     checks.check_options("cpu", True, True, True, True)
+
+
+@pytest.mark.parametrize("has_absent", [False, True])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_loss_without_clipping(has_absent, normalize):
+    checks.check_without_clipping("cpu", has_absent, normalize)
 
 
 def test_ties():
@@ -41,10 +47,10 @@ def test_nan_is_seen():
 
 def test_columns_that_do_not_go_together_are_named():
     steps = [torch.zeros(8) for _ in range(7)]
-    settings = {"value_coef": 0.5, "entropy_coef": 0.0, "clip_values": True, "normalize_advantages": True}
+    settings = loss.LossSettings(0.5, 0.0, True, True)
     with pytest.raises(HurtleError, match=r"shape \(8,\); one has \(7,\)"):
-        loss.ppo_gradients(*steps, torch.ones(1), **settings, weights=torch.zeros(7))
+        loss.loss_gradients(*steps, torch.ones(1), settings, weights=torch.zeros(7))
     with pytest.raises(HurtleError, match="contiguous"):
-        loss.ppo_gradients(torch.zeros(16)[::2], *steps[1:], torch.ones(1), **settings)
+        loss.loss_gradients(torch.zeros(16)[::2], *steps[1:], torch.ones(1), settings)
     with pytest.raises(HurtleError, match="at least one step"):
-        loss.ppo_gradients(*(column[:0] for column in steps), torch.ones(1), **settings)
+        loss.loss_gradients(*(column[:0] for column in steps), torch.ones(1), settings)
