@@ -33,7 +33,7 @@ SEEDS, ROUNDS = 5, 5
 MARGIN, REACHED = 1.03, 5
 """Training ends when so many rollouts in turn had episodes whose mean is so far above the goal."""
 PARTS = ("ceilings", "rates", "gae", "kernels", "sweep", "solve", "cold", "learning")
-PROFILED = ("cartpole-1-bf16", "breakout", "breakout-mingru-1", "breakout-lstm")
+PROFILED = ("cartpole-1-bf16", "breakout", "breakout-impala", "breakout-mingru-1", "breakout-lstm")
 SWEEP = (1, 16, 256, 4096, 16_384, 65_536, 262_144, 1_048_576)
 
 
@@ -66,7 +66,9 @@ MEMORY = {**GRID, "num_envs": 32_768, "num_epochs": 2, "minibatch_size": 131_072
 RECITE = {**MEMORY, "gamma": 0.95, "entropy_coef": 0.2, "hidden_sizes": (96, 208)}
 SINGLE = {"num_epochs": 1, "minibatch_size": 65_536, "learning_rate": 5e-3}
 BREAKOUT = {**MEMORY, "hidden_sizes": (168,)}
-SMALL = {"num_envs": 16, "num_steps": 8, "minibatch_size": 64}
+IMPALA = {"algorithm": "impala", "num_envs": 16_384, "num_steps": 32, "num_minibatches": 16, "trace_lambda": 0.95, **HALF}
+IMPALA |= {"learning_rate": 1e-3, "entropy_coef": 0.01}
+SMALL = {"num_envs": 16, "num_steps": 8, "minibatch_size": 64, "num_minibatches": 2}
 SETTINGS = {
     "cartpole-1": Setting("CartPole, 64×64, 1 epoch", "cartpole", ONCE, 250e6, 900e6, 475, 200_000_000),
     "cartpole-4": Setting("CartPole, 64×64, 4 epochs", "cartpole", OFTEN, 80e6, 900e6, 475, 100_000_000),
@@ -74,6 +76,10 @@ SETTINGS = {
     "cartpole-4-bf16": Setting("CartPole, 64×64, 4 epochs, bf16", "cartpole", {**OFTEN, **HALF}, 350e6, 3e9, 475, 100_000_000),
     "breakout": Setting("breakout, small CNN, bf16", "breakout", CNN, 80e6, 0, 28, 600_000_000, until_goal=True),
     "asterix": Setting("asterix, small CNN, bf16", "asterix", CNN, 80e6, 0, 16, 600_000_000, until_goal=True),
+    "breakout-impala": Setting(
+        "breakout, small CNN, IMPALA, bf16", "breakout", IMPALA, 20e6, 0, 28, 600_000_000, until_goal=True
+    ),
+    "asterix-impala": Setting("asterix, small CNN, IMPALA, bf16", "asterix", IMPALA, 20e6, 0, 16, 600_000_000, until_goal=True),
     "breakout-mingru": Setting(
         "breakout, minGRU, 2 epochs, bf16", "breakout", BREAKOUT, 0, 0, 28, 400_000_000, until_goal=True
     ),
@@ -108,7 +114,7 @@ class Bench:
         """Of a run with these settings."""
         words = {"precision": "tf32", **words, "device": self.device, "gear": "device", "preset": False, "seed": seed}
         if self.quick:
-            words |= SMALL | {"precision": "float32", "hidden_sizes": (16,) * len(words.get("hidden_sizes", (0, 0)))}
+            words |= small(words) | {"hidden_sizes": (16,) * len(words.get("hidden_sizes", (0, 0)))}
         return assemble(make_settings(env, words), env)
 
     def wait(self) -> None:
@@ -240,7 +246,7 @@ class Bench:
 
         runs = []
         for seed in range(2 if self.quick else SEEDS + 1):  # the first compiles
-            words = {**SOLVE, "total_steps": 256, **SMALL, "precision": "float32"} if self.quick else SOLVE
+            words = {**SOLVE, "total_steps": 256, **small(SOLVE)} if self.quick else SOLVE
             with tempfile.TemporaryDirectory() as folder:
                 run = hurtle.train(
                     "cartpole", device=self.device, gear="device", preset=False, seed=seed, runs=folder, progress="quiet",
@@ -310,6 +316,11 @@ class Bench:
         return {"seed": seed, "seconds": seconds, "steps": steps, "return": played.mean, "curve": kept}
 
 
+def small(words: dict[str, Any]) -> dict[str, Any]:
+    """The settings that make a run tiny, of those that it has."""
+    return {name: size for name, size in SMALL.items() if name in words} | {"precision": "float32"}
+
+
 def train(parts: Parts, progress: float = 0.0) -> Any:
     """One rollout and one update; returns the episodes that were reported."""
     parts.collector.load_weights(parts.learner.weights())
@@ -324,13 +335,16 @@ def kernel_name(key: str, setting: str) -> str:
         "_gradient_kernel": "MLP: loss and gradients", "_value_kernel": "MLP: values", "_record_kernel": "MLP: records",
         "_act_kernel": "act", "_pack_kernel": "CNN: pack weights", "_reduce_kernel": "CNN: sum partial gradients",
         "step_kernel": "env step", "outcome_rows": "outcome", "choose_rows": "sampling", "shuffle_rows": "shuffle",
-        "gae_kernel": "advantages", "sum_partials": "optimizer", "sum_squares": "optimizer", "_update_kernel": "optimizer",
+        "gae_kernel": "advantages", "vtrace_kernel": "V-trace", "sum_partials": "optimizer", "sum_squares": "optimizer",
+        "_update_kernel": "optimizer",
         "_moments_kernel": "moments of advantages", "_metrics_kernel": "metrics", "_conv_": "convolution",
         "_scan_": "minGRU scan", "_step_forward": "LSTM cell", "_step_backward": "LSTM cell", "_sum_kernel": "layers: backward",
     }  # fmt: skip
     if key in ("_loss_kernel", "_backward_kernel"):
-        backward = {"breakout": "CNN: backward"}.get(setting, "layers: backward")
-        return backward if key == "_backward_kernel" else "CNN: forward and loss" if setting == "breakout" else "PPO loss"
+        is_cnn = setting in ("breakout", "breakout-impala")
+        if key == "_backward_kernel":
+            return "CNN: backward" if is_cnn else "layers: backward"
+        return "CNN: forward and loss" if is_cnn else "PPO loss"
     for part, name in ours.items():
         if part in key:
             return name

@@ -16,6 +16,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
     [
         ("gemm.py", "| 1 × 64 "),
         ("gpu.py --device cpu --parts rates solve", "| breakout, minGRU, 1 epoch, bf16 "),
+        ("gpu.py --device cpu --parts rates learning --settings breakout-impala", "| breakout, small CNN, IMPALA, bf16 "),
         ("buffers.py", "| 17-dim observations, 6-dim actions "),
         ("off_policy.py", "| DQN, 64 × 64, batch 64 "),
         ("off_policy.py --parts seeds", "| 16 "),

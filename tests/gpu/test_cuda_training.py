@@ -56,9 +56,10 @@ def test_a_run_ends_is_scored_and_its_policy_plays_on_the_cpu(case, tmp_path):
     assert vec.single_action_space.contains(actions) or vec.num_agents > 1
 
 
-def test_a2c_and_a_pool_train(tmp_path):
-    run = hurtle.train("cartpole", algorithm="a2c", total_steps=512, runs=str(tmp_path), **SMALL)
-    assert run.evaluation is not None
+def test_a2c_impala_and_a_pool_train(tmp_path):
+    for algorithm in ("a2c", "impala"):
+        run = hurtle.train("cartpole", algorithm=algorithm, total_steps=512, runs=str(tmp_path), **SMALL)
+        assert run.evaluation is not None
     pooled = hurtle.train(
         "CartPole-v1", backend="process", pool_batch_size=4, num_workers=4, total_steps=512, runs=str(tmp_path), **PPO
     )

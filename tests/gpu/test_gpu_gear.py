@@ -6,10 +6,17 @@ import pytest
 from scripted_envs import Staged, finals_of
 
 import hurtle
+from hurtle.algorithms.a2c import A2C
+from hurtle.algorithms.a2c_config import A2CConfig
+from hurtle.algorithms.a2c_device import DeviceA2C
 from hurtle.algorithms.algorithm import LearnerSetup
+from hurtle.algorithms.impala import IMPALA
+from hurtle.algorithms.impala_config import IMPALAConfig
+from hurtle.algorithms.impala_device import DeviceIMPALA
 from hurtle.algorithms.ppo import PPO
 from hurtle.algorithms.ppo_config import PPOConfig
 from hurtle.algorithms.ppo_device import DevicePPO
+from hurtle.buffers.rollout import Done
 from hurtle.collect.device_collector import DeviceCollector
 from hurtle.collect.general_collector import GeneralCollector
 from hurtle.collect.inference import Actor
@@ -93,36 +100,60 @@ def test_rollouts_are_those_of_the_general_gear(case):
     assert cut or env not in ("pendulum", "squared")
 
 
+ONCE = {"max_grad_norm": 1e9, "optimizer": "rmsprop", "num_steps": 16}
+ALGORITHMS = {
+    "ppo": (PPO, DevicePPO, lambda rows: PPOConfig(**ONCE, minibatch_size=16 * rows, num_epochs=1)),
+    "a2c": (A2C, DeviceA2C, lambda rows: A2CConfig(**ONCE)),
+    "impala": (IMPALA, DeviceIMPALA, lambda rows: IMPALAConfig(**ONCE, rho_clip=0.9, trace_lambda=0.95)),
+}
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "impala"])
+@pytest.mark.parametrize(
+    "case", ["cartpole", "cartpole fused", "pendulum fused", "asterix", "snake", "memory lstm", "memory gru"]
+)
+def test_updates_without_clipping_have_the_gradients_of_the_general_gear(case, algorithm, monkeypatch):
+    check_gradients(case, "float32", algorithm, monkeypatch)
+
+
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
 @pytest.mark.parametrize("case", [*CASES])
 def test_an_update_has_the_gradients_of_the_general_gear(case, precision):
-    """One epoch of one minibatch, RMSprop from zero moments: what it leaves as second moment is the squared gradient."""
+    check_gradients(case, precision)
+
+
+def check_gradients(case, precision, algorithm="ppo", monkeypatch=None):
+    """One minibatch, RMSprop from zero moments: what it leaves as second moment is the squared gradient. IMPALA's steps lag."""
     import torch
 
+    make_general, make_device, settings_for = ALGORITHMS[algorithm]
     env, config, _ = CASES[case]
     limit = {"float32": 1e-4, "tf32": 1e-3}[precision]
     vec, policy, _ = make(env, "cuda", config)
     device = DeviceCollector(vec, policy, 3)
     rollout = device.new_rollout(16)
     device.collect(rollout)
-    size = 16 * rollout.num_rows
-    settings = PPOConfig(num_steps=16, minibatch_size=size, num_epochs=1, max_grad_norm=1e9, optimizer="rmsprop")
+    if algorithm == "impala":
+        noise = torch.randn(rollout.log_probs.shape, generator=torch.Generator().manual_seed(1))
+        rollout.log_probs.add_(0.3 * noise.to("cuda"))
+        monkeypatch.setattr(IMPALA, "bootstrap", lambda self, rollout: Done.BOOTSTRAP)  # only the collector has what follows
+    settings = settings_for(rollout.num_rows)
     reference = make(env, "cpu", config)[1]
     reference.load_state_dict(policy.state_dict())
-    general = PPO(reference, settings)
+    general = make_general(reference, settings)
     copy = general_rollout(reference, rollout)
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     try:
-        ppo = DevicePPO(policy, settings, LearnerSetup(precision=precision))
-        ppo.fuse(fused_kernels(policy, ppo.parameters.values, precision) if "fused" in case else None)
-        ppo.update(rollout)
+        learner = make_device(policy, settings, LearnerSetup(precision=precision))
+        learner.fuse(fused_kernels(policy, learner.parameters.values, precision) if "fused" in case else None)
+        learner.update(rollout)
     finally:
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
     general.update(copy)
     wanted = torch.cat([parameter.grad.flatten() for parameter in reference.parameters()])
-    own = ppo.parameters.gradients.cpu()
+    own = learner.parameters.gradients.cpu()
     assert (own - wanted).norm() / wanted.norm() <= limit
 
 
@@ -167,6 +198,15 @@ REPLAYED = {
     "priorities": ("cartpole", {}, {"priority_alpha": 0.7}),
     "vtrace": ("cartpole", {}, {"vtrace": True}),
     "early stop": ("cartpole", {}, {"target_kl": 1e-4}),
+    "impala": ("cartpole", {}, {"num_minibatches": 4}),
+    "impala fused": ("cartpole", {}, {"num_minibatches": 3}),  # of 22, 21 and 21 rows
+    "impala fused convolutions": ("breakout", {}, {"num_minibatches": 4}),
+    "impala convolutions": ("breakout", {}, {}),
+    "impala lstm": ("memory", {"recurrent": "lstm"}, {"num_minibatches": 2}),
+    "impala agents": ("snake", {}, {"num_minibatches": 2}),
+    "a2c": ("cartpole", {}, {}),
+    "a2c fused": ("cartpole", {}, {}),
+    "a2c lstm": ("memory", {"recurrent": "lstm"}, {}),
 }
 
 
@@ -179,16 +219,21 @@ def test_graphs_replay_what_plain_runs_do(case):
     for enabled in (False, True):
         vec, policy, _ = make(env, "cuda", config)
         graphs = Graphs("cuda", enabled=enabled)
-        settings = PPOConfig(num_steps=16, minibatch_size=256, num_epochs=2, **options)
-        ppo = DevicePPO(policy, settings, LearnerSetup(graphs=graphs))
-        ppo.fuse(fused_kernels(policy, ppo.parameters.values) if "fused" in case else None)
-        fused = ppo.acting_kernels
-        collector = DeviceCollector(vec, policy, 3, postprocess=ppo.postprocess, graphs=graphs, fused=fused)
+        setup = LearnerSetup(graphs=graphs)
+        if "impala" in case:
+            learner = DeviceIMPALA(policy, IMPALAConfig(num_steps=16, **options), setup)
+        elif "a2c" in case:
+            learner = DeviceA2C(policy, A2CConfig(num_steps=16, **options), setup)
+        else:
+            learner = DevicePPO(policy, PPOConfig(num_steps=16, minibatch_size=256, num_epochs=2, **options), setup)
+        learner.fuse(fused_kernels(policy, learner.parameters.values) if "fused" in case else None)
+        fused = learner.acting_kernels
+        collector = DeviceCollector(vec, policy, 3, postprocess=learner.postprocess, graphs=graphs, fused=fused)
         rollout = collector.new_rollout(16)
         for k in range(6):
             collector.collect(rollout)
-            ppo.update(rollout, k / 6)
-        weights.append(ppo.parameters.values.clone())
+            learner.update(rollout, k / 6)
+        weights.append(learner.parameters.values.clone())
         assert graphs.failure == ""
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-5, atol=1e-6)
 
@@ -266,8 +311,9 @@ def test_numbers_that_are_not_finite_are_reported():
         collector.pending(wait=True)
 
 
-def test_a_run_moves_between_gears(tmp_path):
-    words = {"progress": "quiet", "trackers": (), "preset": False, "num_envs": 64, "num_steps": 16, "minibatch_size": 256}
+@pytest.mark.parametrize("algorithm", [{"minibatch_size": 256}, {"algorithm": "impala"}, {"algorithm": "a2c"}])
+def test_a_run_moves_between_gears(algorithm, tmp_path):
+    words = {"progress": "quiet", "trackers": (), "preset": False, "num_envs": 64, "num_steps": 16, **algorithm}
     run = hurtle.train("cartpole", device="cuda", total_steps=4096, runs=str(tmp_path), eval_episodes=5, **words)
     assert load_checkpoint(max((run.path / "checkpoints").glob("step-*.pt")))["settings"]["gear"] == "auto"
     assert '"gear": "device"' in (run.path / "about.json").read_text()
@@ -281,6 +327,14 @@ def test_the_fused_kernels_learn_cartpole(tmp_path):
     words |= {"minibatch_size": 32_768, "num_epochs": 4, "learning_rate": 2e-3, "anneal_learning_rate": False}
     run = hurtle.train("cartpole", device="cuda", total_steps=10_000_000, precision="bf16", **words)
     assert run.evaluation.mean >= 475
+
+
+def test_impala_learns_breakout_with_the_fused_kernels(tmp_path):
+    words = {"progress": "quiet", "trackers": (), "num_envs": 4096, "num_minibatches": 16, "runs": str(tmp_path)}
+    words |= {"eval_episodes": 200, "eval_sampled": True, "precision": "bf16", "total_steps": 60_000_000}
+    run = hurtle.train("breakout", algorithm="impala", device="cuda", **words)
+    assert '"gear": "device"' in (run.path / "about.json").read_text()
+    assert run.evaluation.mean >= 15
 
 
 def test_graphs_and_buffers_are_given_back(tmp_path):
