@@ -288,6 +288,16 @@ TASKS |= {
         _at_least(16),
         {"algorithm": "r2d2", "device": "cuda", "precision": "bf16"},
     ),
+    **{
+        f"impala_{name}": Task(
+            f"IMPALA: MinAtar {name}, 10M steps",
+            name,
+            TASKS[name].goal,
+            {"algorithm": "impala", "device": "auto"},
+            sampled=True,
+        )
+        for name in ("breakout", "asterix")
+    },
 }
 
 ON_GPU = {"device": "cuda", "precision": "tf32", "compile": True, "backend": "process", "num_workers": 4}
