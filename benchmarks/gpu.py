@@ -66,8 +66,8 @@ MEMORY = {**GRID, "num_envs": 32_768, "num_epochs": 2, "minibatch_size": 131_072
 RECITE = {**MEMORY, "gamma": 0.95, "entropy_coef": 0.2, "hidden_sizes": (96, 208)}
 SINGLE = {"num_epochs": 1, "minibatch_size": 65_536, "learning_rate": 5e-3}
 BREAKOUT = {**MEMORY, "hidden_sizes": (168,)}
-IMPALA = {"algorithm": "impala", "num_envs": 16_384, "num_steps": 32, "num_minibatches": 16, "learning_rate": 3e-3, **HALF}
-IMPALA |= {"trace_lambda": 0.95, "normalize_advantages": True, "entropy_coef": 0.03}  # as PPO's
+IMPALA = {"algorithm": "impala", "num_envs": 16_384, "num_steps": 32, "num_minibatches": 16, "trace_lambda": 0.95, **HALF}
+IMPALA |= {"learning_rate": 2e-3}
 SMALL = {"num_envs": 16, "num_steps": 8, "minibatch_size": 64, "num_minibatches": 2}
 SETTINGS = {
     "cartpole-1": Setting("CartPole, 64×64, 1 epoch", "cartpole", ONCE, 250e6, 900e6, 475, 200_000_000),
