@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hurtle.vector.factory import make_vec
 
 __version__ = "0.1.0"
-__all__ = ["HurtleError", "__version__", "emulate", "export", "load", "make", "make_vec", "native", "register", "train"]
+__all__ = ["HurtleError", "__version__", "emulate", "export", "load", "make", "make_vec", "mujoco", "native", "register", "train"]
 
 _HOMES = {
     "HurtleError": "hurtle.errors",
@@ -38,8 +38,8 @@ def __getattr__(name: str) -> Any:
             value = getattr(import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
-    if name == "native":
-        return import_module("hurtle.native")
+    if name in ("mujoco", "native"):
+        return import_module(f"hurtle.{name}")
     raise AttributeError(f"module 'hurtle' has no attribute {name!r}")
 
 

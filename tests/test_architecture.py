@@ -21,7 +21,7 @@ LAYERS = (
     ("kernels",),
     ("vector",),
     ("emulation",),
-    ("envs",),
+    ("envs", "mujoco"),
     ("native",),
     ("tracking",),
     ("trust",),

@@ -20,6 +20,7 @@ import gymnasium
 from hurtle.envs.packages import external_maker
 from hurtle.envs.show_last import NAME, with_last
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
+from hurtle.mujoco.task import Task
 from hurtle.native.env import Env
 from hurtle.references import is_reference, load_reference, reference_to
 
@@ -42,7 +43,7 @@ _ZOO: dict[str, str | type[Env]] = {
     "space_invaders": "hurtle.envs.space_invaders:SpaceInvaders",
 }
 
-EnvLike = str | type[Env] | Env | Callable[..., Any]
+EnvLike = str | type[Env] | Env | type[Task] | Task | Callable[..., Any]
 
 
 def names() -> list[str]:
@@ -90,6 +91,8 @@ def name_of(env: Any) -> str:
 def resolve(env: EnvLike, parameters: dict[str, Any]) -> Env | Callable[..., Any]:
     """A native env with its parameters, or a callable that makes a Gymnasium or PettingZoo env, also in another process.
 
+    For a MuJoCo task, and for an id of Gymnasium's, `hurtle.vector.factory` finds out from the callable what it makes.
+
     Raises:
         UnknownNameError: There is no such name; the message suggests the closest.
         HurtleError: The package of the env is not installed; the message names the extra.
@@ -98,12 +101,16 @@ def resolve(env: EnvLike, parameters: dict[str, Any]) -> Env | Callable[..., Any
         own = {name: value for name, value in parameters.items() if name != NAME}
         found = resolve(env, own)
         return with_last(found, own) if parameters[NAME] else found
+    if isinstance(env, Env | Task) and parameters:
+        raise HurtleError(f"{env!r} is an instance; pass its parameters to its constructor, not to make: {parameters}.")
     if isinstance(env, Env):
-        if parameters:
-            raise HurtleError(f"{env!r} is an instance; pass its parameters to its constructor, not to make: {parameters}.")
         return env
     if isinstance(env, type) and issubclass(env, Env):
         return env(**parameters)
+    if isinstance(env, Task) or (isinstance(env, type) and issubclass(env, Task)):
+        from hurtle.mujoco.single_env import make_task_env
+
+        return partial(make_task_env, env if isinstance(env, Task) else env(**parameters))
     if isinstance(env, str):
         if env in _ZOO:
             return native_class(env)(**parameters)

@@ -44,6 +44,19 @@ def call_env(typing_context: Any, address: Any, numbers: Any) -> Any:
 
 
 @intrinsic
+def call_c(typing_context: Any, address: Any, pointers: Any) -> Any:
+    """Call a C function by its address, with pointers as int64, and ignore what it returns."""
+    count = len(pointers)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * count)
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), cgutils.unpack_tuple(builder, args[1], count))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.UniTuple(types.int64, count)), codegen
+
+
+@intrinsic
 def nanoseconds(typing_context: Any) -> Any:
     """The time of a clock that never goes back."""
 

@@ -16,6 +16,7 @@ from hurtle.native.threads import free_cores
 from hurtle.runners.settings import TrainConfig
 from hurtle.vector.cuda_vec import CudaVecEnv
 from hurtle.vector.native_pool import NativePool
+from hurtle.vector.mujoco_vec import MujocoVecEnv
 from hurtle.vector.native_vec import NativeVecEnv
 
 
@@ -91,7 +92,7 @@ def local_or_actors(train: TrainConfig, make: Callable[[Share], Any]) -> Actors:
         if count == 1:
             return Actors([vec], train.lag, reason + warning)
         vec.close()
-        if not _is_native(vec):  # as it was chosen for the whole
+        if not _is_compiled(vec):  # as it was chosen for the whole
             backend = "serial" if obstacle else "process"
     made = Actors([], train.lag, reason + warning)
     try:
@@ -111,8 +112,8 @@ def _shares(train: TrainConfig, count: int, backend: str) -> list[Share]:
     return [Share(last - first, first, backend, workers, pool) for first, last in pairwise(edges)]
 
 
-def _is_native(vec: Any) -> bool:
-    return isinstance(vec, NativeVecEnv | NativePool)
+def _is_compiled(vec: Any) -> bool:
+    return isinstance(vec, NativeVecEnv | NativePool | MujocoVecEnv)
 
 
 def _is_on_gpu(vec: Any) -> bool:
@@ -125,6 +126,6 @@ def _without_processes(vec: Any) -> str:
         return "envs run on the GPU"
     if getattr(vec, "steps_elsewhere", False):  # some are wrapped
         return ""
-    if _is_native(vec):
+    if _is_compiled(vec):
         return "envs are compiled, and share the cores with the update"
     return "envs step in this process, since they are too fast for others"

@@ -50,10 +50,10 @@ class TrainConfig:
 
     num_envs: Annotated[int, at_least(1)] = 8
     """Number of parallel envs."""
-    backend: Literal["auto", "native", "serial", "process", "ray"] = "auto"
-    """auto, native, serial, process or ray."""
+    backend: Literal["auto", "native", "mujoco", "serial", "process", "ray"] = "auto"
+    """auto, native, mujoco, serial, process or ray."""
     num_workers: Annotated[int | None, at_least(1)] = None
-    """The most threads for native envs, or processes for others."""
+    """The most threads for native and MuJoCo envs, or processes for others."""
     pool_batch_size: Annotated[int | None, at_least(1)] = None
     """Act as soon as this many envs are ready."""
     step_timeout: Annotated[float | None, positive()] = None

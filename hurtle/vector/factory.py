@@ -14,16 +14,18 @@ from typing import Any
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.vector import AutoresetMode
 
+from hurtle.envs.extras import load_module
 from hurtle.envs.packages import make_gymnasium
 from hurtle.envs.registry import EnvLike, make, resolve, unchecked
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
+from hurtle.mujoco.task import RENDER_MODES, Task
 from hurtle.native.batch_arrays import batch_bytes, check_fits
 from hurtle.native.env import Env, EnvSpec
 from hurtle.references import is_reference
 from hurtle.vector.options import VecOptions, autoreset_mode_of, check_count
 from hurtle.vector.vec_env import VecEnv
 
-BACKENDS = ("auto", "native", "serial", "process", "ray")
+BACKENDS = ("auto", "native", "mujoco", "serial", "process", "ray")
 
 
 def make_vec(
@@ -54,9 +56,10 @@ def make_vec(
         env: A native env's short name ("cartpole") or class, "my_env.py:MyEnv", a Gymnasium id ("CartPole-v1"), or a callable
             that makes a Gymnasium or PettingZoo env; lambdas and closures work with every back end.
         num_envs: Number of envs; env i behaves exactly like a single env reset with `seed + i`.
-        backend: "native" for native envs; "serial", "process" (workers with shared memory) or "ray" for Python envs;
-            "auto" uses native if possible, else measures the env briefly, chooses and reports why.
-        num_workers: The most threads for native envs, else worker processes; None chooses the best number.
+        backend: "native" for native envs; "mujoco" for Gymnasium's v5 MuJoCo tasks and your own `hurtle.mujoco.Task`;
+            "serial", "process" (workers with shared memory) or "ray" for Python envs; "auto" uses native or mujoco if
+            possible, else measures the env briefly, chooses and reports why.
+        num_workers: The most threads for native and MuJoCo envs, else worker processes; None chooses the best number.
         batch_size: Less than num_envs makes a pool: `recv` returns this many envs, the first that are ready.
         device: "cpu", or "cuda" to keep native envs, observations and rewards on the GPU as torch tensors.
         seed: Base seed of the first reset, if that is called without one.
@@ -106,6 +109,20 @@ def make_vec(
         return _native(found, num_envs, kind, device, num_workers, batch_size, debug, settings)
     if kind == "cuda":
         raise HurtleError(f"device='cuda' runs native envs; {env!r} with backend={backend!r} runs on the CPU.")
+    if backend in ("auto", "mujoco"):
+        obstacles = {
+            f"batch_size={batch_size}": batch_size not in (None, num_envs),
+            f"autoreset_mode={autoreset_mode!r}": autoreset_mode_of(autoreset_mode) is AutoresetMode.DISABLED,
+            f"order={order!r}": order != "ready",
+            "emulate": emulate,
+            "step_timeout": step_timeout is not None,
+            "restart_workers": restart_workers,
+            "debug": debug,
+        }
+        settings = {"seed": seed, "autoreset_mode": autoreset_mode, "copy": copy, "render_mode": render_mode}
+        made = _mujoco(env, num_envs, found, backend, num_workers, [name for name, given in obstacles.items() if given], settings)
+        if made is not None:
+            return made
     if debug:
         raise HurtleError("debug=True is for native envs with backend='native'; Python envs are plain Python already.")
     options = VecOptions(
@@ -170,6 +187,40 @@ def _native(
     from hurtle.vector.native_pool import NativePool
 
     return NativePool(env, num_envs, batch_size, num_workers=num_workers, debug=debug, **settings)
+
+
+def _mujoco(
+    env: EnvLike, num_envs: int, found: Any, backend: str, num_workers: int | None, obstacles: list[str], settings: dict[str, Any]
+) -> VecEnv | None:
+    """A vector of a MuJoCo task; with backend="auto", None if the env is none, or if its vector does not take the settings."""
+    task, spec = _task_of(found)
+    if backend == "auto" and (task is None or obstacles or settings["render_mode"] not in (None, *RENDER_MODES)):
+        return None
+    if task is None:
+        raise HurtleError(
+            f"backend='mujoco' is for Gymnasium's v5 MuJoCo tasks without more wrappers, and for a hurtle.mujoco.Task of your "
+            f"own; {env!r} is neither: leave it out."
+        )
+    if obstacles:
+        raise HurtleError(f"backend='mujoco' does not take {' and '.join(obstacles)}: leave it out, or use backend='process'.")
+    from hurtle.vector.mujoco_vec import MujocoVecEnv
+
+    load_module("mujoco", spec.id if spec is not None else type(task).__name__)
+    return MujocoVecEnv(task, num_envs, num_workers=num_workers, spec=spec, **settings)
+
+
+def _task_of(found: Any) -> tuple[Task | None, Any]:
+    """The MuJoCo task that `resolve` found, and Gymnasium's spec of it."""
+    if not isinstance(found, partial):
+        return None, None
+    if found.args and isinstance(found.args[0], Task):
+        return found.args[0], None
+    spec = found.args[0] if found.func is make_gymnasium else None
+    if not isinstance(spec, GymnasiumSpec):
+        return None, None
+    from hurtle.mujoco.gymnasium_tasks import task_of
+
+    return task_of(spec, found.keywords), spec
 
 
 def _maker(env: EnvLike, found: Any, parameters: dict[str, Any], render_mode: str | None) -> Callable[[], Any]:
