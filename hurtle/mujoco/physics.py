@@ -56,8 +56,9 @@ class Physics:
         )
         for one, other in ((self.state, self._other), (self._other, self.state)):
             one.action, one.before = self.actions, other
-        self._tables = {id(state): _table(state) for state in (self.state, self._other)}
-        self._order, self._everyone = np.arange(num_envs), np.arange(num_envs)
+        self._tables = [_table(state) for state in (self.state, self._other)]
+        self._order, self._everyone = np.zeros(num_envs, np.int64), np.arange(num_envs)
+        self._ordered: np.ndarray | None = None  # the envs that are in _order
         envs = [
             [data._address, *(_field(data, name).ctypes.data for name in ("ctrl", "qpos", "qvel", *fields))] for data in self.data
         ]
@@ -69,9 +70,8 @@ class Physics:
         self._tuner, self._crew = ThreadTuner(most), Crew(most) if most > 1 else None
         self._steps, self._seconds = 0, 0.0  # not yet reported to the tuner
         self._counters = aligned_zeros((most * self._calls.LINE,), np.int64)
-        self._heads = {threads: self._counters[: threads * self._calls.LINE : self._calls.LINE] for threads in range(1, most + 1)}
         self._job = self._new_job(frame_skip, any(name in AFTER_STEP for name in fields))
-        self._job_address = self._job.ctypes.data
+        self._job_address, self._table_addresses = self._job.ctypes.data, [table.ctypes.data for table in self._tables]
 
     def _new_job(self, frame_skip: int, has_more: bool) -> np.ndarray:
         calls, model, functions = self._calls, self.model, c_functions()
@@ -92,7 +92,7 @@ class Physics:
             model.nu,
             len(self.state.fields),
         )
-        arrays = (self._envs, self._tables[id(self.state)], self._order, self.actions, self.starts, self._counters)
+        arrays = (self._envs, self._tables[0], self._order, self.actions, self.starts, self._counters)
         job[calls.ENVS : calls.WORDS] = [array.ctypes.data for array in arrays]
         return job
 
@@ -102,8 +102,8 @@ class Physics:
         The arrays of the state are reused by the step after the next.
         """
         self.state, self._other = self._other, self.state
-        self._job[self._calls.FIELDS] = self._tables[id(self.state)].ctypes.data
-        self._job[self._calls.RESETS] = 0
+        self._table_addresses.reverse()
+        self._job[self._calls.FIELDS] = self._table_addresses[0]
         began = time.perf_counter()
         self._run(self._everyone if envs is None else envs, self._tuner.count)
         self._steps, self._seconds = self._steps + 1, self._seconds + time.perf_counter() - began
@@ -115,20 +115,21 @@ class Physics:
     def reset(self, envs: np.ndarray) -> State:
         """Put these envs into their rows of `starts`; returns the state."""
         self._job[self._calls.RESETS] = 1
-        self._run(envs, min(self._tuner.best, len(envs)))
+        self._run(envs, max(1, min(self._tuner.best, len(envs))))
+        self._job[self._calls.RESETS] = 0
         return self.state
 
     def _run(self, envs: np.ndarray, threads: int) -> None:
-        count = len(envs)
-        if envs is not self._everyone or self._job[self._calls.COUNT] != count:
-            self._order[:count] = envs
+        count, counters, line = len(envs), self._counters, self._calls.LINE
+        if envs is not self._ordered:
+            self._order[:count], self._ordered = envs, envs
             self._job[self._calls.COUNT] = count
+        for k in range(threads):
+            counters[k * line] = count * k // threads  # where the part of thread k begins
         if threads == 1 or self._crew is None:
-            self._counters[0] = 0
             self._calls.run_physics(self._job_address, 0, 1)
-            return
-        self._heads[threads][:] = [count * k // threads for k in range(threads)]
-        self._crew.run(self._address, self._job_address, threads)
+        else:
+            self._crew.run(self._address, self._job_address, threads)
 
     @property
     def num_threads(self) -> int:

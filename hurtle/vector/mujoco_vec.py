@@ -288,8 +288,9 @@ class MujocoVecEnv(VecEnv):
         state = {name: array.copy() for name, array in self._arrays().items()}
         state["physics"], state["streams"] = self._batch.physics.get_states(), self._batch.get_streams()
         state["about"] = np.frombuffer(json.dumps(self._about()).encode(), np.uint8).copy()
-        state["seeds"] = np.array([[int(seed) >> 32, int(seed) & 0xFFFFFFFF] for seed in self._env_seeds], np.int64)
-        state["first_seed"] = np.array([self._first_seed is not None, self._first_seed or 0], np.int64)
+        seeds = [*self._env_seeds, self._first_seed or 0]
+        state["seeds"] = np.array([(seed >> 32, seed & 0xFFFFFFFF) for seed in seeds], np.int64)
+        state["first_reset_due"] = np.array([self._first_seed is not None])
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -304,9 +305,8 @@ class MujocoVecEnv(VecEnv):
         for name, array in self._arrays().items():
             array[...] = given[name]
         self._batch.restored(given["physics"], given["streams"])
-        self._env_seeds = [high << 32 | low for high, low in given["seeds"].tolist()]
-        due, first_seed = given["first_seed"].tolist()
-        self._first_seed = first_seed if due else None
+        *self._env_seeds, first_seed = [high << 32 | low for high, low in given["seeds"].tolist()]
+        self._first_seed = first_seed if given["first_reset_due"][0] else None
 
     def _checked(self, state: Mapping[str, Any]) -> dict[str, np.ndarray]:
         mine, given = self.state_dict(), {name: np.asarray(array) for name, array in state.items()}
