@@ -4,9 +4,9 @@ python benchmarks/mujoco_vector.py             # HalfCheetah-v5 and Ant-v5, 16 a
 python benchmarks/mujoco_vector.py --tasks Hopper-v5 --envs 16 --tag hopper
 python benchmarks/mujoco_vector.py --quick          # see that it runs; nothing is saved
 
-The bound is as many processes as cores that call `mj_step` and nothing else, with random actions and the task's frame_skip; they
-never wait for each other. Vectors step all envs together with the same random actions, resets included. EnvPool has its own
-build of MuJoCo and its own tasks in C++, under the same ids. What is not installed is left out.
+The bound is as many processes as cores that call `mj_step` and nothing else, with random actions and the task's frame_skip;
+they never wait for each other. Vectors step all envs together, with random actions and their resets. EnvPool has its tasks and
+its own build of MuJoCo (an older version) in C++, under the same ids. What is not installed is left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import vector_jobs as jobs
 from record import Job, save, short, table
 from vector_jobs import Turns, make_jobs
 
@@ -44,7 +43,7 @@ name, count, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 env = gymnasium.make(name).unwrapped
 model, skip = env.model, env.frame_skip
 datas, rng = [mujoco.MjData(model) for _ in range(count)], np.random.default_rng(seed)
-low, high = getattr(env, "_healthy_z_range", (-np.inf, np.inf)) if name.startswith("Ant") else (-np.inf, np.inf)
+ends, (low, high) = name.startswith("Ant"), getattr(env, "_healthy_z_range", (0, 0))
 actions = rng.uniform(env.action_space.low, env.action_space.high, (64, count, model.nu))
 for data in datas:
     data.qpos[:] += rng.uniform(-0.1, 0.1, model.nq)
@@ -54,7 +53,7 @@ for line in sys.stdin:
         for data, action in zip(datas, actions[step % 64]):
             data.ctrl[:] = action
             mujoco.mj_step(model, data, skip)
-            if not low <= data.qpos[2] <= high:  # as the task ends: upside down, the physics takes another time
+            if ends and not low <= data.qpos[2] <= high:  # as the task ends: upside down, the physics takes another time
                 mujoco.mj_resetData(model, data)
                 data.qpos[:] += rng.uniform(-0.1, 0.1, model.nq)
     print(flush=True)
@@ -76,7 +75,7 @@ def bare(name: str, num_envs: int, cores: int) -> Maker:
         def wait() -> None:
             for process in processes:
                 if not os.read(process.stdout.fileno(), 16):
-                    raise ImportError("a bare process ended")
+                    raise RuntimeError("A bare process ended; its error is above.")
 
         def job() -> int:
             for process in processes:
@@ -170,7 +169,7 @@ def measure(name: str, num_envs: int, cores: int, seconds: float, rounds: int) -
     return {"steps_per_second": turns.rates, "left_out": left_out}, rows
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=["HalfCheetah-v5", "Ant-v5"], help="ids of Gymnasium's v5 tasks")
     parser.add_argument("--envs", nargs="+", type=int, default=[16, 64], help="numbers of envs")
@@ -178,7 +177,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="rounds in which all have a turn")
     parser.add_argument("--tag", default="", help="added to the name of the result files, such as 16-cores")
     parser.add_argument("--quick", action="store_true", help="see that it runs: one task, few short rounds, nothing is saved")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     if given.quick:
         given.tasks, given.envs, given.seconds, given.rounds = given.tasks[:1], [4], 0.01, 1
     warnings.simplefilter("ignore")
@@ -188,7 +187,8 @@ def main() -> None:
             results[f"{name}, {num_envs} envs"], found = measure(name, num_envs, cores, given.seconds, given.rounds)
             rows += found
     header = ["task", "vector", "env steps/s", f"{US} / it", "goal", "met"]
-    text = f"### MuJoCo, {cores} cores\n\n{table(header, rows)}\n\n{' '.join((__doc__ or '').split('nothing is saved')[1].split())}"
+    about = " ".join((__doc__ or "").split("nothing is saved")[1].split())
+    text = f"### MuJoCo, {cores} cores\n\n{table(header, rows)}\n\n{about}"
     print(f"\n{text}")
     if not given.quick:
         save("-".join(filter(None, ["mujoco", given.tag or f"{cores}-cores"])), results, text)

@@ -18,7 +18,19 @@ if TYPE_CHECKING:
     from hurtle.vector.factory import make_vec
 
 __version__ = "0.1.0"
-__all__ = ["HurtleError", "__version__", "emulate", "export", "load", "make", "make_vec", "mujoco", "native", "register", "train"]
+__all__ = [
+    "HurtleError",
+    "__version__",
+    "emulate",
+    "export",
+    "load",
+    "make",
+    "make_vec",
+    "mujoco",
+    "native",
+    "register",
+    "train",
+]
 
 _HOMES = {
     "HurtleError": "hurtle.errors",

@@ -20,7 +20,8 @@ def bench_vector(
     ),
     seconds: Annotated[float, option("Time to measure each setting.")] = 1.0,
     backends: Annotated[
-        tuple[str, ...], option("Any of serial, process, ray and native.", "NAME [NAME ...]", "all that can run it, except ray")
+        tuple[str, ...],
+        option("Any of serial, process, ray, native and mujoco.", "NAME [NAME ...]", "all that can run it, except ray"),
     ] = (),
     policy_ms: Annotated[
         float, option("Milliseconds your policy takes for a batch; pools (batch < envs) step other envs meanwhile.")

@@ -69,7 +69,7 @@ class TaskBatch:
         self.reset_due[envs] = False
 
     def step(self) -> bool:
-        """Step all envs with their rows of `physics.actions`, and reset those that are due; returns whether an episode ended."""
+        """Step all envs with their rows of `physics.actions`, or reset those that are due; returns whether an episode ended."""
         due = b"\x01" in self.reset_due.tobytes()  # a tenth of the time of any()
         resets = self.reset_due.nonzero()[0] if due else None
         self.physics.step((~self.reset_due).nonzero()[0] if due else None)
@@ -105,6 +105,7 @@ class TaskBatch:
         terminated = self.task.terminated(state)
         if terminated is not None:
             self.terminated[...] = terminated
+        state.terminated = self.terminated
         reward = self.task.reward(state)
         if isinstance(reward, tuple):
             self.rewards[...], self.step_infos = reward
@@ -141,10 +142,10 @@ class TaskBatch:
             EnvDefinitionError: They have the wrong shape.
         """
         state, name, wanted = self.state, type(self.task).__name__, (self.num_envs,)
-        found = {"terminated": self.task.terminated(state), "reward": self.task.reward(state)}
-        if isinstance(found["reward"], tuple):
-            found["reward"] = found["reward"][0]
-        for function, array in found.items():
+        terminated, state.terminated = self.task.terminated(state), self.terminated
+        reward = self.task.reward(state)
+        rewards = reward[0] if isinstance(reward, tuple) else reward
+        for function, array in (("terminated", terminated), ("reward", rewards)):
             if array is not None and np.shape(array) != wanted:
                 raise EnvDefinitionError(f"{name}.{function} must return [num_envs], here {wanted}; got {np.shape(array)}.")
 

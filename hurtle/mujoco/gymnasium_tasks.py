@@ -25,7 +25,7 @@ STANDING = {"trackbodyid": 2, "lookat": np.array((0.0, 0.0, 1.15)), "elevation":
 class GymnasiumTask(Task):
     """What Gymnasium's tasks have in common."""
 
-    default_camera_config: dict[str, Any] | None = {"distance": 4.0}  # noqa: RUF012 (never changed)
+    default_camera_config: dict[str, Any] | None = {"distance": 4.0}
 
     def find_file(self) -> Path:
         """A path that begins with `.`, `/` or `~`, or a file of Gymnasium's."""
@@ -105,7 +105,7 @@ class _Walker(_Runner):
 
 class Hopper(_Walker):
     xml_file: str = "hopper.xml"
-    default_camera_config: dict[str, Any] | None = STANDING | {"distance": 3.0}  # noqa: RUF012
+    default_camera_config: dict[str, Any] | None = STANDING | {"distance": 3.0}
     healthy_state_range: Range = (-100.0, 100.0)
     healthy_z_range: Range = (0.7, math.inf)
     healthy_angle_range: Range = (-0.2, 0.2)
@@ -118,7 +118,7 @@ class Hopper(_Walker):
 
 class Walker2d(_Walker):
     xml_file: str = "walker2d_v5.xml"
-    default_camera_config: dict[str, Any] | None = STANDING | {"distance": 4.0}  # noqa: RUF012
+    default_camera_config: dict[str, Any] | None = STANDING | {"distance": 4.0}
 
 
 class Swimmer(GymnasiumTask):
@@ -225,7 +225,7 @@ class _Humanoid(GymnasiumTask):
 
 class Humanoid(_Humanoid):
     xml_file: str = "humanoid.xml"
-    default_camera_config: dict[str, Any] | None = {  # noqa: RUF012
+    default_camera_config: dict[str, Any] | None = {
         "trackbodyid": 1,
         "distance": 4.0,
         "lookat": np.array((0.0, 0.0, 2.0)),
@@ -266,7 +266,7 @@ class Humanoid(_Humanoid):
 
 class HumanoidStandup(_Humanoid):
     xml_file: str = "humanoidstandup.xml"
-    default_camera_config: dict[str, Any] | None = {  # noqa: RUF012
+    default_camera_config: dict[str, Any] | None = {
         "trackbodyid": 1,
         "distance": 4.0,
         "lookat": np.array((0.0, 0.0, 0.8925)),
@@ -290,7 +290,7 @@ class HumanoidStandup(_Humanoid):
 class InvertedPendulum(GymnasiumTask):
     xml_file: str = "inverted_pendulum.xml"
     frame_skip: int = 2
-    default_camera_config: dict[str, Any] | None = {"trackbodyid": 0, "distance": 2.04}  # noqa: RUF012
+    default_camera_config: dict[str, Any] | None = {"trackbodyid": 0, "distance": 2.04}
     reset_noise_scale: float = 0.01
 
     def terminated(self, s: State) -> np.ndarray:
@@ -336,7 +336,7 @@ class Reacher(GymnasiumTask):
     xml_file: str = "reacher.xml"
     frame_skip: int = 2
     max_episode_steps: int | None = 50
-    default_camera_config: dict[str, Any] | None = {"trackbodyid": 0}  # noqa: RUF012
+    default_camera_config: dict[str, Any] | None = {"trackbodyid": 0}
     reward_dist_weight: float = 1.0
     reward_control_weight: float = 1.0
 
@@ -368,7 +368,7 @@ class Pusher(GymnasiumTask):
     xml_file: str = "pusher_v5.xml"
     frame_skip: int = 5
     max_episode_steps: int | None = 100
-    default_camera_config: dict[str, Any] | None = {"trackbodyid": -1, "distance": 4.0}  # noqa: RUF012
+    default_camera_config: dict[str, Any] | None = {"trackbodyid": -1, "distance": 4.0}
     reward_near_weight: float = 0.5
     reward_dist_weight: float = 1.0
     reward_control_weight: float = 0.1

@@ -60,7 +60,8 @@ class Physics:
         self._order, self._everyone = np.zeros(num_envs, np.int64), np.arange(num_envs)
         self._ordered: np.ndarray | None = None  # the envs that are in _order
         envs = [
-            [data._address, *(_field(data, name).ctypes.data for name in ("ctrl", "qpos", "qvel", *fields))] for data in self.data
+            [data._address, *(_field(data, name).ctypes.data for name in ("ctrl", "qpos", "qvel", *fields))]
+            for data in self.data
         ]
         self._envs = np.array(envs, np.int64)
         with COMPILING:

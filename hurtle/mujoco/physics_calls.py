@@ -30,7 +30,7 @@ def entry(function: Any) -> Any:
 
 @entry
 def run_physics(job, thread, threads):
-    """A thread's share of a step, or of a reset, of the first COUNT envs of ORDER: its own part first, then what others have left.
+    """A thread's share of a step or reset of the first COUNT envs of ORDER: its own part first, then what others have left.
 
     Returns the number of envs.
     """

@@ -38,8 +38,8 @@ class Pictures:
             return self._renderer.render(self._mode)
         except (ImportError, RuntimeError, AttributeError, mujoco.FatalError) as error:
             raise HurtleError(
-                f"MuJoCo cannot draw here: {type(error).__name__}: {error}. On a machine without a display, set the environment "
-                "variable MUJOCO_GL to egl (with a GPU) or osmesa before Python starts."
+                f"MuJoCo cannot draw here: {type(error).__name__}: {error}. Without a display, set the environment variable "
+                "MUJOCO_GL to egl (with a GPU) or osmesa before Python starts."
             ) from error
 
     def _new_renderer(self) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,16 +17,22 @@ class State:
     Attributes:
         num_envs: Number of envs.
         action: The actions of this step, float32 `[num_envs, nu]`.
+        terminated: What the task's function of that name returned, bool `[num_envs]`.
         before: The state before this step, or as the episode began, with the same fields.
     """
 
     action: np.ndarray
+    terminated: np.ndarray
     before: State
 
     def __init__(self, num_envs: int, fields: dict[str, np.ndarray]):
         self.num_envs = num_envs
         self.fields = fields
         self.__dict__.update(fields)
+
+    if TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __getattr__(self, name: str) -> Any:  # only if there is no such attribute
         if name.startswith("_"):

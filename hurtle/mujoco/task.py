@@ -161,7 +161,9 @@ class Task:
             return self._indices.setdefault((kind, name), int(getattr(self.model, kind)(name).id))
         except (KeyError, IndexError):
             known = [getattr(self.model, kind)(k).name for k in range(getattr(self.model, f"n{kind}"))]
-            raise UnknownNameError(f"The model has no {kind} {name!r}. {did_you_mean(str(name), filter(None, known))}") from None
+            raise UnknownNameError(
+                f"The model has no {kind} {name!r}. {did_you_mean(str(name), filter(None, known))}"
+            ) from None
 
     # What the vector asks.
 
@@ -206,7 +208,9 @@ class Task:
         for path in (given, beside):
             if self.xml_file and path.is_file():
                 return path
-        raise HurtleError(f"{type(self).__name__}: no file {self.xml_file!r}, neither {given.absolute()} nor {beside.absolute()}.")
+        raise HurtleError(
+            f"{type(self).__name__}: no file {self.xml_file!r}, neither {given.absolute()} nor {beside.absolute()}."
+        )
 
     def changed_options(self) -> dict[str, Any]:
         """The options whose values are not their defaults."""

@@ -15,8 +15,8 @@ from hurtle.errors import HurtleError
 from hurtle.native.threads import free_cores
 from hurtle.runners.settings import TrainConfig
 from hurtle.vector.cuda_vec import CudaVecEnv
-from hurtle.vector.native_pool import NativePool
 from hurtle.vector.mujoco_vec import MujocoVecEnv
+from hurtle.vector.native_pool import NativePool
 from hurtle.vector.native_vec import NativeVecEnv
 
 

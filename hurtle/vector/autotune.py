@@ -18,7 +18,7 @@ from hurtle.envs.registry import EnvLike, resolve
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 from hurtle.native.env import Env
 from hurtle.native.threads import free_cores
-from hurtle.vector.factory import BACKENDS, make_vec
+from hurtle.vector.factory import BACKENDS, make_vec, task_of
 from hurtle.vector.options import check_count
 from hurtle.vector.random_actions import batch_actions
 
@@ -84,7 +84,7 @@ def autotune(
         env: An env as `make_vec` takes it.
         num_envs: Numbers of envs to try.
         seconds: Duration of each measurement.
-        backends: Back ends to try; None tries serial and process, and native for native envs.
+        backends: Back ends to try; None tries serial and process, and native or mujoco where they apply.
         policy_ms: Milliseconds of policy work between receiving a batch and sending its actions. This is where pools pay off:
             workers step some envs while the policy works on others.
         emulate: As in `make_vec`.
@@ -118,9 +118,10 @@ def settings_for(
         raise HurtleError("num_envs is empty: pass at least one number of envs.")
     for size in sizes:
         check_count("num_envs", size)
-    native = isinstance(resolve(env, parameters), Env)
-    known = [name for name in BACKENDS if name != "auto" and (native or name != "native")]
-    chosen = list(backends) if backends else ["native", "serial", "process"] if native else ["serial", "process"]
+    found = resolve(env, parameters)
+    threads = "native" if isinstance(found, Env) else "mujoco" if task_of(found)[0] is not None else None
+    known = [name for name in BACKENDS if name not in ("auto", "native", "mujoco") or name == threads]
+    chosen = list(backends) if backends else [name for name in (threads, "serial", "process") if name is not None]
     for name in chosen:
         if name not in known:
             raise UnknownNameError(f"No back end {name!r} for {env!r}. {did_you_mean(name, known)}")
@@ -132,9 +133,9 @@ def _settings_of(backend: str, num_envs: int) -> list[Setting]:
     if backend == "serial":
         return [Setting(backend, num_envs, 1, num_envs)]
     cores = free_cores()
-    wanted = (1, cores) if backend == "native" else (1, cores // 2, cores, 2 * cores)
+    wanted = (1, cores) if backend in ("native", "mujoco") else (1, cores // 2, cores, 2 * cores)
     workers = sorted({count for count in wanted if 1 <= count <= num_envs})
-    if backend == "native":  # no pools: compiled envs are faster than waiting for some of them
+    if backend in ("native", "mujoco"):  # no pools: compiled envs are faster than waiting for some of them
         return [Setting(backend, num_envs, count, num_envs) for count in workers]
     batches = [num_envs] + [num_envs // part for part in (2, 4) if num_envs % part == 0]
     return [Setting(backend, num_envs, count, batch) for count in workers for batch in batches]

@@ -120,7 +120,9 @@ def make_vec(
             "debug": debug,
         }
         settings = {"seed": seed, "autoreset_mode": autoreset_mode, "copy": copy, "render_mode": render_mode}
-        made = _mujoco(env, num_envs, found, backend, num_workers, [name for name, given in obstacles.items() if given], settings)
+        made = _mujoco(
+            env, num_envs, found, backend, num_workers, [name for name, given in obstacles.items() if given], settings
+        )
         if made is not None:
             return made
     if debug:
@@ -190,10 +192,16 @@ def _native(
 
 
 def _mujoco(
-    env: EnvLike, num_envs: int, found: Any, backend: str, num_workers: int | None, obstacles: list[str], settings: dict[str, Any]
+    env: EnvLike,
+    num_envs: int,
+    found: Any,
+    backend: str,
+    num_workers: int | None,
+    obstacles: list[str],
+    settings: dict[str, Any],
 ) -> VecEnv | None:
     """A vector of a MuJoCo task; with backend="auto", None if the env is none, or if its vector does not take the settings."""
-    task, spec = _task_of(found)
+    task, spec = task_of(found)
     if backend == "auto" and (task is None or obstacles or settings["render_mode"] not in (None, *RENDER_MODES)):
         return None
     if task is None:
@@ -209,7 +217,7 @@ def _mujoco(
     return MujocoVecEnv(task, num_envs, num_workers=num_workers, spec=spec, **settings)
 
 
-def _task_of(found: Any) -> tuple[Task | None, Any]:
+def task_of(found: Any) -> tuple[Task | None, Any]:
     """The MuJoCo task that `resolve` found, and Gymnasium's spec of it."""
     if not isinstance(found, partial):
         return None, None
@@ -218,9 +226,9 @@ def _task_of(found: Any) -> tuple[Task | None, Any]:
     spec = found.args[0] if found.func is make_gymnasium else None
     if not isinstance(spec, GymnasiumSpec):
         return None, None
-    from hurtle.mujoco.gymnasium_tasks import task_of
+    from hurtle.mujoco import gymnasium_tasks
 
-    return task_of(spec, found.keywords), spec
+    return gymnasium_tasks.task_of(spec, found.keywords), spec
 
 
 def _maker(env: EnvLike, found: Any, parameters: dict[str, Any], render_mode: str | None) -> Callable[[], Any]:

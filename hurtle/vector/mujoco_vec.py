@@ -144,7 +144,7 @@ class MujocoVecEnv(VecEnv):
         if ended:
             infos = self._end_episodes(infos)
         results = (batch.obs, batch.rewards, batch.terminated, batch.truncated, infos)
-        return tuple(_copied(part) for part in results) if self._copy else results  # type: ignore[return-value]
+        return tuple(_copied(part) for part in results) if self._copy else results
 
     def _end_episodes(self, infos: Infos) -> Infos:
         """Reset the envs whose episodes ended, now or in the next step; returns the infos with what is told about the ends."""
@@ -185,7 +185,7 @@ class MujocoVecEnv(VecEnv):
         if self._sent is None:
             raise HurtleError("recv() would wait forever: call async_reset() or send() first.")
         (*outcome, infos), self._sent = self._sent, None
-        return (*outcome, {**infos, "env_id": np.arange(self.num_envs)})  # type: ignore[return-value]
+        return (*outcome, {**infos, "env_id": np.arange(self.num_envs)})
 
     # Single envs.
 
@@ -211,7 +211,7 @@ class MujocoVecEnv(VecEnv):
         return tuple(None if self._pictures is None else self._pictures.of(env) for env in self._idle(indices))
 
     def get_attr(self, name: str, indices: Any = None) -> tuple[Any, ...]:
-        """A field of the state of every env, or of those in `indices`; or an option or attribute of the task, which they share."""
+        """A field of the state of every env, or of those in `indices`; or an attribute of the task, which they share."""
         ids = self._idle(indices)
         if name in self._batch.state.fields:
             return tuple(self._batch.state.fields[name][i].copy() for i in ids)

@@ -17,11 +17,14 @@ BACKENDS = {
     "native pool": ("cartpole", {"batch_size": 2}),
     "serial": (Counter, {"backend": "serial"}),
     "process": (Counter, {"backend": "process", "num_workers": 1}),
+    "mujoco": ("InvertedPendulum-v5", {"backend": "mujoco"}),
 }
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
 def make(backend, num_envs=4, **options):
+    if backend == "mujoco":
+        pytest.importorskip("mujoco", reason="needs hurtle[mujoco]")
     env, own = BACKENDS[backend]
     return hurtle.make_vec(env, num_envs, **own, **options)
 

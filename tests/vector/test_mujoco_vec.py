@@ -1,4 +1,4 @@
-"""`MujocoVecEnv` keeps the promises of our other vectors: seeds, autoreset, partial resets, states, errors; and steps tasks of one's own."""
+"""`MujocoVecEnv` keeps the promises of our other vectors (seeds, autoreset, resets, states, errors); tasks of one's own."""
 
 import copy
 import json
@@ -100,7 +100,9 @@ def test_equals_the_serial_back_end(env, mode):
         for t, action in enumerate(actions_of(vec, 90)):
             if t % 30 == 0:
                 mask = np.array([True, t == 0, True, False])
-                given = [({}, None), ({"options": {"reset_mask": mask}}, None), ({"seed": [7, None, 9, None]}, None)][t // 30][0]
+                given = [({}, None), ({"options": {"reset_mask": mask}}, None), ({"seed": [7, None, 9, None]}, None)][t // 30][
+                    0
+                ]
                 obs, infos = vec.reset(**given)
                 wanted, wanted_infos = serial.reset(**given)
                 np.testing.assert_array_equal(obs, wanted)
@@ -304,7 +306,9 @@ def test_goes_on_bitwise(name, mode):
     with make(2) as vec, make(1) as fresh:
         vec.reset(seed=[5, 2**64 + 3, 1])
         play(vec, 13)  # with NEXT_STEP, resets are due now
-        state = json.loads(json.dumps({name: [str(a.dtype), a.shape, a.tobytes().hex()] for name, a in vec.state_dict().items()}))
+        state = json.loads(
+            json.dumps({name: [str(a.dtype), a.shape, a.tobytes().hex()] for name, a in vec.state_dict().items()})
+        )
         state = {k: np.frombuffer(bytes.fromhex(data), kind).reshape(shape) for k, (kind, shape, data) in state.items()}
         assert {array.dtype.kind for array in state.values()} <= set("biuf")
         expected = play(vec, 40, seed=1)
@@ -448,7 +452,7 @@ def test_a_machine_that_cannot_draw(monkeypatch):
     monkeypatch.setattr("hurtle.mujoco.pictures.Pictures._new_renderer", fail)
     with hurtle.make_vec("Hopper-v5", 2, render_mode="rgb_array") as vec:
         vec.reset(seed=0)
-        with pytest.raises(HurtleError, match="cannot draw here: RuntimeError: no display.*MUJOCO_GL to egl"):
+        with pytest.raises(HurtleError, match=r"cannot draw here: RuntimeError: no display.*MUJOCO_GL to egl"):
             vec.render()
     with hurtle.make_vec(Cart, 2) as vec:
         assert vec.render() is None
