@@ -12,12 +12,36 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.utils.seeding import np_random
 
-from hurtle.errors import EnvDefinitionError
+from hurtle.errors import EnvDefinitionError, HurtleError
 from hurtle.mujoco.physics import Physics
 from hurtle.mujoco.state import State
 from hurtle.mujoco.task import Task
 
 _WORD = (1 << 64) - 1
+
+
+def _try_start(task: Task) -> None:
+    """Take a few steps through MuJoCo's Python interface, where a fatal error of the engine is an exception.
+
+    Raises:
+        EnvDefinitionError: `reset` returns something else than positions and velocities.
+        HurtleError: The engine failed; the message has its reason.
+    """
+    import mujoco
+
+    name, model = type(task).__name__, task.model
+    start = [np.asarray(part, np.float64) for part in task.reset(np_random(0)[0])]
+    if [part.shape for part in start] != [(model.nq,), (model.nv,)]:
+        raise EnvDefinitionError(
+            f"{name}.reset must return {model.nq} positions and {model.nv} velocities; "
+            f"got arrays of shape {' and '.join(str(part.shape) for part in start)}."
+        )
+    data = mujoco.MjData(model)
+    data.qpos[:], data.qvel[:] = start
+    try:
+        mujoco.mj_step(model, data, 4 * task.frame_skip)
+    except mujoco.FatalError as error:
+        raise HurtleError(f"{name}: MuJoCo cannot step this model: {error}") from error
 
 
 class TaskBatch:
@@ -39,6 +63,7 @@ class TaskBatch:
     def __init__(self, task: Task, num_envs: int, num_threads: int | None = None):
         self.task, self.num_envs = task, num_envs
         self.action_space = task.action_space
+        _try_start(task)
         self.physics = Physics(task.model, tuple(task.fields), num_envs, task.frame_skip, num_threads)
         self.rngs = [np_random(0)[0]] * num_envs
         self.rewards, self.returns = np.zeros(num_envs), np.zeros(num_envs)

@@ -31,6 +31,8 @@ XML = """
 """
 
 
+BALLS = "".join(f'<body pos="0 0 {0.01 * k}"><freejoint/><geom size="0.1"/></body>' for k in range(20))
+CROWD = XML.replace("<worldbody>", f"<size memory='20K'/><worldbody>{BALLS}")  # more contacts than fit into so little
 CLIPPED = WrapperSpec("ClipAction", "gymnasium.wrappers:ClipAction", {})
 
 
@@ -397,6 +399,12 @@ def test_tasks_are_found_in_files(tmp_path):
         ({"fields": ("qpos", "efc_force")}, UnknownNameError, "'efc_force' is not an array of MjData with a fixed number"),
         ({"xml_file": XML.replace('ctrlrange="-1 1"', "")}, HurtleError, "actuators without a ctrlrange: push"),
         ({"xml_file": XML.replace("geom", "gem")}, HurtleError, r"Other: MuJoCo cannot load its XML: (?s:.)*gem"),
+        ({"xml_file": CROWD}, HurtleError, r"Other: MuJoCo cannot step this model: (?s:.)*increase <size memory"),
+        (
+            {"reset": lambda self, rng: (np.zeros(2), np.zeros(1))},
+            EnvDefinitionError,
+            r"1 positions and 1 velocities; .*\(2,\)",
+        ),
         ({"xml_file": ""}, HurtleError, "Other: no file ''"),
         ({"terminated": lambda self, s: s.qpos[:, self.body("wagon")] > 0}, UnknownNameError, "no body 'wagon'. Known: .*cart"),
     ],
