@@ -67,6 +67,7 @@ check: setup  ## Lint, format check, types
 bench: $(BENCH_READY)  ## Benchmarks beside the peers; results go to benchmarks/results/
 	@$(BIN)/python benchmarks/envs.py
 	@$(BIN)/python benchmarks/vector.py
+	@$(BIN)/python benchmarks/mujoco_vector.py
 	@$(BIN)/python benchmarks/compile.py
 	@$(BIN)/python benchmarks/collect.py
 	@$(BIN)/python benchmarks/buffers.py

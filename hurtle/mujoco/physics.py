@@ -116,8 +116,10 @@ class Physics:
     def reset(self, envs: np.ndarray) -> State:
         """Put these envs into their rows of `starts`; returns the state."""
         self._job[self._calls.RESETS] = 1
-        self._run(envs, max(1, min(self._tuner.best, len(envs))))
-        self._job[self._calls.RESETS] = 0
+        try:
+            self._run(envs, max(1, min(self._tuner.best, len(envs))))
+        finally:
+            self._job[self._calls.RESETS] = 0
         return self.state
 
     def _run(self, envs: np.ndarray, threads: int) -> None:
