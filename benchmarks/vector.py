@@ -1,7 +1,7 @@
 """How fast vectors of Python envs step, beside their peers in the same run.
 
 python benchmarks/vector.py                             # all sections; a section whose packages are missing says so
-python benchmarks/vector.py --sections delay images     # some: cartpole delay images emulation ray atari
+python benchmarks/vector.py --sections delay images     # some: cartpole delay images emulation ray
 python benchmarks/vector.py --sections delay --workers 6 24 --tag 16-cores     # pools on a larger host
 python benchmarks/vector.py --plot                      # draw the committed results
 """
@@ -303,46 +303,6 @@ def measure_ray(effort: Effort) -> Outcome:
     return outcome
 
 
-# Atari ----------------------------------------------------------------------------------------------------------------
-
-
-def gymnasium_breakout() -> Any:
-    import ale_py
-
-    gymnasium.register_envs(ale_py)
-    env = gymnasium.make("ALE/Breakout-v5", frameskip=1, repeat_action_probability=0.0, disable_env_checker=True)
-    env = gymnasium.wrappers.AtariPreprocessing(env, terminal_on_life_loss=True)
-    return gymnasium.wrappers.FrameStackObservation(gymnasium.wrappers.ClipReward(env, -1, 1), 4)
-
-
-def measure_atari(effort: Effort) -> Outcome:
-    import ale_py  # noqa: F401 (without it there is nothing to measure)
-
-    outcome, cores = Outcome(), effort.cores
-    makers = {
-        "Gymnasium Async, its wrappers": jobs.gymnasium_async(gymnasium_breakout, 8),
-        "hurtle serial": ours("atari/Breakout", 8, backend="serial"),
-        "hurtle process": ours("atari/Breakout", 8, backend="process"),
-        "hurtle auto": ours("atari/Breakout", 8),
-        "ale-py AtariVectorEnv (C++)": jobs.ale_vector("breakout", 8, cores),
-        "EnvPool (C++)": jobs.envpool("Breakout-v5", 8, cores, choices=4, episodic_life=True, reward_clip=True),
-    }
-    with contextlib.ExitStack() as stack:
-        made, left_out = make_jobs(makers, stack)
-        turns = Turns(made, effort.seconds, effort.rounds)
-    rows = [
-        [name, short(turns.rate(name)), f"{turns.ratio('hurtle process', name):.2f}x"]
-        if name in made
-        else [name, "left out", "–"]
-        for name in makers
-    ]
-    outcome.results = {"steps_per_second": turns.rates, "left_out": left_out}
-    outcome.parts.append(
-        "### Breakout, 84 × 84, 4 frames, 8 envs, steps/s\n\n" + table(["vector", "steps/s", "process / it"], rows)
-    )
-    return outcome
-
-
 # All together ---------------------------------------------------------------------------------------------------------
 
 SECTIONS: dict[str, Callable[[Effort], Outcome]] = {
@@ -350,7 +310,6 @@ SECTIONS: dict[str, Callable[[Effort], Outcome]] = {
     "delay": measure_delay,
     "images": measure_images,
     "emulation": measure_emulation,
-    "atari": measure_atari,
     "ray": measure_ray,
 }
 

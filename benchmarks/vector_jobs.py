@@ -213,20 +213,6 @@ def envpool(
     return make
 
 
-def ale_vector(
-    game: str, num_envs: int, cores: int, calls: int = 10, choices: int = 4
-) -> Callable[[contextlib.ExitStack], Job]:
-    def make(stack: contextlib.ExitStack) -> Job:
-        from ale_py.vector_env import AtariVectorEnv
-
-        vec = AtariVectorEnv(game, num_envs=num_envs, num_threads=cores, episodic_life=True, autoreset_mode="SameStep")
-        stack.callback(vec.close)
-        vec.reset(seed=0)
-        return stepping(vec.step, num_envs, calls, choices=choices)
-
-    return make
-
-
 # The control ----------------------------------------------------------------------------------------------------------
 
 _BARE = """

@@ -1,13 +1,13 @@
 """Atari games with the preprocessing of the literature, as one wrapper instead of a stack of nine.
 
-action → a few frames of the emulator → the last two, pooled and resized by one compiled loop → a stack of frames.
-Drives the emulator directly, so that skipped frames are never rendered. Knows nothing of vector envs; needs `hurtle[atari]`.
+action → a few frames of the emulator → the screens of the last two → a small frame → a stack of frames, in a vector's memory.
+Drives the emulator directly, so that the screens of skipped frames are not read. Knows nothing of vector envs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+import inspect
+from collections.abc import Iterable
 from typing import Any
 
 import gymnasium
@@ -15,8 +15,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.utils import RecordConstructorArgs
-from numba import njit
 
+from hurtle.envs.atari_frames import Frames
 from hurtle.envs.extras import load_package_of
 from hurtle.errors import ActionError, HurtleError, UnknownNameError, did_you_mean
 
@@ -25,7 +25,7 @@ _FIRE = 1
 
 
 class Atari(gymnasium.Wrapper, RecordConstructorArgs):
-    """A preprocessed Atari game: uint8 frames `[num_stack, size, size]`, oldest first.
+    """A preprocessed Atari game: uint8 frames `[num_stack, size, size]`, oldest first; of RGB frames the last axis is colour.
 
     Frames are bitwise those of Gymnasium's AtariPreprocessing. `info` is empty except in the step that ends an episode: it
     then has `lives` and, when the whole game is over, `game`: the unclipped score `r` and the number of steps `l`.
@@ -37,7 +37,8 @@ class Atari(gymnasium.Wrapper, RecordConstructorArgs):
         max_pool: Take the maximum of the last two frames at each pixel; many games draw objects only every other frame.
         episodic_life: Losing a life terminates the episode; the game continues with the next life until it is over.
         fire_reset: Start each episode with FIRE in games that have it; many do not start without it.
-        size: Height and width of the resized grayscale frame.
+        size: Height and width of the resized frame.
+        grayscale: Gray frames; else RGB, `[num_stack, size, size, 3]`.
         clip_reward: Clip rewards to -1, 0 or 1.
         num_stack: Number of frames in an observation; an episode starts with copies of its first frame.
         scale: Return float32 observations from 0 to 1, at four times the memory, instead of uint8.
@@ -59,6 +60,7 @@ class Atari(gymnasium.Wrapper, RecordConstructorArgs):
         episodic_life: bool = True,
         fire_reset: bool = True,
         size: int = 84,
+        grayscale: bool = True,
         clip_reward: bool = True,
         num_stack: int = 4,
         scale: bool = False,
@@ -71,6 +73,7 @@ class Atari(gymnasium.Wrapper, RecordConstructorArgs):
             episodic_life=episodic_life,
             fire_reset=fire_reset,
             size=size,
+            grayscale=grayscale,
             clip_reward=clip_reward,
             num_stack=num_stack,
             scale=scale,
@@ -83,26 +86,23 @@ class Atari(gymnasium.Wrapper, RecordConstructorArgs):
             raise HurtleError(f"Atari needs discrete actions, got {self._game.action_space}; leave out continuous=True.")
         height, width = self._game.ale.getScreenDims()
         for name, value, least in (("noop_max", noop_max, 0), ("frame_skip", frame_skip, 1), ("num_stack", num_stack, 1)):
-            if value < least:
-                raise HurtleError(f"{name} must be at least {least}, got {value}.")
-        if not 1 <= size <= min(height, width):
-            raise HurtleError(f"size must be from 1 to {min(height, width)} (the screen is {height} × {width}), got {size}.")
+            if not isinstance(value, int | np.integer) or value < least:
+                raise HurtleError(f"{name} must be an int of at least {least}, got {value!r}.")
+        if not isinstance(size, int | np.integer) or not 1 <= size <= min(height, width):
+            raise HurtleError(f"size must be from 1 to {min(height, width)} (the screen is {height} × {width}), got {size!r}.")
         self.noop_max = noop_max
         self.frame_skip = frame_skip
         self.episodic_life = episodic_life
         self.clip_reward = clip_reward
         self.scale = scale
-        self.observation_space = (
-            spaces.Box(0.0, 1.0, (num_stack, size, size), np.float32)
-            if scale
-            else spaces.Box(0, 255, (num_stack, size, size), np.uint8)
-        )
+        self._frames = Frames(self._game.ale, size, grayscale)
+        shape = (num_stack, *self._frames.shape)
+        self.observation_space = spaces.Box(0.0, 1.0, shape, np.float32) if scale else spaces.Box(0, 255, shape, np.uint8)
         self._fires = fire_reset and "FIRE" in [action.name for action in self._game.ale.getMinimalActionSet()]
         self._pools = max_pool and frame_skip > 1
         self._codes = [action.value for action in self._game._action_set]
-        self._screens = np.zeros((2, height, width), np.uint8)
-        self._stack = np.zeros((num_stack, size, size), np.uint8)
-        self._shrink = shrinker(height, width, size)
+        self._stack = np.zeros(shape, np.uint8)
+        self._is_bound = False
         self._running = False
         self._goes_on = False  # a life was lost, and the game continues
         self._lives = 0
@@ -129,8 +129,9 @@ class Atari(gymnasium.Wrapper, RecordConstructorArgs):
                 ale.reset_game()
                 self._score, self._steps = 0.0, 0
         self._running, self._goes_on, self._lives = True, False, ale.lives()
-        ale.getScreenGrayscale(self._screens[0])
-        self._shrink(self._screens[0], self._screens[0], self._stack[-1])
+        self._frames.see(0)
+        self._frames.see(1)
+        self._frames.draw(self._stack)
         self._stack[:-1] = self._stack[-1]
         return self._observation(), {}
 
@@ -144,7 +145,7 @@ class Atari(gymnasium.Wrapper, RecordConstructorArgs):
             raise ResetNeeded("The episode is over (or has not begun): call reset() before step().")
         if not 0 <= action < len(self._codes):
             raise ActionError(f"Action {action!r} is not in {self.action_space}.")
-        ale, screens, last = self._game.ale, self._screens, self.frame_skip - 1
+        ale, frames, last = self._game.ale, self._frames, self.frame_skip - 1
         code, reward, lives, pools = self._codes[action], 0, self._lives, False
         for frame in range(self.frame_skip):
             reward += ale.act(code)
@@ -153,11 +154,12 @@ class Atari(gymnasium.Wrapper, RecordConstructorArgs):
             if over or lost:
                 break
             if frame == last - 1 and self._pools:
-                ale.getScreenGrayscale(screens[1])
+                frames.see(1)
                 pools = True
-        ale.getScreenGrayscale(screens[0])
-        self._stack[:-1] = self._stack[1:]
-        self._shrink(screens[0], screens[1] if pools else screens[0], self._stack[-1])
+        frames.see(0)
+        if not pools:
+            frames.see(1)
+        frames.draw(self._stack)
         self._score += reward
         self._steps += 1
         self._lives = ale.lives()
@@ -172,12 +174,48 @@ class Atari(gymnasium.Wrapper, RecordConstructorArgs):
         clipped = (reward > 0) - (reward < 0) if self.clip_reward else reward
         return self._observation(), float(clipped), terminated, truncated, info
 
+    def observe_into(self, memory: np.ndarray) -> bool:
+        """Write observations into this memory from now on, and return the same view of it each time.
+
+        Args:
+            memory: uint8 [bytes of an observation].
+
+        Returns:
+            Whether that is possible; scaled observations are always new arrays.
+        """
+        if not self.scale:
+            bound = memory.reshape(self._stack.shape)
+            bound[...] = self._stack
+            self._stack, self._is_bound = bound, True
+        return self._is_bound
+
+    @property
+    def saved_state(self) -> dict[str, Any]:
+        """Everything needed to continue exactly, as numbers, bytes and arrays; assign it to another env of the same game."""
+        return {
+            "emulator": self._game.ale.cloneState(include_rng=True).serialize(),
+            "random": self._game.np_random.bit_generator.state,
+            "stack": self._stack.copy(),
+            "episode": (self._running, self._goes_on, self._lives, self._score, self._steps),
+        }
+
+    @saved_state.setter
+    def saved_state(self, state: dict[str, Any]) -> None:
+        from ale_py import ALEState
+
+        self._game.ale.restoreState(ALEState(state["emulator"]))
+        self._game.np_random.bit_generator.state = state["random"]
+        self._stack[...] = state["stack"]
+        self._running, self._goes_on, self._lives, self._score, self._steps = state["episode"]
+
     def _hold(self, code: int) -> None:
         for _ in range(self.frame_skip):
             self._score += self._game.ale.act(code)
 
     def _observation(self) -> np.ndarray:
-        return self._stack.astype(np.float32) / np.float32(255) if self.scale else self._stack.copy()
+        if self.scale:
+            return self._stack.astype(np.float32) / np.float32(255)
+        return self._stack if self._is_bound else self._stack.copy()
 
 
 def make_atari(
@@ -202,6 +240,9 @@ def make_atari(
         >>> make_atari("Breakout", num_stack=1).observation_space.shape
         (1, 84, 84)
     """
+    check_options(options)
+    if not 0 <= sticky_action_prob <= 1:
+        raise HurtleError(f"sticky_action_prob must be from 0 to 1, got {sticky_action_prob!r}.")
     env = gymnasium.make(
         game_id(game),
         obs_type="grayscale",
@@ -212,6 +253,19 @@ def make_atari(
         disable_env_checker=True,  # it would check frames that are not used
     )
     return Atari(env, **options)
+
+
+def check_options(options: Iterable[str]) -> None:
+    """Refuse names that are not options of `make_atari` or `Atari`.
+
+    Raises:
+        UnknownNameError: The message suggests the closest option.
+    """
+    known = [*inspect.signature(make_atari).parameters, *inspect.signature(Atari.__init__).parameters]
+    known = [name for name in known if name not in ("self", "env", "game", "options")]
+    for name in options:
+        if name not in known:
+            raise UnknownNameError(f"Atari games have no option {name!r}. {did_you_mean(name, known)}")
 
 
 def game_id(game: str) -> str:
@@ -230,57 +284,3 @@ def game_id(game: str) -> str:
         near = did_you_mean(f"atari/{game.capitalize()}", [f"atari/{name[4:-3]}" for name in known.values()])
         raise UnknownNameError(f"No Atari game {game!r}. {near}")
     return found
-
-
-def shrinker(height: int, width: int, size: int) -> Callable[[np.ndarray, np.ndarray, np.ndarray], None]:
-    """A function that resizes the maximum of two grayscale frames `[height, width]` into a third, `[size, size]`.
-
-    A new pixel is the mean of the area that it covers, summed in float32 in the order of OpenCV's INTER_AREA, so that
-    rounding is the same.
-    """
-    row_first, row_weights = _areas(height, size)
-    column_first, column_weights = _areas(width, size)
-    loop = _compiled(len(row_weights), len(column_weights))
-    line, mean = np.empty(width, np.float32), np.empty(size, np.float32)
-
-    def shrink(one: np.ndarray, other: np.ndarray, small: np.ndarray) -> None:
-        loop(one, other, small, row_first, row_weights, column_first, column_weights, line, mean)
-
-    return shrink
-
-
-@cache
-def _compiled(row_taps: int, column_taps: int) -> Callable[..., None]:
-    """The loop for these numbers of old rows and columns per new pixel; as constants they make it three times faster."""
-
-    @njit(nogil=True, error_model="numpy", cache=True)
-    def loop(one, other, small, row_first, row_weights, column_first, column_weights, line, mean):
-        for y in range(small.shape[0]):
-            mean[:] = 0.0
-            for i in range(row_taps):
-                row, weight = row_first[y] + i, row_weights[i, y]
-                for x in range(line.size):
-                    line[x] = max(one[row, x], other[row, x])
-                for x in range(mean.size):
-                    total = np.float32(0.0)
-                    for j in range(column_taps):
-                        total += line[column_first[x] + j] * column_weights[j, x]
-                    mean[x] += weight * total
-            for x in range(mean.size):
-                small[y, x] = np.uint8(np.rint(mean[x]))
-
-    return loop
-
-
-def _areas(length: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each of `size` new pixels, the first old pixel that it covers, and the weights from there on, [taps, size].
-
-    In units in which the frame is `length * size` long, an old pixel has length `size` and a new one `length`.
-    """
-    begin = np.arange(size) * length
-    end = begin + length
-    taps = int((-(-end // size) - begin // size).max())
-    first = np.minimum(begin // size, length - taps)
-    old = first + np.arange(taps)[:, None]
-    overlap = np.minimum(end, (old + 1) * size) - np.maximum(begin, old * size)
-    return first.astype(np.uint32), (overlap.clip(0) / length).astype(np.float32)  # gathers are fast with 32-bit indices

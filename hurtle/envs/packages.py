@@ -25,8 +25,9 @@ def external_maker(name: str, parameters: dict[str, Any]) -> Callable[..., Any] 
     """
     family, _, rest = name.partition("/")
     if family == "atari":
-        from hurtle.envs.atari import game_id, make_atari  # imports Numba
+        from hurtle.envs.atari import check_options, game_id, make_atari  # imports Numba
 
+        check_options(parameters)
         return partial(make_atari, game_id(rest), **parameters)
     if family == "pettingzoo":
         _find_pettingzoo(rest)

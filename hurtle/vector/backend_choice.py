@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -73,6 +74,10 @@ def choose(maker: EnvMaker, options: VecOptions) -> tuple[str, VecOptions, str]:
     reason = "one core" if cores == 1 else "one env" if options.num_envs == 1 else ""
     if reason:
         return "serial", replace(options, num_workers=None), f"serial, because there is only {reason}"
+    if _is_atari(maker):
+        workers = options.num_workers or min(cores, options.num_envs)
+        why = f"process with {_count(workers, 'worker')}, because Atari games take long to step"
+        return "process", replace(options, num_workers=workers), why
     trial = try_env(maker, options)
     workers = options.num_workers or _best_workers(trial.step_seconds, options.num_envs, cores)
     serial = options.num_envs * trial.step_seconds
@@ -85,6 +90,12 @@ def choose(maker: EnvMaker, options: VecOptions) -> tuple[str, VecOptions, str]:
         why = f"{about}: serial ({with_workers} would be about {speed_up:.1f}×)"
         return "serial", replace(options, num_workers=None), why
     return "process", replace(options, num_workers=workers), f"{about}: {with_workers} (about {speed_up:.1f}× serial)"
+
+
+def _is_atari(maker: EnvMaker) -> bool:
+    """Whether the maker makes an Atari game by name: a step takes about 0.5 ms anywhere, so there is nothing to measure."""
+    atari = sys.modules.get("hurtle.envs.atari")
+    return atari is not None and getattr(maker, "func", None) is atari.make_atari
 
 
 def measured_speed_up(maker: EnvMaker, options: VecOptions, workers: int, step_seconds: float) -> float:

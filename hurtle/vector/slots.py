@@ -52,8 +52,7 @@ class EnvSlot:
         self._obs_row, self._final_row = rows.obs[index], rows.final_obs[index]
         self._write = description.layout.writer(self._obs_row)
         self._write_final = description.layout.writer(self._final_row)
-        if isinstance(env, EmulatedEnv) and env.layout is not None:  # the env writes into the row itself
-            env.bind(self._obs_row)
+        if _writes_itself(env, self._obs_row):
             self._write = _nothing
             self._write_final = self._copy_row
         # memoryviews cost half as much as NumPy's item assignment
@@ -83,6 +82,10 @@ class EnvSlot:
         self.step = self._first_step
         if info or self._mask is not None:
             self._add_info(info)
+
+    def resume(self) -> None:
+        """Continue with a state that was assigned to the env; `over` tells whether the next step is a reset."""
+        self.step = self._reset_step if self._next_step and self._over[self._index] else self._first_step
 
     def _make_step(self) -> Callable[[Any], None]:
         """The step that runs millions of times; it uses only local variables."""
@@ -208,6 +211,15 @@ class AgentsSlot:
     def _add_info(self, infos: dict[str, Any]) -> None:
         if infos:
             self._infos.append((self._index, infos))
+
+
+def _writes_itself(env: gymnasium.Env, row: np.ndarray) -> bool:
+    """Let the env write its observations into the row, if it can; returns whether it will."""
+    if isinstance(env, EmulatedEnv) and env.layout is not None:
+        env.bind(row)
+        return True
+    observe_into = getattr(type(env), "observe_into", None)  # of this very env: a wrapper around it may change observations
+    return observe_into is not None and bool(observe_into(env, row))
 
 
 def _nothing(obs: Any) -> None:

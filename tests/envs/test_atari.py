@@ -1,5 +1,6 @@
 """Atari: each detail of the preprocessing on its own, and frame by frame beside Gymnasium's and ale-py's."""
 
+import pickle
 import platform
 
 import gymnasium
@@ -13,8 +14,8 @@ from hurtle.errors import ActionError, HurtleError, UnknownNameError
 
 pytest.importorskip("ale_py", reason="needs hurtle[atari]")
 
-from hurtle.envs.atari import Atari, make_atari, shrinker
-from hurtle.vector.atari_vec import atari_vector
+from hurtle.envs.atari import Atari, game_id, make_atari
+from hurtle.envs.atari_frames import Frames, resizer
 
 PLAIN = {"noop_max": 0, "episodic_life": False, "fire_reset": False, "clip_reward": False}
 NOOP, FIRE = 0, 1
@@ -34,11 +35,17 @@ def assert_same_frames(ours, theirs):
         assert (difference > 0).mean() < 0.01
 
 
+def shrunk(one, other, size):
+    """The maximum of two gray screens, resized."""
+    frame = np.empty((size, size, 1), np.uint8)
+    resizer(*one.shape, size)(np.stack([one, other])[:, None], np.ones(len(one), np.bool_), frame)
+    return frame[..., 0]
+
+
 @pytest.mark.parametrize(("height", "size"), [(210, 84), (210, 64), (210, 160), (210, 7), (250, 84)])
 def test_shrinking_is_the_mean_of_areas(height, size):
     one, other = np.random.default_rng(size).integers(0, 256, (2, height, 160), dtype=np.uint8)
-    small = np.empty((size, size), np.uint8)
-    shrinker(height, 160, size)(one, other, small)
+    small = shrunk(one, other, size)
 
     exact = np.maximum(one, other).astype(float).repeat(size, 0).reshape(size, height, 160).mean(1)
     exact = exact.repeat(size, 1).reshape(size, size, 160).mean(2)
@@ -48,25 +55,123 @@ def test_shrinking_is_the_mean_of_areas(height, size):
     assert_same_frames(small, cv2.resize(np.maximum(one, other), (size, size), interpolation=cv2.INTER_AREA))
 
 
-@pytest.mark.parametrize("game", ["Breakout", pytest.param("Pong", marks=pytest.mark.slow)])
-def test_frames_are_those_of_gymnasium(game):
+class Screen:
+    """An emulator that shows what it is told to."""
+
+    def __init__(self, height):
+        self.colours = np.random.default_rng(7).integers(0, 256, (256, 3), dtype=np.uint8)
+        self.screen = np.zeros((height, 160), np.uint8)
+
+    def getScreenDims(self):
+        return self.screen.shape
+
+    def getScreen(self, into):
+        into[...] = self.screen
+
+    def getScreenRGB(self):
+        return self.colours[self.screen]
+
+
+def test_frames_are_redrawn_where_a_screen_changed():
+    rng, emulator = np.random.default_rng(0), Screen(250)
+    frames, stack, before = Frames(emulator, 84, grayscale=False), np.zeros((3, 84, 84, 3), np.uint8), []
+    for step in range(60):
+        shown = []
+        for slot in (1, 0):
+            top, left = rng.integers(0, 250), rng.integers(0, 160)  # at first in a few colours, later in more of them
+            emulator.screen[top : top + 9, left : left + 3] = rng.integers(0, 2 + 4 * step, (1, 1))
+            frames.see(slot)
+            shown.append(emulator.colours[emulator.screen])
+        frames.draw(stack)
+        pooled = np.maximum(*shown)
+        before.append(np.stack([shrunk(plane, plane, 84) for plane in np.moveaxis(pooled, 2, 0)], 2))
+        np.testing.assert_array_equal(stack[-len(before) :], before[-3:])
+
+
+def gymnasium_game(game, noop_max=30, **options):
+    """The game with Gymnasium's wrappers."""
     pytest.importorskip("cv2", reason="needs opencv-python-headless")
-    peer = gymnasium.make(f"ALE/{game}-v5", frameskip=1, repeat_action_probability=0.25)
-    peer = gymnasium.wrappers.FrameStackObservation(gymnasium.wrappers.AtariPreprocessing(peer), 4)
-    env = make_atari(game, sticky_action_prob=0.25, **{**PLAIN, "noop_max": 30})
+    peer = gymnasium.make(f"ALE/{game}-v5", frameskip=1, repeat_action_probability=0.25, full_action_space=False)
+    peer = gymnasium.wrappers.AtariPreprocessing(peer, noop_max=noop_max, **options)
+    return gymnasium.wrappers.FrameStackObservation(peer, 4)
+
+
+def assert_plays_like_gymnasium(game, steps, ends=0, **options):
+    """So many steps, and on until so many games have ended, are those of Gymnasium's wrappers."""
+    names = {"frame_skip": "frame_skip", "screen_size": "size", "grayscale_obs": "grayscale", "noop_max": "noop_max"}
+    own = {**PLAIN, "noop_max": 30, **{names[name]: value for name, value in options.items()}}
+    peer, env = gymnasium_game(game, **options), make_atari(game, sticky_action_prob=0.25, **own)
     rng = np.random.default_rng(0)
     assert_same_frames(env.reset(seed=3)[0], peer.reset(seed=3)[0])
-    ended, after = 0, 0
-    while after < 40 if game == "Breakout" else after < 500:  # of Breakout, to the end of a game and into the next
-        after += ended > 0 or game != "Breakout"
+    assert env.observation_space == peer.observation_space
+    ended = 0
+    while steps > 0 or ended < ends:
+        steps -= 1
         action = int(rng.integers(env.action_space.n))
         obs, reward, terminated, truncated, _ = env.step(action)
         expected, *outcome, _ = peer.step(action)
         assert [reward, terminated, truncated] == outcome
-        if terminated:  # Gymnasium repeats an old frame here
+        if terminated or truncated:  # Gymnasium repeats an old frame here
             ended += 1
             obs, expected = env.reset()[0], peer.reset()[0]
         assert_same_frames(obs, expected)
+
+
+@pytest.mark.parametrize(
+    ("game", "options"),
+    [
+        ("Breakout", {}),
+        ("Carnival", {"noop_max": 5}),  # its screen has 214 rows
+        ("Pooyan", {"grayscale_obs": False, "noop_max": 5}),  # 220
+        ("JourneyEscape", {"screen_size": 61, "frame_skip": 3, "noop_max": 5}),  # 230
+    ],
+)
+def test_frames_are_those_of_gymnasium(game, options):
+    assert_plays_like_gymnasium(game, 120 if options else 40, ends=not options, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "game", ["Breakout", "Pong", "BeamRider", "Seaquest", "Carnival", "Pooyan", "KeystoneKapers", "DoubleDunk"]
+)
+def test_thousands_of_frames_are_those_of_gymnasium(game):
+    assert_plays_like_gymnasium(game, 3000, ends=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [{"grayscale_obs": False}, {"screen_size": 96}, {"frame_skip": 2}, {"noop_max": 0}], ids=str
+)
+def test_thousands_of_frames_with_other_options(options):
+    assert_plays_like_gymnasium("SpaceInvaders", 1500, **options)
+
+
+def games():
+    ale_py = pytest.importorskip("ale_py")
+    gymnasium.register_envs(ale_py)
+    return [name[4:-3] for name in gymnasium.registry if name.startswith("ALE/") and name.endswith("-v5")]
+
+
+def test_every_game_of_ale_py_has_a_name():
+    assert len(games()) >= 104
+    assert {game_id(game.upper()) for game in games()} == {f"ALE/{game}-v5" for game in games()}
+
+
+@pytest.mark.slow
+def test_every_game_plays():
+    heights = {}
+    for game in games():
+        env = make_atari(game, noop_max=0)
+        obs, _ = env.reset(seed=0)
+        height = env.unwrapped.ale.getScreenDims()[0]
+        heights.setdefault(height, []).append(game)
+        for step in range(12):
+            obs = env.step(step % env.action_space.n)[0]
+        last = env.unwrapped.ale.getScreenGrayscale()
+        assert np.abs(obs[-1].astype(int) - shrunk(last, last, 84)).mean() < 60  # of the same scene
+        assert obs.std() > 0
+        env.close()
+    assert {210, 214, 220, 230, 250} <= heights.keys()
 
 
 @pytest.mark.slow
@@ -116,8 +221,7 @@ def test_frame_skip_and_max_pool(frame_skip, max_pool):
     raw = gymnasium.make("ALE/Breakout-v5", obs_type="grayscale", frameskip=1, repeat_action_probability=0.0)
     env.reset(seed=0)
     raw.reset(seed=0)
-    shrink, pooled = shrinker(210, 160, 84), 0
-    expected = np.empty((84, 84), np.uint8)
+    pooled = 0
     for step in range(30):
         action = FIRE if step == 0 else 2 + step // 4 % 2
         obs, reward, *_ = env.step(action)
@@ -125,8 +229,7 @@ def test_frame_skip_and_max_pool(frame_skip, max_pool):
         assert reward == sum(outcome[1] for outcome in outcomes)
         last, before = outcomes[-1][0], outcomes[-2 if max_pool else -1][0] if frame_skip > 1 else outcomes[-1][0]
         pooled += (before > last).any()
-        shrink(last, before, expected)
-        np.testing.assert_array_equal(obs[0], expected)
+        np.testing.assert_array_equal(obs[0], shrunk(last, before, 84))
         assert frame_number(env) == frame_number(raw) == frame_skip * (step + 1)
     assert (pooled > 0) == (max_pool and frame_skip > 1)
 
@@ -225,6 +328,39 @@ def test_size_stack_and_scale():
     assert (obs[2] != obs[1]).any()
 
 
+def test_observations_go_where_they_are_told_to():
+    env, alone, memory = make_atari("Pong"), make_atari("Pong"), np.zeros(4 * 84 * 84, np.uint8)
+    assert env.observe_into(memory)
+    first, _ = env.reset(seed=0)
+    np.testing.assert_array_equal(first, alone.reset(seed=0)[0])
+    second = env.step(2)[0]
+    assert second is first
+    np.testing.assert_array_equal(memory.reshape(4, 84, 84), alone.step(2)[0])
+    assert not make_atari("Pong", scale=True).observe_into(memory)
+
+
+@pytest.mark.parametrize("game", ["Breakout", pytest.param("DoubleDunk", marks=pytest.mark.slow)])
+def test_a_saved_state_continues_exactly(game):
+    env, rng = make_atari(game, sticky_action_prob=0.25), np.random.default_rng(0)
+
+    def play(env, action):
+        obs, *outcome = env.step(action)
+        return (env.reset()[0] if outcome[1] or outcome[2] else obs), *outcome
+
+    env.reset(seed=0)
+    for _ in range(20):
+        play(env, int(rng.integers(env.action_space.n)))
+    copy = make_atari(game, sticky_action_prob=0.25)
+    copy.saved_state = pickle.loads(pickle.dumps(env.saved_state))
+    games, steps = 0, 0
+    while games < 1 or steps < 260:
+        action = int(rng.integers(env.action_space.n))
+        (obs, *outcome), (expected, *expected_outcome) = play(copy, action), play(env, action)
+        assert outcome == expected_outcome
+        np.testing.assert_array_equal(obs, expected)
+        games, steps = games + ("game" in outcome[-1]), steps + 1
+
+
 def test_observations_are_the_callers_own():
     env = make_atari("Pong")
     first, _ = env.reset(seed=0)
@@ -281,47 +417,12 @@ def test_errors_teach():
         Atari(gymnasium.make("ALE/Pong-v5", continuous=True))
     with pytest.raises(HurtleError, match=r"size must be from 1 to 160 \(the screen is 210 × 160\), got 200"):
         make_atari("Pong", size=200)
-    with pytest.raises(HurtleError, match="frame_skip must be at least 1, got 0"):
-        make_atari("Pong", frame_skip=0)
-
-
-def test_vector_plays_the_same_game():
-    vec = atari_vector("Breakout", 2, num_threads=1, **PLAIN)
-    env = make_atari("Breakout", **PLAIN)
-    vec.reset(seed=0)
-    env.reset(seed=0)
-    for step in range(250):
-        action = FIRE if step % 20 == 0 else 2 + step // 8 % 2
-        obs, rewards, terminated, truncated, infos = vec.step(np.array([action, NOOP]))
-        expected, reward, ended, _, info = env.step(action)
-        assert (rewards[0], terminated[0], truncated[0]) == (reward, ended, False)
-        if ended:
-            assert infos["_final_obs"].tolist() == infos["_game"].tolist() == [True, False]
-            assert {key: values[0] for key, values in infos["game"].items()} == info["game"]
-            np.testing.assert_array_equal(infos["final_obs"][0, :-1], expected[:-1])
-            break
-        if step >= 3:  # theirs begins with black frames
-            assert_same_frames(obs[0], expected)
-    assert ended
-
-
-def test_vector_ends_episodes_with_lives_and_games_with_the_last():
-    vec = atari_vector("Breakout", 2, num_threads=1)
-    obs, infos = vec.reset(seed=[4, 5])
-    assert (obs.shape, infos["lives"].tolist()) == ((2, 4, 84, 84), [5, 5])
-    rng, returns, games = np.random.default_rng(0), np.zeros(2), []
-    episodes = np.zeros(2, int)
-    while len(games) < 2:
-        obs, rewards, terminated, truncated, infos = vec.step(rng.integers(0, 4, 2))
-        assert set(np.unique(rewards)) <= {-1.0, 0.0, 1.0}
-        returns += rewards
-        ended = terminated | truncated
-        assert ("episode" in infos) == ended.any()
-        if ended.any():
-            np.testing.assert_array_equal(infos["_episode"], ended)
-            np.testing.assert_array_equal(infos["episode"]["r"][ended], returns[ended])
-            returns[ended] = 0
-            episodes[ended] += 1
-            games += episodes[infos.get("_game", np.zeros(2, bool))].tolist()
-            episodes[infos.get("_game", np.zeros(2, bool))] = 0
-    assert games == [5, 5]  # lives per game
+    for value in (0, "4", (2, 5)):
+        with pytest.raises(HurtleError, match=r"frame_skip must be an int of at least 1, got ."):
+            make_atari("Pong", frame_skip=value)
+    with pytest.raises(HurtleError, match=r"sticky_action_prob must be from 0 to 1, got 25"):
+        make_atari("Pong", sticky_action_prob=25)
+    with pytest.raises(UnknownNameError, match=r"Atari games have no option 'frameskip'. Did you mean frame_skip\?"):
+        make_atari("Pong", frameskip=2)
+    with pytest.raises(UnknownNameError, match=r"no option 'stack'. .*num_stack"):
+        hurtle.make_vec("atari/Pong", 2, backend="process", stack=2)
