@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -16,12 +16,20 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.utils import RecordConstructorArgs
 
+from hurtle.envs.atari_ahead import DEPENDENT, UNDERSTUDY, Game, do_nothing, restore
 from hurtle.envs.atari_frames import Frames
 from hurtle.envs.extras import load_package_of
 from hurtle.errors import ActionError, HurtleError, UnknownNameError, did_you_mean
 
 _NOOP = 0
 _FIRE = 1
+
+
+class _Next(NamedTuple):
+    """The game that another process prepares."""
+
+    order: int
+    random: dict[str, Any]  # state of the env's random numbers, before the one of this game was drawn
 
 
 class Atari(gymnasium.Wrapper, RecordConstructorArgs):
@@ -103,6 +111,8 @@ class Atari(gymnasium.Wrapper, RecordConstructorArgs):
         self._codes = [action.value for action in self._game._action_set]
         self._stack = np.zeros(shape, np.uint8)
         self._is_bound = False
+        self._next: _Next | None = None  # the next game, while this one is played
+        self._works_ahead = False
         self._running = False
         self._goes_on = False  # a life was lost, and the game continues
         self._lives = 0
@@ -117,16 +127,12 @@ class Atari(gymnasium.Wrapper, RecordConstructorArgs):
             self._hold(_NOOP)
             new_game = ale.game_over()
         if new_game:
-            self.env.reset(seed=seed, options=options)
-            self._score, self._steps = 0.0, 0
-            for _ in range(self._game.np_random.integers(1, self.noop_max + 1) if self.noop_max else 0):
-                ale.act(_NOOP)
-                if ale.game_over():
-                    ale.reset_game()
+            self._begin_game(seed, options)
         if self._fires:
             self._hold(_FIRE)
             if ale.game_over():  # so rare that this game may start without FIRE
                 ale.reset_game()
+                self._order_game(ale.cloneState(include_rng=True).serialize())
                 self._score, self._steps = 0.0, 0
         self._running, self._goes_on, self._lives = True, False, ale.lives()
         self._frames.see(0)
@@ -134,6 +140,58 @@ class Atari(gymnasium.Wrapper, RecordConstructorArgs):
         self._frames.draw(self._stack)
         self._stack[:-1] = self._stack[-1]
         return self._observation(), {}
+
+    def _begin_game(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        ale, upcoming = self._game.ale, self._next
+        if upcoming is not None and seed is None and not options:
+            start = UNDERSTUDY.start(upcoming.order)
+            self._next = None
+            restore(ale, start)
+            do_nothing(ale, 1)  # the state is without a screen
+            self._order_game(start)
+        else:
+            self._drop_order()
+            self.env.reset(seed=seed, options=options)
+            do_nothing(ale, self._game.np_random.integers(1, self.noop_max + 1) if self.noop_max else 0)
+            self._order_game(ale.cloneState(include_rng=True).serialize())
+        self._score, self._steps = 0.0, 0
+
+    def work_ahead(self) -> None:
+        """Have games prepared by another process while others are played, where that makes no difference but to the time."""
+        own = self._game
+        if self._works_ahead or not self.noop_max or own._game in DEPENDENT:
+            return
+        if own.ale.getFloat("repeat_action_probability") > 0:  # the last action is not part of the emulator's state
+            return
+        UNDERSTUDY.join(self._rom, own.ale)
+        self._works_ahead = True
+
+    @property
+    def _rom(self) -> Game:
+        return Game(self._game._game, self._game._game_mode, self._game._game_difficulty)
+
+    def _order_game(self, state: bytes) -> None:
+        """Have the game after this one prepared, of which this is the emulator's state."""
+        self._drop_order()
+        if not self._works_ahead:
+            return
+        random = self._game.np_random.bit_generator.state
+        noops = int(self._game.np_random.integers(1, self.noop_max + 1))
+        self._next = _Next(UNDERSTUDY.order(self._rom, state, noops - 1), random)
+
+    def _drop_order(self) -> None:
+        if self._next is not None:
+            UNDERSTUDY.drop(self._next.order)
+            self._game.np_random.bit_generator.state = self._next.random
+            self._next = None
+
+    def close(self) -> None:
+        """Close the emulator."""
+        if self._works_ahead:
+            self._drop_order()
+            UNDERSTUDY.leave()
+            self._works_ahead = False
+        super().close()
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Repeat the action for `frame_skip` frames, or until the episode ends.
@@ -194,19 +252,19 @@ class Atari(gymnasium.Wrapper, RecordConstructorArgs):
         """Everything needed to continue exactly, as numbers, bytes and arrays; assign it to another env of the same game."""
         return {
             "emulator": self._game.ale.cloneState(include_rng=True).serialize(),
-            "random": self._game.np_random.bit_generator.state,
+            "random": self._game.np_random.bit_generator.state if self._next is None else self._next.random,
             "stack": self._stack.copy(),
             "episode": (self._running, self._goes_on, self._lives, self._score, self._steps),
         }
 
     @saved_state.setter
     def saved_state(self, state: dict[str, Any]) -> None:
-        from ale_py import ALEState
-
-        self._game.ale.restoreState(ALEState(state["emulator"]))
+        self._drop_order()
+        restore(self._game.ale, state["emulator"])
         self._game.np_random.bit_generator.state = state["random"]
         self._stack[...] = state["stack"]
         self._running, self._goes_on, self._lives, self._score, self._steps = state["episode"]
+        self._order_game(state["emulator"])
 
     def _hold(self, code: int) -> None:
         for _ in range(self.frame_skip):

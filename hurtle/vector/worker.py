@@ -17,6 +17,8 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
+import gymnasium
+
 from hurtle.errors import EnvFailedError, HurtleError
 from hurtle.vector import wire
 from hurtle.vector.description import describe
@@ -101,6 +103,9 @@ class Worker:
         maker, count, first, description, plan, autoreset_mode, check = load(payload)
         rows = map_shared(self._memory, plan)
         self._shard = Shard([maker] * count, first, description, rows, autoreset_mode, self._index, check)
+        for slot in self._shard.slots:
+            if isinstance(slot.env, gymnasium.Env) and slot.env.has_wrapper_attr("work_ahead"):
+                slot.env.get_wrapper_attr("work_ahead")()
         self._all = array("i", [self._index | wire.ALL]).tobytes()
         self._all_with_infos = array("i", [self._index | wire.ALL | wire.WITH_INFOS]).tobytes()
         self._send(wire.READY, None)
