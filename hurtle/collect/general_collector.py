@@ -38,7 +38,8 @@ class GeneralCollector(Collector):
         self.vec: Any = vec
         actor.name_of = self.rows.name_of
         self.num_rows = self.rows.num_rows
-        self.resumes_exactly, self.closes_midway = hasattr(vec, "state_dict"), getattr(vec, "steps_elsewhere", False)
+        self.resumes_exactly = getattr(vec, "resumes_exactly", hasattr(vec, "state_dict"))
+        self.closes_midway = getattr(vec, "steps_elsewhere", False)
         self.timer = timer or Timer()
         self.steps = 0  # per env
         self._version, self._stopping = 0, False

@@ -111,6 +111,7 @@ class Atari(gymnasium.Wrapper, RecordConstructorArgs):
         self._codes = [action.value for action in self._game._action_set]
         self._stack = np.zeros(shape, np.uint8)
         self._is_bound = False
+        self._sticks = self._game.ale.getFloat("repeat_action_probability") > 0
         self._next: _Next | None = None  # the next game, while this one is played
         self._works_ahead = False
         self._running = False
@@ -159,9 +160,7 @@ class Atari(gymnasium.Wrapper, RecordConstructorArgs):
     def work_ahead(self) -> None:
         """Have games prepared by another process while others are played, where that makes no difference but to the time."""
         own = self._game
-        if self._works_ahead or not self.noop_max or own._game in DEPENDENT:
-            return
-        if own.ale.getFloat("repeat_action_probability") > 0:  # the last action is not part of the emulator's state
+        if self._works_ahead or self._sticks or not self.noop_max or own._game in DEPENDENT:
             return
         UNDERSTUDY.join(self._rom, own.ale)
         self._works_ahead = True
@@ -248,8 +247,13 @@ class Atari(gymnasium.Wrapper, RecordConstructorArgs):
         return self._is_bound
 
     @property
+    def resumes_exactly(self) -> bool:
+        """Whether `saved_state` is all: the action that sticks, if actions do, is not part of the emulator's state."""
+        return not self._sticks
+
+    @property
     def saved_state(self) -> dict[str, Any]:
-        """Everything needed to continue exactly, as numbers, bytes and arrays; assign it to another env of the same game."""
+        """Everything needed to continue, as numbers, bytes and arrays; assign it to another env of the same game."""
         return {
             "emulator": self._game.ale.cloneState(include_rng=True).serialize(),
             "random": self._game.np_random.bit_generator.state if self._next is None else self._next.random,

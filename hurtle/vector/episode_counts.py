@@ -35,6 +35,16 @@ class Episodes:
         self._reset_next = np.zeros(lead[0], np.bool_)  # envs whose next result is a reset, not a step
         self._resets_due = False  # whether there are any
 
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """The counts of running episodes."""
+        return {"returns": self._returns.copy(), "lengths": self._lengths.copy(), "reset_next": self._reset_next.copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with these counts."""
+        self._returns[...], self._lengths[...] = state["returns"], state["lengths"]
+        self._reset_next[...] = state["reset_next"]
+        self._resets_due = bool(self._reset_next.any())
+
     def expect_reset(self, ids: Any) -> None:
         """Expect the first observation of an episode as the next result of these envs."""
         self._reset_next[ids] = self._resets_due = True

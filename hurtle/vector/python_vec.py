@@ -25,6 +25,9 @@ from hurtle.vector.infos import Infos, merge_infos
 from hurtle.vector.options import ORDERS, VecOptions, check_reset_mask, check_seed
 from hurtle.vector.vec_env import Results, Seed, VecEnv
 
+_RESUMED = ("obs", "over")
+"""Rows that are part of the state."""
+
 
 class PythonVecEnv(VecEnv):
     """A vector of envs written in Python.
@@ -84,6 +87,11 @@ class PythonVecEnv(VecEnv):
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
         """The seed of each env's last reset; before the first reset, the seed that it will get."""
         return tuple(self._env_seeds)
+
+    @property
+    def resumes_exactly(self) -> bool:
+        """Whether `state_dict` can hold the states of the envs: not those of a pool, and each must have a `saved_state`."""
+        return self._description.resumes_exactly and not self._pool
 
     # The interface that back ends implement.
 
@@ -270,6 +278,45 @@ class PythonVecEnv(VecEnv):
     def render(self) -> tuple[Any, ...] | None:
         """Render every env in the `render_mode`."""
         return None if self.render_mode is None else self.call("render")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue exactly, for envs with a `saved_state`, such as Atari games without sticky actions.
+
+        Raises:
+            HurtleError: The envs cannot be saved, or have not been reset.
+        """
+        self._check_resumable()
+        if self._first_seed is not None:
+            raise ResetNeeded("Call reset() before state_dict().")
+        rows = {name: getattr(self._rows, name).copy() for name in _RESUMED}
+        return {
+            "envs": list(self.get_attr("saved_state")),
+            "seeds": list(self._env_seeds),
+            **rows,
+            **self._episodes.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` returned, here or in another process; the number of workers may differ.
+
+        Raises:
+            HurtleError: The state is of another number of envs, or the envs cannot be saved.
+        """
+        self._check_resumable()
+        if len(state["envs"]) != self.num_envs:
+            raise HurtleError(f"The state is of {len(state['envs'])} envs, and this vector has {self.num_envs}.")
+        self._rows.over[...] = state["over"]
+        self.set_attr("saved_state", list(state["envs"]))
+        for name in _RESUMED:
+            getattr(self._rows, name)[...] = state[name]
+        self._episodes.load_state_dict(state)
+        self._env_seeds, self._first_seed = list(state["seeds"]), None
+        self._pending_infos.clear()
+
+    def _check_resumable(self) -> None:
+        self.check_open()
+        if not self.resumes_exactly:
+            raise HurtleError("These envs have no state that can be saved: only Atari games without sticky actions have one.")
 
     # Inputs: seeds, options, actions.
 

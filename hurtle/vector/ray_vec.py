@@ -53,6 +53,7 @@ class RayVecEnv(PythonVecEnv):
     """
 
     steps_elsewhere = True
+    resumes_exactly = False
 
     def __init__(self, maker: EnvMaker, options: VecOptions):
         refuse_inside_import("ray")

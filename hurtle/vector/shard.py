@@ -120,7 +120,10 @@ class Shard:
             else:
                 setattr(getattr(env, "unwrapped", env), name, value)
 
-        self._guarded(index, self.slots[index - self.first].seed, f"set_attr {name!r}", run)
+        slot = self.slots[index - self.first]
+        self._guarded(index, slot.seed, f"set_attr {name!r}", run)
+        if name == "saved_state":
+            slot.resume()
 
     def close(self) -> None:
         """Close every env, then raise the first error, if any."""

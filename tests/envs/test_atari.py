@@ -341,7 +341,7 @@ def test_observations_go_where_they_are_told_to():
 
 @pytest.mark.parametrize("game", ["Breakout", pytest.param("DoubleDunk", marks=pytest.mark.slow)])
 def test_a_saved_state_continues_exactly(game):
-    env, rng = make_atari(game, sticky_action_prob=0.25), np.random.default_rng(0)
+    env, rng = make_atari(game), np.random.default_rng(0)
 
     def play(env, action):
         obs, *outcome = env.step(action)
@@ -350,7 +350,7 @@ def test_a_saved_state_continues_exactly(game):
     env.reset(seed=0)
     for _ in range(20):
         play(env, int(rng.integers(env.action_space.n)))
-    copy = make_atari(game, sticky_action_prob=0.25)
+    copy = make_atari(game)
     copy.saved_state = pickle.loads(pickle.dumps(env.saved_state))
     games, steps = 0, 0
     while games < 1 or steps < 260:

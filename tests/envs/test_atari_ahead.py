@@ -11,6 +11,7 @@ import pytest
 
 import hurtle
 from hurtle.errors import HurtleError
+from hurtle.tracking.checkpoints import load_checkpoint, save_checkpoint
 
 pytest.importorskip("ale_py", reason="needs hurtle[atari]")
 
@@ -150,6 +151,42 @@ def test_a_vector_plays_like_its_envs_alone(lives, capsys, monkeypatch):
     vec.close()
     vec.close()
     assert not any(alive(pid) for pid in helpers)
+
+
+@pytest.mark.parametrize(
+    ("backend", "mode"), [("serial", "NEXT_STEP"), pytest.param("process", "SAME_STEP", marks=pytest.mark.slow)]
+)
+def test_a_vector_resumes_exactly(backend, mode, tmp_path):
+    options = {"backend": backend, "autoreset_mode": mode, "episodic_life": False, "noop_max": 2}
+    vec, rng, ended = hurtle.make_vec("atari/Breakout", 2, **options), np.random.default_rng(0), 0
+    vec.reset(seed=0)
+    while not ended:  # with NEXT_STEP, the next step of the env that has ended is a reset
+        ended = vec.step(rng.integers(0, 4, 2))[2].any()
+    save_checkpoint(tmp_path / "step-1.pt", {"vec": vec.state_dict()})
+    other = hurtle.make_vec("atari/Breakout", 2, **options)
+    other.load_state_dict(load_checkpoint(tmp_path / "step-1.pt")["vec"])
+    for _ in range(20):
+        actions = rng.integers(0, 4, 2)
+        for one, expected in zip(other.step(actions)[:4], vec.step(actions)[:4], strict=True):
+            np.testing.assert_array_equal(one, expected)
+    found, expected = other.state_dict(), vec.state_dict()
+    for name in ("obs", "over", "returns", "lengths", "reset_next"):
+        np.testing.assert_array_equal(found[name], expected[name])
+    with (
+        hurtle.make_vec("atari/Breakout", 3, **options) as larger,
+        pytest.raises(HurtleError, match=r"of 2 envs, and .* has 3"),
+    ):
+        larger.load_state_dict(found)
+    vec.close()
+    other.close()
+
+
+def test_a_vector_of_sticky_games_has_no_state():
+    with hurtle.make_vec("atari/Pong", 1, backend="serial", sticky_action_prob=0.25, check=False) as vec:
+        vec.reset(seed=0)
+        assert not vec.resumes_exactly
+        with pytest.raises(HurtleError, match="no state that can be saved: only Atari games without sticky actions"):
+            vec.state_dict()
 
 
 @pytest.mark.slow
