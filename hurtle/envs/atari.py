@@ -136,8 +136,7 @@ class Atari(gymnasium.Wrapper, RecordConstructorArgs):
                 self._order_game(ale.cloneState(include_rng=True).serialize())
                 self._score, self._steps = 0.0, 0
         self._running, self._goes_on, self._lives = True, False, ale.lives()
-        self._frames.see(0)
-        self._frames.see(1)
+        self._frames.see()
         self._frames.draw(self._stack)
         self._stack[:-1] = self._stack[-1]
         return self._observation(), {}
@@ -203,7 +202,7 @@ class Atari(gymnasium.Wrapper, RecordConstructorArgs):
         if not 0 <= action < len(self._codes):
             raise ActionError(f"Action {action!r} is not in {self.action_space}.")
         ale, frames, last = self._game.ale, self._frames, self.frame_skip - 1
-        code, reward, lives, pools = self._codes[action], 0, self._lives, False
+        code, reward, lives = self._codes[action], 0, self._lives
         for frame in range(self.frame_skip):
             reward += ale.act(code)
             over = ale.game_over()
@@ -211,11 +210,8 @@ class Atari(gymnasium.Wrapper, RecordConstructorArgs):
             if over or lost:
                 break
             if frame == last - 1 and self._pools:
-                frames.see(1)
-                pools = True
-        frames.see(0)
-        if not pools:
-            frames.see(1)
+                frames.see()
+        frames.see()
         frames.draw(self._stack)
         self._score += reward
         self._steps += 1

@@ -1,6 +1,6 @@
 """`Frames`: screens of the Atari emulator, pooled and resized into small frames; redraws only what changed.
 
-two screens of palette indices → gray or RGB where a screen changed → their maximum → means of areas → one frame of a stack.
+screens of palette indices → gray or RGB where a screen changed → their maximum → means of areas → one frame of a stack.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from numba import njit
 
 _WORD = 8  # pixels that are compared at once
 _NEAR = np.float32(1e-3)
-"""Means this close to n + ½ are computed again in float32, as OpenCV would: see `resizer`."""
+"""Means this close to n + ½ are computed again in float32, as OpenCV would: see `drawer`."""
 
 
 class Frames:
     """Draws what an emulator shows.
 
-    `see` takes the emulator's screen into slot 0 or 1; `draw` resizes the maximum of the two. Both keep what they computed
-    from the last screens: most of a screen is as it was, and comparing is fast.
+    `see` takes in the emulator's screen, `draw` resizes the maximum of the screens seen since the last time. What they computed
+    is kept: most of a screen is as it was, and comparing is fast.
 
     Args:
         ale: The emulator.
@@ -39,58 +39,65 @@ class Frames:
         self._read = ale.getScreenGrayscale if grayscale else ale.getScreenRGB
         self._palette = np.zeros((256, channels), np.uint8)
         self._known = np.zeros(256, np.bool_)  # colours of the palette that have been on the screen
-        self._screens = np.zeros((2, height, width), np.uint8)
-        self._words = self._screens.view(np.uint64)
-        self._seen = self._words.copy()  # the screens that `_shades` shows
-        self._shades = np.zeros((2, channels, height, width), np.uint8)
-        self._changed = np.ones(height, np.bool_)  # rows of `_shades` since the last `draw`
+        self._screens = [np.zeros((height, width), np.uint8) for _ in range(2)]  # the last one, and the one before
+        self._shades = np.zeros((channels, height, width), np.uint8)  # what the last screen shows …
+        self._pooled = np.zeros((channels, height, width), np.uint8)  # … and its maximum with those since the last `draw`
+        self._differs = np.zeros(height, np.bool_)  # rows in which these two may differ
+        self._changed = np.ones(height, np.bool_)  # rows of `_pooled` since the last `draw`
+        self._is_first = True  # since the last `draw`
         self._frame = np.zeros((size, size, channels), np.uint8)
-        self._resize = resizer(height, width, size)
+        self._draw = drawer(height, width, size)
         self.shape = (size, size) if grayscale else (size, size, 3)
-        for slot in (0, 1):
-            self._learn(slot)
+        self._ale.getScreen(self._screens[0])
+        self._learn()
 
-    def see(self, slot: int) -> None:
+    def see(self) -> None:
         """Take in the emulator's screen."""
-        self._ale.getScreen(self._screens[slot])
-        if not _take(self._screens, self._words, self._seen, self._shades, self._palette, self._known, self._changed, slot):
-            self._learn(slot)
+        before, screen = self._screens
+        self._screens.reverse()
+        self._ale.getScreen(screen)
+        kept = (self._shades, self._pooled, self._palette, self._known, self._differs, self._changed)
+        if not _take(screen, screen.view(np.uint64), before.view(np.uint64), *kept, self._is_first):
+            self._learn()
+        self._is_first = False
 
     def draw(self, frames: np.ndarray) -> None:
         """Shift `frames` [num_stack, *shape] by one and write the newest as the last."""
-        self._resize(self._shades, self._changed, self._frame)
-        _push(frames.reshape(len(frames), -1), self._frame.reshape(-1))
+        self._draw(self._pooled, self._changed, self._frame, frames)
+        self._is_first = True
 
-    def _learn(self, slot: int) -> None:
-        """Learn the colours of the emulator's screen."""
-        self._ale.getScreen(self._screens[slot])
-        height, width = self._screens.shape[1:]
-        colours = self._read().reshape(height, width, -1)
-        self._palette[self._screens[slot]] = colours
-        self._known[self._screens[slot]] = True
-        self._shades[slot] = colours.transpose(2, 0, 1)
-        self._seen[slot] = self._words[slot]
-        self._changed[:] = True
+    def _learn(self) -> None:
+        """Learn the colours of the last screen, which the emulator still shows."""
+        screen, colours = self._screens[0], self._read()
+        colours = colours.reshape(*screen.shape, -1)
+        self._palette[screen], self._known[screen] = colours, True
+        self._shades[...] = np.moveaxis(colours, 2, 0)
+        self._pooled[...] = self._shades if self._is_first else np.maximum(self._pooled, self._shades)
+        self._differs[:] = self._changed[:] = True
 
 
 @njit(nogil=True, cache=True)
-def _take(screens, words, seen, shades, palette, known, changed, slot):
-    """Bring the shades of a slot up to date; False if its screen has a colour that is not known yet."""
-    for y in range(seen.shape[1]):
+def _take(screen, words, before, shades, pooled, palette, known, differs, changed, is_first):
+    """Bring shades and maximum up to date, row by row; False if the screen has a colour that is not known yet."""
+    for y in range(len(screen)):
         difference = np.uint64(0)
-        for w in range(seen.shape[2]):
-            difference |= words[slot, y, w] ^ seen[slot, y, w]
-        if difference != 0:
-            changed[y] = True
-            if not _take_row(screens[slot, y], words[slot, y], seen[slot, y], shades[slot, :, y], palette, known):
-                return False
+        for w in range(words.shape[1]):
+            difference |= words[y, w] ^ before[y, w]
+        if difference != 0 and not _take_row(screen[y], words[y], before[y], shades[:, y], pooled[:, y], palette, known):
+            return False
+        if is_first and (difference != 0 or differs[y]):
+            for c in range(len(shades)):
+                pooled[c, y] = shades[c, y]
+            differs[y], changed[y] = False, True
+        elif difference != 0:
+            differs[y] = changed[y] = True
     return True
 
 
 @njit(nogil=True, cache=True, inline="never")
-def _take_row(screen, words, seen, shades, palette, known):
+def _take_row(screen, words, before, shades, pooled, palette, known):
     for w in range(len(words)):
-        if words[w] == seen[w]:
+        if words[w] == before[w]:
             continue
         for x in range(w * _WORD, (w + 1) * _WORD):
             colour = screen[x]
@@ -98,7 +105,7 @@ def _take_row(screen, words, seen, shades, palette, known):
                 return False
             for c in range(len(shades)):
                 shades[c, x] = palette[colour, c]
-        seen[w] = words[w]
+                pooled[c, x] = max(pooled[c, x], palette[colour, c])
     return True
 
 
@@ -111,8 +118,10 @@ def _push(frames, newest):
         frames[-1, i] = newest[i]
 
 
-def resizer(height: int, width: int, size: int) -> Callable[[np.ndarray, np.ndarray, np.ndarray], None]:
-    """A function (shades, changed, frame) that draws the rows of the frame that show a changed row, and clears `changed`.
+def drawer(height: int, width: int, size: int) -> Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], None]:
+    """A function (screen, changed, frame, frames) that resizes a screen into a frame and pushes that into a stack of frames.
+
+    The screen is [channels, height, width], the frame [size, size, channels]; rows that have not changed are left as they are.
 
     A new pixel is the mean of the area that it covers. With weights that are whole numbers its sum is exact and fast; it is
     rounded as OpenCV's INTER_AREA rounds. That sums in float32, so its result is another only within a hair of n + ½: there,
@@ -124,13 +133,11 @@ def resizer(height: int, width: int, size: int) -> Callable[[np.ndarray, np.ndar
     line, mean = np.zeros(width, np.int32), np.zeros(size, np.float32)
     inverse = np.float32(1 / (row_overlaps[:, 0].sum() * column_overlaps[:, 0].sum()))
 
-    def resize(shades: np.ndarray, changed: np.ndarray, frame: np.ndarray) -> None:
-        loop(
-            *(shades, changed, frame, row_first, row_overlaps, row_weights, column_first, column_overlaps, column_weights),
-            *(line, mean, inverse),
-        )
+    def draw(screen: np.ndarray, changed: np.ndarray, frame: np.ndarray, frames: np.ndarray) -> None:
+        tables = (row_first, row_overlaps, row_weights, column_first, column_overlaps, column_weights)
+        loop(screen, changed, frame, frames.reshape(len(frames), -1), *tables, line, mean, inverse)
 
-    return resize
+    return draw
 
 
 @cache
@@ -139,9 +146,10 @@ def _compiled(row_taps: int, column_taps: int) -> Callable[..., None]:
 
     @njit(nogil=True, error_model="numpy", cache=True)
     def loop(
-        shades,
+        screen,
         changed,
         frame,
+        frames,
         row_first,
         row_overlaps,
         row_weights,
@@ -165,7 +173,7 @@ def _compiled(row_taps: int, column_taps: int) -> Callable[..., None]:
                 for i in range(row_taps):
                     weight = row_overlaps[i, y]
                     for x in range(line.size):
-                        line[x] += weight * np.int32(max(shades[0, c, top + i, x], shades[1, c, top + i, x]))
+                        line[x] += weight * np.int32(screen[c, top + i, x])
                 for x in range(mean.size):
                     total = np.int32(0)
                     for j in range(column_taps):
@@ -179,12 +187,12 @@ def _compiled(row_taps: int, column_taps: int) -> Callable[..., None]:
                             total_in_row = np.float32(0.0)
                             for j in range(column_taps):
                                 q = column_first[x] + j
-                                pixel = max(shades[0, c, top + i, q], shades[1, c, top + i, q])
-                                total_in_row += np.float32(pixel) * column_weights[j, x]
+                                total_in_row += np.float32(screen[c, top + i, q]) * column_weights[j, x]
                             value += row_weights[i, y] * total_in_row
                         rounded = np.rint(value)
                     frame[y, x, c] = np.uint8(rounded)
         changed[:] = False
+        _push(frames, frame.reshape(-1))
 
     return loop
 

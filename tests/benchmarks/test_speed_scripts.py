@@ -221,3 +221,15 @@ def test_the_plain_script_computes_advantages_and_learns(name):
     before = [weight.detach().clone() for weight in script.weights]
     script.update()
     assert all(bool((old != new).any()) for old, new in zip(before, script.weights, strict=True))
+
+
+@pytest.mark.slow
+def test_everybody_plays_atari(capsys, results):
+    pytest.importorskip("ale_py")
+    import atari
+
+    atari.main(["--quick"])
+    found, left_out = rows_of(capsys.readouterr().out)
+    assert {atari.EMULATING, atari.SCREENS, atari.OURS, atari.POOL, atari.ALE} <= {who for _, who in found} - left_out
+    assert left_out <= {atari.ENVPOOL, atari.GYMNASIUM}
+    assert not results.exists()

@@ -174,7 +174,7 @@ def test_a_vector_resumes_exactly(backend, mode, tmp_path):
         np.testing.assert_array_equal(found[name], expected[name])
     with (
         hurtle.make_vec("atari/Breakout", 3, **options) as larger,
-        pytest.raises(HurtleError, match=r"of 2 envs, and .* has 3"),
+        pytest.raises(HurtleError, match="this vector has 3"),
     ):
         larger.load_state_dict(found)
     vec.close()
