@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hurtle.errors import HurtleError
@@ -115,8 +116,13 @@ class Understudy:
 def _serve(connection: Connection, emulators: dict[Game, Any]) -> None:
     """Serve until the other end closes, then end the process without a trace of what it inherited."""
     try:
-        os.closerange(3, connection.fileno())
-        os.closerange(connection.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+        inherited = [
+            int(entry.name) for entry in Path("/dev/fd").iterdir()
+        ]  # pipes of the worker, which must close when it ends
+        for fd in inherited:
+            if fd > 2 and fd != connection.fileno():
+                with contextlib.suppress(OSError):
+                    os.close(fd)
         os.nice(NICENESS)
         while True:
             number, game, before, noops = connection.recv()
