@@ -27,6 +27,8 @@ FREE_SLOTS = 2
 """Rollouts of each actor that may wait for the learner when the lag is free."""
 CLOSE_SECONDS = 2.0
 """How long `close` waits for actors that are in the middle of a step."""
+SWITCH_SECONDS = 2e-4
+"""How long one thread may keep Python from the others: with the usual 5 ms, actors wait for the learner many times a step."""
 LOOK_SECONDS = 0.5
 """How often the learner looks for a stop while it waits: one that a signal handler asks for may come without waking it."""
 IDLE = 0.1
@@ -97,6 +99,7 @@ class AsyncCollector(Collector):
         self._error: BaseException | None = None
         self._stopping = self._paused = self._closing = False
         self._began, self._waited = time.perf_counter(), 0.0
+        self._switch_seconds = 0.0  # as it was before
 
     @property
     def has_masks(self) -> bool:
@@ -213,6 +216,8 @@ class AsyncCollector(Collector):
     def _start(self) -> None:
         if self._actors[0].thread is None:
             self._began = time.perf_counter()
+            self._switch_seconds = sys.getswitchinterval()
+            sys.setswitchinterval(min(SWITCH_SECONDS, self._switch_seconds))
             for number, actor in enumerate(self._actors):
                 actor.thread = threading.Thread(target=self._run, args=(actor,), name=f"hurtle actor {number}", daemon=True)
                 actor.thread.start()
@@ -359,6 +364,8 @@ class AsyncCollector(Collector):
                 continue
             actor.collector.close(envs)
             actor.has_ended(CLOSE_SECONDS)
+        if self._switch_seconds:
+            sys.setswitchinterval(self._switch_seconds)
 
 
 @contextmanager

@@ -604,6 +604,7 @@ def test_no_actor_has_more_workers_than_envs(monkeypatch):
     train = TrainConfig(runner="async", backend="process", num_envs=4, num_actors=2)
     shares = actors._shares(train, 2, "process")
     assert [(share.num_envs, share.num_workers) for share in shares] == [(2, 2), (2, 2)]
+    assert [share.num_workers for share in actors._shares(train, 2, "serial")] == [None, None]
 
 
 def test_auto_stays_local_for_algorithms_that_cannot_lag(runs, capsys):
