@@ -33,6 +33,7 @@ from hurtle.runners.signals import StopSignals
 from hurtle.tracking.dashboard import Display
 from hurtle.tracking.episode_window import EpisodeWindow
 from hurtle.tracking.run_folder import RunFolder
+from hurtle.tracking.run_state import Held, hold
 from hurtle.tracking.trackers import make_trackers
 from hurtle.trust import signed
 
@@ -75,6 +76,7 @@ class Trainer:
         self._gpu_rng: torch.Tensor | None = None
         self._stopped_by = ""
         self._evaluating = False
+        self._lock = Held(None)
         train = settings.train
         self._display = display
         self._display.status("building envs and policy")
@@ -89,9 +91,11 @@ class Trainer:
             self.folder = folder or RunFolder.create(
                 train.runs, train.env, short_name(train.algorithm), train.seed, train.name or None
             )
+            self._lock = hold(self.folder.path)
             self._open_folder(resumed=saved is not None)
         except BaseException:
             self._parts.close()
+            self._lock.close()
             if folder is None and hasattr(self, "folder"):  # newly made, and still empty
                 shutil.rmtree(self.folder.path)
             raise
@@ -102,6 +106,7 @@ class Trainer:
         named = signed(flat)  # the user has allowed the code they name
         self.folder.write_config(named)
         self.folder.write_about({"seed": train.seed, "gear": parts.gear.name})
+        self.folder.remove_summary()
         trackers = make_trackers(train.trackers, self.folder, flat, self.steps if resumed else None, self._display.message)
         self._reporter = Reporter(self.folder, self._display, trackers, quiet=train.progress == "quiet")
         described = {
@@ -163,6 +168,7 @@ class Trainer:
         finally:
             self._reporter.close()
             self._parts.close()
+            self._lock.close()
 
     def _prepare(self) -> None:
         """Compile and capture before the clock starts: one-time costs are not training time."""

@@ -61,14 +61,10 @@ class RunFolder:
         cls, parent: str | Path = "runs", env: str = "env", algorithm: str = "ppo", seed: int = 0, name: str | None = None
     ) -> RunFolder:
         """Create a folder in `parent`; if the name is taken, even by a concurrent process, -2, -3 … is appended."""
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        stem = _slug(name) if name else f"{_slug(env.rpartition(':')[2])}-{_slug(algorithm)}-{seed}-{stamp}"
-        if stem in ("", "latest"):
-            raise HurtleError(f"A run cannot be named {name!r}: use letters and digits; 'latest' means the newest run.")
-        run = cls(_new_folder(Path(parent), stem))
+        run = cls(new_folder(parent, env, algorithm, str(seed), name))
         run.checkpoints.mkdir()
         about = {"name": run.path.name, "path": shlex.quote(str(run.path)), "env": shlex.quote(env)}
-        _write(run.path / "README.md", README.format(**about))
+        write_whole(run.path / "README.md", README.format(**about))
         return run
 
     @classmethod
@@ -87,8 +83,10 @@ class RunFolder:
         for folder in (Path(path), Path(parent) / path):
             if (folder / "config.toml").is_file():
                 return cls(folder)
-        if Path(path).is_dir():
-            raise HurtleError(f"{path} is not a run folder: it has no config.toml.")
+        inside = [file.parent.name for base in (Path(path), Path(parent) / path) for file in sorted(base.glob("*/config.toml"))]
+        if Path(path).is_dir() or inside:
+            hint = f" It holds {len(inside)} runs: {', '.join(inside[:5])}{' …' * (len(inside) > 5)}" if inside else ""
+            raise HurtleError(f"{path} is not a run folder: it has no config.toml.{hint}")
         near = difflib.get_close_matches(Path(path).name, [run.name for run in runs])
         newest = [run.name for run in sorted(runs, key=_last_started, reverse=True)[:5]]
         hint = f"Did you mean {' or '.join(near)}?" if near else f"The newest in {parent}: {', '.join(newest) or 'none yet'}."
@@ -111,7 +109,7 @@ class RunFolder:
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write the settings to config.toml; resuming rewrites it, which makes this run the latest."""
-        _write(self.path / "config.toml", to_toml(config))
+        write_whole(self.path / "config.toml", to_toml(config))
 
     def read_config(self) -> dict[str, Any]:
         """The settings of config.toml."""
@@ -127,23 +125,40 @@ class RunFolder:
         """Write the provenance of this run plus `extra` to about.json; a resume is appended to the list "resumed"."""
         file = self.path / "about.json"
         now = {**provenance(), **(extra or {})}
-        first = _read_json(file)
+        first = read_json(file)
         if first:
             now = {**first, "resumed": [*first.get("resumed", []), now]}
-        _write(file, to_json(now, indent=2))
+        write_whole(file, to_json(now, indent=2))
 
     def write_evaluation(self, evaluation: Mapping[str, Any]) -> None:
         """Write the result of `hurtle eval` to evaluation.json."""
-        _write(self.path / "evaluation.json", to_json(evaluation))
+        write_whole(self.path / "evaluation.json", to_json(evaluation))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the result of the run to summary.json."""
-        _write(self.path / "summary.json", to_json(summary, indent=2))
+        write_whole(self.path / "summary.json", to_json(summary, indent=2))
+
+    def read_summary(self) -> dict[str, Any]:
+        """The result of the run; empty if it has not ended, or crashed."""
+        return read_json(self.path / "summary.json")
+
+    def remove_summary(self) -> None:
+        """The run goes on: what it had reached is no longer its result."""
+        (self.path / "summary.json").unlink(missing_ok=True)
 
 
 def _last_started(run: Path) -> int:
     """The time of the last start or resume, in nanoseconds."""
     return (run / "config.toml").stat().st_mtime_ns
+
+
+def new_folder(parent: str | Path, env: str, algorithm: str, what: str, name: str | None = None) -> Path:
+    """Create the folder ENV-ALGORITHM-WHAT-TIME in `parent`, or one called `name`; if it is taken, -2, -3 … is appended."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    stem = _slug(name) if name else f"{_slug(env.rpartition(':')[2])}-{_slug(algorithm)}-{what}-{stamp}"
+    if stem in ("", "latest"):
+        raise HurtleError(f"A run cannot be named {name!r}: use letters and digits; 'latest' means the newest run.")
+    return _new_folder(Path(parent), stem)
 
 
 def _new_folder(parent: Path, stem: str) -> Path:
@@ -167,15 +182,16 @@ def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if it is missing or damaged."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # missing or damaged: it will be rewritten
+    except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _write(file: Path, text: str) -> None:
+def write_whole(file: Path, text: str) -> None:
     """Write a file atomically."""
     try:
         with replacing(file) as new:
