@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from learning_tasks import ALL, Numbers, Task
 from record import ROOT, table
 
-from hurtle.tracking.return_statistics import bootstrap_interval, iqm
+from hurtle.experiments.statistics import Estimate, joined_curve
 
 BEGIN, END = "<!-- learning:begin -->", "<!-- learning:end -->"
 COLOURS = {"hurtle": "tab:orange", "sb3": "tab:gray"}
@@ -51,7 +50,7 @@ class Score:
     def of(cls, results: list[dict[str, Any]]) -> Score:
         """Joins the seeds."""
         means = [result["evaluation"]["mean"] for result in results]
-        return cls(means, iqm(means), *bootstrap_interval(means, iqm))
+        return cls(means, *Estimate.of(means))
 
     def __str__(self) -> str:
         return f"{_number(self.iqm)} [{_number(self.low)}, {_number(self.high)}]"
@@ -169,22 +168,6 @@ def write_between_markers(page: Path, text: str) -> None:
 # Curves ---------------------------------------------------------------------------------------------------------------
 
 
-def joined_curves(
-    results: list[dict[str, Any]], points: int = 60
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
-    """Steps, IQM over the seeds, and the ends of its 95 % interval: four times [points]; None where no seed has a curve.
-
-    Seeds report at different steps: each is interpolated, over the stretch that all of them have.
-    """
-    curves = [np.asarray(result["curve"], np.float64) for result in results if len(result["curve"]) > 1]
-    if not curves:
-        return None
-    steps = np.linspace(max(curve[0, 0] for curve in curves), min(curve[-1, 0] for curve in curves), points)
-    returns = np.stack([np.interp(steps, *curve.T) for curve in curves])  # [seeds, points]
-    bands = np.array([bootstrap_interval(column, iqm, resamples=500) for column in returns.T])
-    return steps, np.array([iqm(column) for column in returns.T]), bands[:, 0], bands[:, 1]
-
-
 def draw(results: Results, folder: Path) -> None:
     """One PNG per task."""
     try:
@@ -201,7 +184,7 @@ def draw(results: Results, folder: Path) -> None:
         axes, drawn = figure.gca(), False
         for library in COLOURS:
             seeds = libraries.get(library, [])
-            joined = joined_curves(seeds)
+            joined = joined_curve([result["curve"] for result in seeds], points=60)
             if joined is None:
                 continue
             steps, middle, low, high = joined

@@ -12,6 +12,7 @@ LAYERS = (
     ("__main__", "cli"),
     ("integrations",),
     ("serving",),
+    ("experiments",),
     ("runners",),
     ("deploy",),
     ("algorithms",),

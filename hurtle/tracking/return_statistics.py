@@ -26,9 +26,14 @@ def iqm(x: ArrayLike) -> float:
         >>> iqm([0.0, 1.0, 2.0, 3.0, 100.0])
         2.0
     """
-    values = np.sort(_values(x))
-    cut = int(0.25 * len(values))
-    return float(values[cut : len(values) - cut].mean())
+    return float(iqm_of_each(_values(x)))
+
+
+def iqm_of_each(values: np.ndarray, axis: int = -1) -> np.ndarray:
+    """The interquartile means along an axis."""
+    ordered = np.moveaxis(np.sort(values, axis), axis, -1)
+    cut = int(0.25 * ordered.shape[-1])
+    return ordered[..., cut : ordered.shape[-1] - cut].mean(-1)
 
 
 def bootstrap_interval(
@@ -55,7 +60,12 @@ def bootstrap_interval(
     while len(found) < resamples:
         rows = min(resamples - len(found), max(1, DRAWN_AT_ONCE // len(values)))
         samples = rng.choice(values, (rows, len(values)))
-        found += samples.mean(axis=1).tolist() if statistic is np.mean else [float(statistic(sample)) for sample in samples]
+        if statistic is np.mean:
+            found += samples.mean(axis=1).tolist()
+        elif statistic is iqm:
+            found += iqm_of_each(samples).tolist()
+        else:
+            found += [float(statistic(sample)) for sample in samples]
     low, high = np.quantile(found, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
 

@@ -15,7 +15,7 @@ import learning
 import learning_jobs
 from learning import Grid, Speeds, duration, outdated, plan, unfinished
 from learning_jobs import Curve, Job, run_job, settings_of
-from learning_report import BEGIN, END, Places, Score, joined_curves, load_results, report, summary_table, write_between_markers
+from learning_report import BEGIN, END, Places, Score, load_results, report, summary_table, write_between_markers
 from learning_sb3 import sb3_words
 from learning_tasks import TASKS, Goal, MaskedCartPole
 
@@ -204,17 +204,6 @@ def test_above_random_means_that_the_intervals_do_not_overlap():
     assert goal.is_met(-20.0, -23.9, random) is True
     assert goal.is_met(-20.0, -24.1, random) is False
     assert goal.is_met(-20.0, -23.9) is None
-
-
-def test_curves_of_seeds_are_joined_where_all_have_points():
-    first = fake_result(Job("bandit", "hurtle", 0), 1.0, curve=[[0, 0.0], [100, 100.0]])
-    second = fake_result(Job("bandit", "hurtle", 1), 1.0, curve=[[20, 40.0], [120, 140.0]])  # always 20 above
-    steps, middle, low, high = joined_curves([first, second, fake_result(Job("bandit", "hurtle", 2), 1.0)], points=5)
-    np.testing.assert_allclose(steps, [20, 40, 60, 80, 100])
-    np.testing.assert_allclose(middle, steps + 10)
-    np.testing.assert_allclose(low, steps)
-    np.testing.assert_allclose(high, steps + 20)
-    assert joined_curves([fake_result(Job("bandit", "hurtle", 0), 1.0)]) is None
 
 
 def test_the_page_changes_between_its_markers_only(tmp_path):
