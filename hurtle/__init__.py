@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from hurtle.emulation.wrap import emulate
     from hurtle.envs.registry import make, register
     from hurtle.errors import HurtleError
+    from hurtle.experiments.comparison import compare
+    from hurtle.experiments.seeds import train_seeds
     from hurtle.runners.training import train
     from hurtle.vector.factory import make_vec
 
@@ -21,6 +23,7 @@ __version__ = "0.1.0"
 __all__ = [
     "HurtleError",
     "__version__",
+    "compare",
     "emulate",
     "export",
     "load",
@@ -30,10 +33,12 @@ __all__ = [
     "native",
     "register",
     "train",
+    "train_seeds",
 ]
 
 _HOMES = {
     "HurtleError": "hurtle.errors",
+    "compare": "hurtle.experiments.comparison",
     "emulate": "hurtle.emulation.wrap",
     "export": "hurtle.deploy.exporting",
     "load": "hurtle.deploy.loading",
@@ -41,6 +46,7 @@ _HOMES = {
     "make_vec": "hurtle.vector.factory",
     "register": "hurtle.envs.registry",
     "train": "hurtle.runners.training",
+    "train_seeds": "hurtle.experiments.seeds",
 }
 
 

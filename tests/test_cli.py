@@ -327,7 +327,13 @@ def test_eval_watch_and_sanity_pass_their_words_on(monkeypatch, capsys, tmp_path
 
 
 HEAVY = ("torch", "numba", "matplotlib", "scipy")
-QUICK = [["envs"], ["--help"], ["envs", "cartpole"], ["train", "--help"], ["eval", "--help"]]
+QUICK = [
+    ["envs"],
+    ["runs"],
+    ["--help"],
+    ["envs", "cartpole"],
+    *([verb, "--help"] for verb in ("train", "eval", "compare", "plot")),
+]
 REFUSED = {
     "eval nowhere": "There is no run nowhere",
     "watch nowhere": "There is no run nowhere",
@@ -338,6 +344,9 @@ REFUSED = {
     "sanity bandid": "No sanity env 'bandid'. Did you mean bandit?",
     "train cartpol": "No environment 'cartpol'. Did you mean cartpole",
     "train CartPol-v1": "No environment 'CartPol-v1'. Did you mean CartPole-v1",
+    "compare nowhere": "There is no run nowhere",
+    "plot a --metrics entropy": "a has no metrics yet",
+    "train cartpol --seeds 3": "No environment 'cartpol'. Did you mean cartpole",
     "train bandit --gamma 2": "--gamma must be from 0 to 1, got 2",
 }
 SAID = {
@@ -389,8 +398,9 @@ def test_the_quick_verbs_load_nothing_heavy(without_torch, line):
     assert out
 
 
-def test_the_list_of_envs_does_not_wait_for_tyro(without_torch):
+def test_lists_do_not_wait_for_tyro(without_torch):
     assert "tyro" not in without_torch["envs"][3]  # the first command
+    assert "tyro" not in without_torch["runs"][3]
     assert "tyro" in without_torch["--help"][3]
 
 

@@ -31,12 +31,15 @@ VERBS = {
     "watch": "watch:watch",
     "export": "export:export",
     "serve": "dispatch:serve",
+    "runs": "runs:runs",
+    "compare": "compare:compare",
+    "plot": "plot:plot",
     "sanity": "sanity:sanity",
     "envs": "envs:envs",
     "bench": "bench:bench",
 }
-"""Verb → its file in this folder and its function. `train` and `serve` are only for the help: their flags and defaults depend
-on other arguments and files, so they parse their arguments themselves."""
+"""Verb → its file in this folder and its function. `train`, `serve` and `runs` are only for the help: they parse their own
+arguments, since the flags of the first two depend on other arguments and files, and `runs` does not wait for tyro."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -72,6 +75,10 @@ def _run(arguments: list[str]) -> int | None:
             from hurtle.cli.serve import run_serve
 
         return run_serve(arguments[1:])
+    if verb == "runs":
+        from hurtle.cli.runs import run_runs
+
+        return run_runs(arguments[1:])
     if arguments == ["envs"]:  # no flags to parse, which would take half the time
         from hurtle.cli.env_list import list_envs
 

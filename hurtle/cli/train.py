@@ -33,13 +33,14 @@ from hurtle.runners.settings import (
     settings_to_dict,
     unknown_setting,
 )
-from hurtle.runners.values import shown
+from hurtle.runners.values import fit, shown
 
 _EXAMPLES = """\
   hurtle train cartpole
   hurtle train CartPole-v1 --total-steps 200_000 --clip-range 0.1
   hurtle train my_env.py:MyEnv --config my.toml
   hurtle train cartpole --algorithm my_algo.py:Reinforce
+  hurtle train cartpole --seeds 5
   hurtle train --resume runs/cartpole-ppo-0-20260101-120000"""
 
 # The help shows the settings of TrainConfig in these groups; the policy and the algorithm have their own groups.
@@ -60,7 +61,12 @@ def run_train(arguments: list[str]) -> int:
     given = [argument for argument in arguments if argument not in ("-h", "--help")]
     wants_help = len(given) < len(arguments)
     resume, config = _given(given, "--resume"), _given(given, "--config")
+    seeds, parallel = _count(given, "--seeds"), _count(given, "--parallel")
     if resume:
+        if (many := _seeds_to_resume(given, resume)) is not None:
+            return _resume_seeds(given, many, config, wants_help)
+        if seeds or parallel:
+            raise HurtleError(f"{resume} is one run: {'--seeds' if seeds else '--parallel'} is for many seeds.")
         _resume(given, resume, config, wants_help)
         return 0
     algorithm = algorithm_name(_given(given, "--algorithm"))
@@ -84,6 +90,12 @@ def run_train(arguments: list[str]) -> int:
     if config:
         check_settings_file(config, {*_flags(given), *(["env"] if first.train.env else [])}, "--trust" in given, algorithm)
     _check_name(settings.train.env)
+    if seeds is not None:
+        from hurtle.experiments.seeds import train_seeds
+
+        return 1 if train_seeds(seeds=seeds, parallel=parallel, **settings_to_dict(settings)).failed else 0
+    if parallel is not None:
+        raise HurtleError("--parallel is for many seeds: add --seeds 5.")
     from hurtle.runners.training import train
 
     train(**settings_to_dict(settings))
@@ -130,6 +142,48 @@ def _resume(arguments: list[str], resume: str, config: str, wants_help: bool) ->
     if "--trust" in arguments:
         overrides["trust"] = True
     train(resume=resume if file.is_file() else str(folder), **overrides)
+
+
+def _seeds_to_resume(arguments: list[str], resume: str) -> Path | None:
+    """The folder of many seeds that --resume names, or None."""
+    from hurtle.experiments.seeds import find_seeds
+
+    return find_seeds(resume, _given(arguments, "--runs") or "runs")
+
+
+def _resume_seeds(arguments: list[str], folder: Path, config: str, wants_help: bool) -> int:
+    from hurtle.experiments.seeds import read_seeds, train_seeds
+
+    saved, _ = read_seeds(folder)
+    trusts = "--trust" in arguments
+    allow_algorithm(folder / "seeds.toml", saved, trusts)
+    base = settings_from_dict(saved)
+    if wants_help:
+        _print_help(base)
+        return 0
+    if config or "seeds" in _flags(arguments):
+        raise HurtleError(f"--resume goes on with the settings and seeds of {folder}: leave out --config and --seeds.")
+    settings = _settings(arguments, base)
+    if settings.train.env != base.train.env:
+        raise HurtleError(f"{folder} holds runs on {base.train.env}: leave out {settings.train.env!r} to continue them.")
+    values = settings_to_dict(settings)
+    overrides = {name: values[name] for name in _flags(arguments) if name in values and name != "runs"}
+    found = train_seeds(resume=folder, parallel=_count(arguments, "--parallel"), trust=trusts, **overrides)
+    return 1 if found.failed else 0
+
+
+def _count(arguments: list[str], flag: str) -> int | None:
+    """The value of a flag that takes a number of at least 1; None if it is not given."""
+    text = _given(arguments, flag)
+    if not text:
+        return None
+    try:
+        number = fit(text, int)
+    except ValueError as error:
+        raise HurtleError(f"{flag} {error}") from None
+    if number < 1:
+        raise HurtleError(f"{flag} must be at least 1, got {number}.")
+    return number
 
 
 def _given(arguments: list[str], flag: str) -> str:
@@ -194,13 +248,14 @@ def _parse(arguments: list[str], base: Settings) -> Settings:
     _check_form(arguments, setting_types(base.train.algorithm))
     parts = [("train", TrainConfig), ("policy", type(base.policy)), ("algorithm", type(base.algorithm))]
     switch = tyro.conf.FlagCreatePairsOff[bool]
-    command = make_dataclass("Train", [*parts, ("config", str), ("resume", str), ("trust", switch)], frozen=True)
+    texts = ("config", "resume", "seeds", "parallel")  # read before, by `_given`
+    command = make_dataclass("Train", [*parts, *((name, str) for name in texts), ("trust", switch)], frozen=True)
     parsed: Any
     parsed, unknown = tyro.cli(
         command,
         prog="hurtle train",
         args=arguments,
-        default=command(base.train, base.policy, base.algorithm, "", "", False),
+        default=command(base.train, base.policy, base.algorithm, *[""] * len(texts), False),
         config=(tyro.conf.OmitArgPrefixes,),
         registry=_registry(),
         return_unknown_args=True,
@@ -255,7 +310,9 @@ def _print_help(settings: Settings) -> None:
     }
     rows["Run"] += [
         ("--config FILE", "A TOML file of settings, flat or in tables"),
-        ("--resume RUN", "Continue a run"),
+        ("--seeds N", "Train N seeds, from --seed on, each in its own process"),
+        ("--parallel N", "The most seeds at a time; default: what cores and memory allow"),
+        ("--resume RUN", "Continue a run, or the seeds of one that are not finished"),
         ("--trust", "Run code named by the file of --config or --resume"),
     ]
     for group, lines in rows.items():

@@ -28,9 +28,11 @@ def shard_edges(size: int, threads: int) -> np.ndarray:
 
 
 def free_cores() -> int:
-    """Number of cores this process may use: its CPU affinity, or less if the quota of its control group is lower."""
+    """Number of cores this process may use: its CPU affinity, or less by its control group's quota or by $HURTLE_CORES."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([cores, *_quotas(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))]))
+    share = os.environ.get("HURTLE_CORES", "")
+    shares = [int(share)] if share.isdecimal() else []
+    return max(1, min([cores, *shares, *_quotas(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))]))
 
 
 def _quotas(root: Path, membership: Path) -> list[int]:

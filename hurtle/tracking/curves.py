@@ -42,17 +42,27 @@ def read_metrics(file: str | Path) -> dict[str, np.ndarray]:
     return {name: np.array([_number(line.get(name)) for line in lines]) for name in names}
 
 
-def plot_run(folder: str | Path | RunFolder) -> Path:
-    """Plot the learning curve of a run: return over steps with evaluations, and small panels of learner metrics.
+def figure_class() -> Any:
+    """Matplotlib's Figure, without pyplot: nothing global, no window.
 
-    Returns:
-        The plot, `curve.png` in the run's folder.
+    Raises:
+        HurtleError: Matplotlib is not installed.
     """
     try:
         with RARE_COLLECTIONS:
             from matplotlib.figure import Figure
     except ImportError as error:
         raise HurtleError('Matplotlib is not installed: pip install "hurtle[tracking]".') from error
+    return Figure
+
+
+def plot_run(folder: str | Path | RunFolder) -> Path:
+    """Plot the learning curve of a run: return over steps with evaluations, and small panels of learner metrics.
+
+    Returns:
+        The plot, `curve.png` in the run's folder.
+    """
+    make_figure = figure_class()
     run = folder if isinstance(folder, RunFolder) else RunFolder(Path(folder))
     if not run.metrics_file.is_file():
         raise HurtleError(f"There is nothing to plot: {run.metrics_file} does not exist.")
@@ -61,7 +71,7 @@ def plot_run(folder: str | Path | RunFolder) -> Path:
     panels = {name: label for name, label in PANELS.items() if np.isfinite(columns.get(name, np.nan)).any()}
     rows = -(-len(panels) // 3)
     height = 4 + 1.7 * rows
-    figure = Figure(figsize=(9, height))  # no pyplot: nothing global, no window
+    figure = make_figure(figsize=(9, height))
     grid = figure.add_gridspec(  # an automatic layout would draw everything twice
         1 + rows, 3, height_ratios=[4] + [1.7] * rows, hspace=0.65 if rows > 1 else 0.4, wspace=0.24,
         left=0.085, right=0.98, top=1 - 0.4 / height, bottom=0.5 / height,
@@ -75,7 +85,7 @@ def plot_run(folder: str | Path | RunFolder) -> Path:
         axes.set_title(label, fontsize=9, loc="left")
         axes.tick_params(labelsize=7)
         axes.locator_params(nbins=4)
-        _simplify(axes)
+        simplify(axes)
     file = run.path / "curve.png"
     with replacing(file) as new:
         figure.savefig(new, dpi=150, format="png")
@@ -98,10 +108,11 @@ def _plot_return(axes: Any, steps: np.ndarray, columns: dict[str, np.ndarray], t
     axes.set_ylabel("return", fontsize=9)
     axes.tick_params(labelsize=8)
     axes.legend(frameon=False, fontsize=8, loc="best")
-    _simplify(axes)
+    simplify(axes)
 
 
-def _simplify(axes: Any) -> None:
+def simplify(axes: Any) -> None:
+    """Large numbers with K and M, a light grid, and only two sides of the frame."""
     from matplotlib.ticker import EngFormatter
 
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))

@@ -67,7 +67,7 @@ def make_display(mode: str, title: str, total_steps: int, console: Console | Non
     """
     console = console or Console()
     if mode == "auto":
-        mode = "live" if _can_redraw(console) else "plain"
+        mode = "live" if can_redraw(console) else "plain"
     kinds = {"live": LiveDisplay, "plain": PlainDisplay, "quiet": QuietDisplay}
     if mode not in kinds:
         raise UnknownNameError(f"No progress display {mode!r}. {did_you_mean(mode, ['auto', *kinds])}")
@@ -75,13 +75,14 @@ def make_display(mode: str, title: str, total_steps: int, console: Console | Non
     return kind(title, total_steps, console)
 
 
-def _can_redraw(console: Console) -> bool:
+def can_redraw(console: Console) -> bool:
+    """Whether a dashboard can be drawn there."""
     unicode = console.encoding.lower().startswith("utf")
     return console.is_terminal and not console.is_dumb_terminal and console.width >= MIN_WIDTH and unicode
 
 
 @contextmanager
-def _ignoring_closed_pipe(console: Console) -> Iterator[None]:
+def ignoring_closed_pipe(console: Console) -> Iterator[None]:
     """If the reader of a pipe is gone (`hurtle train … | head`), stop writing instead of ending the run."""
     try:
         yield
@@ -197,7 +198,7 @@ class PlainDisplay(QuietDisplay):
     def _print(self, text: str) -> None:
         encoding = self._console.encoding  # an ASCII-only log must not end a run
         text = text.encode(encoding, "replace").decode(encoding)
-        with _ignoring_closed_pipe(self._console):
+        with ignoring_closed_pipe(self._console):
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -231,7 +232,7 @@ class LiveDisplay(QuietDisplay):
 
     def _draw(self) -> None:
         """Draw a frame at once; the first call starts the thread."""
-        with _ignoring_closed_pipe(self._console):
+        with ignoring_closed_pipe(self._console):
             if self._running:
                 self._live.refresh()
                 return
@@ -251,7 +252,7 @@ class LiveDisplay(QuietDisplay):
 
     def message(self, text: str) -> None:
         """Print above the dashboard."""
-        with _ignoring_closed_pipe(self._console):
+        with ignoring_closed_pipe(self._console):
             self._console.print(text, markup=False, highlight=False)
 
     def stop(self) -> None:
@@ -259,7 +260,7 @@ class LiveDisplay(QuietDisplay):
         if self._running:
             self._running = False
             self._live.transient = not self._report.metrics
-            with _ignoring_closed_pipe(self._console):
+            with ignoring_closed_pipe(self._console):
                 self._live.stop()
 
     def _frame(self) -> Panel:

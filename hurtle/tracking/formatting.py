@@ -73,6 +73,19 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
+def age(seconds: float) -> str:
+    """How long ago, in one unit.
+
+    Example:
+        >>> [age(s) for s in (32, 725, 20_000, 200_000)]
+        ['32 s', '12 min', '6 h', '2 d']
+    """
+    if not math.isfinite(seconds):
+        return UNKNOWN
+    size, unit = next(((size, unit) for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")) if seconds >= size), (1, "s"))
+    return f"{max(seconds, 0) / size:.0f} {unit}"
+
+
 def memory(size: float) -> str:
     """Bytes as MB or GB.
 

@@ -1,0 +1,224 @@
+"""The progress of many seeds: a dashboard with a line for each and the aggregate, plain lines in a log, or nothing.
+
+lines → aggregate → rich panel or text. Pure drawing: where the numbers come from is seeds.py's business.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
+
+from hurtle.experiments.statistics import Estimate
+from hurtle.tracking.dashboard import QuietDisplay, can_redraw, ignoring_closed_pipe
+from hurtle.tracking.formatting import count, duration, figure, quantity
+from hurtle.tracking.frame import MAX_WIDTH, MIN_WIDTH
+
+STYLES = {"waiting": "bright_black", "starting": "bright_black", "training": "cyan", "finished": "green", "stopped": "yellow"}
+"""Styles of states; that of crashed seeds is red."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One seed.
+
+    Attributes:
+        state: "waiting", "starting", "training", "finished", "stopped" or "crashed".
+        steps_per_second: NaN if it does not train.
+        mean_return: Of the last 100 training episodes; NaN if unknown.
+    """
+
+    seed: int
+    state: str
+    steps: int
+    total_steps: int
+    steps_per_second: float
+    mean_return: float
+
+    @property
+    def share(self) -> float:
+        """The fraction of the steps that are done."""
+        return 1.0 if self.state == "finished" else min(1.0, self.steps / self.total_steps)
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """All seeds together."""
+
+    share: float
+    finished: int
+    crashed: int
+    steps_per_second: float
+    seconds_left: float
+    returns: Estimate | None
+    known: int
+    """Seeds that have a return."""
+
+    @classmethod
+    def of(cls, lines: list[Line]) -> Aggregate:
+        """Seeds that crashed count neither as done nor as something to come."""
+        alive = [line for line in lines if line.state not in ("crashed", "stopped")]
+        rate = sum(line.steps_per_second for line in lines if line.state == "training" and line.steps_per_second > 0)
+        left = sum(line.total_steps - line.steps for line in alive if line.state != "finished")
+        returns = [line.mean_return for line in lines if math.isfinite(line.mean_return)]
+        return cls(
+            share=sum(line.share for line in lines) / max(1, len(lines)),
+            finished=sum(line.state == "finished" for line in lines),
+            crashed=sum(line.state == "crashed" for line in lines),
+            steps_per_second=rate or math.nan,
+            seconds_left=max(0, left) / rate if rate else math.nan,
+            returns=Estimate.of(returns) if returns else None,
+            known=len(returns),
+        )
+
+
+class SeedsDisplay(QuietDisplay):
+    """Shows nothing; messages go to standard error."""
+
+    def __init__(self, title: str, about: str, console: Console):
+        self._title, self._about, self._console = title, about, console
+
+    def show(self, lines: list[Line]) -> None:
+        """Set the newest numbers."""
+
+
+class PlainSeeds(SeedsDisplay):
+    """A line of text for each 1 % of progress, at most every two seconds and at least every minute."""
+
+    every, at_least_every = 2.0, 60.0
+
+    def __init__(self, title: str, about: str, console: Console):
+        super().__init__(title, about, console)
+        self._printed_at, self._percent, self._pending = -math.inf, -1, ""
+        self.message(f"{title}  {about}")
+
+    def show(self, lines: list[Line]) -> None:
+        """Print a line if one is due."""
+        found, now = Aggregate.of(lines), monotonic()
+        percent, since = math.floor(100 * found.share), now - self._printed_at
+        self._pending = _in_words(found, lines)
+        if since >= self.every and (percent > self._percent or since >= self.at_least_every):
+            self._printed_at, self._percent = now, percent
+            self._flush()
+
+    def message(self, text: str) -> None:
+        """Print a line."""
+        encoding = self._console.encoding
+        with ignoring_closed_pipe(self._console):
+            self._console.print(
+                text.encode(encoding, "replace").decode(encoding), markup=False, highlight=False, soft_wrap=True
+            )
+
+    def stop(self) -> None:
+        """Print the last numbers, if they have not been printed yet."""
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._pending:
+            self.message(self._pending)
+            self._pending = ""
+
+
+class LiveSeeds(SeedsDisplay):
+    """A dashboard that redraws itself in place."""
+
+    def __init__(self, title: str, about: str, console: Console):
+        super().__init__(title, about, console)
+        self._lines: list[Line] = []
+        self._began = monotonic()
+        self._live = Live(console=console, get_renderable=self._frame, refresh_per_second=4, vertical_overflow="crop")
+        with ignoring_closed_pipe(console):
+            self._live.start(refresh=True)
+
+    def show(self, lines: list[Line]) -> None:
+        """Store the numbers; the next frame shows them."""
+        self._lines = lines
+
+    def message(self, text: str) -> None:
+        """Print above the dashboard."""
+        with ignoring_closed_pipe(self._console):
+            self._console.print(text, markup=False, highlight=False)
+
+    def stop(self) -> None:
+        """Leave the last frame on the screen."""
+        if self._live.is_started:
+            with ignoring_closed_pipe(self._console):
+                self._live.stop()
+
+    def _frame(self) -> Panel:
+        size = self._console.size
+        return draw(self._lines, self._title, self._about, monotonic() - self._began, size.width, size.height - 1)
+
+
+def make_seeds_display(mode: str, title: str, about: str, console: Console | None = None) -> SeedsDisplay:
+    """The display of many seeds; the modes are those of `tracking.dashboard.make_display`."""
+    console = console or Console()
+    if mode == "auto":
+        mode = "live" if can_redraw(console) else "plain"
+    kinds: dict[str, Any] = {"live": LiveSeeds, "plain": PlainSeeds, "quiet": SeedsDisplay}
+    return kinds[mode](title, about, console)
+
+
+def draw(lines: list[Line], title: str, about: str, elapsed: float, width: int, height: int) -> Panel:
+    """The dashboard in at most `height` lines: the aggregate, then as many seeds as fit, those under way first."""
+    inner = max(min(width, MAX_WIDTH), MIN_WIDTH) - 4
+    room = max(1, height - 6)
+    shown = lines
+    if len(lines) > room:
+        urgent = sorted(lines, key=lambda line: (line.state != "training", line.state != "crashed"))[: room - 1]
+        shown = sorted(urgent, key=lambda line: line.seed)
+    rows = [*_head(Aggregate.of(lines), len(lines), elapsed), Text(), *(_row(line, lines, inner) for line in shown)]
+    if len(shown) < len(lines):
+        rows.append(Text(f"and {len(lines) - len(shown)} more", "dim"))
+    for row in rows:
+        row.no_wrap, row.overflow = True, "ellipsis"
+    return Panel(
+        Group(*rows), title=Text(title, "bold default"), title_align="left", subtitle=Text(about, "default dim"),
+        subtitle_align="right", border_style="bright_black", width=inner + 4,
+    )  # fmt: skip
+
+
+def _head(found: Aggregate, seeds: int, elapsed: float) -> list[Text]:
+    returns = Text.assemble(("return ", "dim"), (figure(found.returns.value) if found.returns else "-", "bold cyan"))
+    if found.returns is not None:
+        interval = f"{figure(found.returns.low)}…{figure(found.returns.high)}" if found.known > 1 else "-"
+        returns.append_text(Text.assemble(("   95 % ", "dim"), interval, (f"   IQM of {found.known} seeds", "dim")))
+    progress = Text.assemble(
+        (f"{found.finished} of {seeds}", "bold"), (" finished", "dim"),
+        *([(f", {found.crashed} crashed", "red")] if found.crashed else []),
+        ("   ", ""), (quantity(found.steps_per_second), "bold"), (" steps/s   elapsed ", "dim"), (duration(elapsed), "bold"),
+        ("   ETA ", "dim"), (duration(found.seconds_left), "bold"),
+    )  # fmt: skip
+    return [returns, progress]
+
+
+def _row(line: Line, lines: list[Line], width: int) -> Text:
+    style = STYLES.get(line.state, "red")
+    digits = max(len(str(other.seed)) for other in lines)
+    tail = f" {100 * line.share:>4.0f} %  {quantity(line.steps):>6}  {quantity(line.steps_per_second):>6}/s"
+    tail += f"  return {figure(line.mean_return):>7}  {line.state:<8}"
+    cells = max(4, width - len(tail) - digits - 6)
+    filled = round(line.share * cells)
+    return Text.assemble(
+        ("seed ", "dim"), f"{line.seed:>{digits}} ", ("━" * filled, style), ("─" * (cells - filled), "bright_black"),
+        (tail[:-8], ""), (tail[-8:], style),
+    )  # fmt: skip
+
+
+def _in_words(found: Aggregate, lines: list[Line]) -> str:
+    crashed = f", {found.crashed} crashed" if found.crashed else ""
+    interval = (
+        "" if found.returns is None or found.known < 2 else f" ({figure(found.returns.low)} to {figure(found.returns.high)})"
+    )
+    return (
+        f"{100 * found.share:>3.0f} %  {found.finished} of {len(lines)} finished{crashed}"
+        f"  {quantity(found.steps_per_second):>5} steps/s  ETA {duration(found.seconds_left):>7}"
+        f"  return {figure(found.returns.value) if found.returns else '-'}{interval}"
+        f"  steps {count(sum(line.steps for line in lines))}"
+    )
