@@ -26,7 +26,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 DASHES = ("-", "--", "-.", ":")
 """After all colours, the next dash begins."""
 TEXT, GRAY = "#1a202c", "#4a5568"
-FACE: Any = {"svg.fonttype": "none", "font.family": "sans-serif"}
+AS_TEXT: Any = {"svg.fonttype": "none"}
 WORDS = {
     "episode_return": "return",
     "episode_length": "episode length",
@@ -154,7 +154,7 @@ def as_svg(figure: Any, name: str) -> str:
     import matplotlib as mpl
 
     text = io.StringIO()
-    with mpl.rc_context({**FACE, "svg.hashsalt": name}):
+    with mpl.rc_context({**AS_TEXT, "svg.hashsalt": name}):
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :]

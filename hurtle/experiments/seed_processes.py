@@ -109,14 +109,14 @@ class SeedProcesses:
         self.running.clear()
 
     def _start(self, task: Task) -> None:
-        threads = {"HURTLE_CORES": str(self._share), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(self._share))}
+        # Torch's own variable is left alone: the QR that draws the first weights rounds differently with other threads.
         with task.log.open("ab") as log:
             process = subprocess.Popen(
                 COMMAND,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **threads, INSIDE: str(task.seed)},
+                env={**os.environ, "HURTLE_CORES": str(self._share), INSIDE: str(task.seed)},
                 start_new_session=True,  # Ctrl-C reaches the parent alone, which then stops its children
             )
         self._processes[task.seed], self.running[task.seed] = process, task

@@ -8,13 +8,11 @@ Training several as one learner (`algorithms/side_by_side.py`) would be another 
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import shutil
 import time
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,9 @@ from hurtle.algorithms.algorithm import algorithm_name, allow_algorithm, short_n
 from hurtle.errors import HurtleError
 from hurtle.experiments.records import SEEDS_FILE, RunRecord, latest
 from hurtle.experiments.seed_processes import INSIDE, SeedProcesses, Task
-from hurtle.experiments.seeds_display import Line, SeedsDisplay, make_seeds_display
-from hurtle.experiments.statistics import Estimate
+from hurtle.experiments.seeds_display import SeedsDisplay, make_seeds_display
+from hurtle.experiments.seeds_progress import Progress, watch
+from hurtle.experiments.seeds_run import SeedsRun, closing_message
 from hurtle.native.threads import free_cores
 from hurtle.references import absolute_reference
 from hurtle.runners.settings import (
@@ -34,16 +33,12 @@ from hurtle.runners.settings import (
     settings_from_dict,
     settings_to_dict,
 )
-from hurtle.runners.signals import StopSignals
-from hurtle.tracking.formatting import figure
 from hurtle.tracking.json_text import to_json
-from hurtle.tracking.metrics_tail import last_metrics
-from hurtle.tracking.run_folder import RunFolder, new_folder, write_whole
-from hurtle.tracking.run_state import STOPPED_BY, hold
+from hurtle.tracking.run_folder import new_folder, write_whole
+from hurtle.tracking.run_state import hold
 from hurtle.tracking.toml_text import to_toml
 from hurtle.trust import SIGNATURE, check_code, is_signed, signed
 
-POLL_SECONDS, SHOW_SECONDS = 0.1, 0.5
 README = """\
 # {name}
 
@@ -63,42 +58,6 @@ hurtle compare {path} OTHER …  # beside others
 hurtle train --resume {path}   # go on with seeds that are not finished
 ```
 """
-
-
-@dataclass(frozen=True)
-class SeedsRun:
-    """Many seeds of one run.
-
-    Attributes:
-        path: The folder that holds the run folders.
-        runs: What became of each seed that has a run folder, in order.
-        returns: IQM over the seeds of the final evaluation's mean, else of the last 100 training episodes, with its 95 %
-            interval; None if no seed has either.
-        is_evaluated: Whether `returns` is of evaluations: every seed has one.
-        seconds: Wall time.
-        failed: What went wrong, by seed.
-        stopped_by: "Ctrl-C" or "SIGTERM", or an empty string.
-    """
-
-    path: Path
-    runs: tuple[RunRecord, ...]
-    returns: Estimate | None
-    is_evaluated: bool
-    seconds: float
-    failed: dict[int, str]
-    stopped_by: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON: what summary.json holds."""
-        names = ("value", "low", "high")
-        return {
-            "iqm": None if self.returns is None else dict(zip(names, self.returns, strict=True)),
-            "of": "evaluation" if self.is_evaluated else "training",
-            "seconds": self.seconds,
-            "stopped_by": self.stopped_by,
-            "failed": {str(seed): text for seed, text in self.failed.items()},
-            "seeds": [run.to_dict() | {"path": run.path.name} for run in self.runs],
-        }
 
 
 def train_seeds(
@@ -264,9 +223,9 @@ def _run(folder: Path, settings: Settings, seeds: list[int], tasks: list[Task], 
     title = f"{train.env} · {short_name(train.algorithm)} · {len(seeds)} seeds"
     with make_seeds_display(train.progress, title, str(folder)) as display:
         with SeedProcesses(tasks, plan(settings, len(tasks), parallel)) as processes:
-            stopped_by = _watch(processes, _Progress(folder, seeds, processes, train.total_steps), display)
+            stopped_by = watch(processes, Progress(folder, seeds, processes, train.total_steps), display)
             failed = dict(processes.failed)
-        found = _result(folder, seeds, time.monotonic() - began, failed, stopped_by)
+        found = SeedsRun.of(folder, seeds, time.monotonic() - began, failed, stopped_by)
         write_whole(folder / "summary.json", to_json(found.to_dict(), indent=2))
         display.stop()
         if failed and not any(run.state != "crashed" for run in found.runs):
@@ -277,75 +236,6 @@ def _run(folder: Path, settings: Settings, seeds: list[int], tasks: list[Task], 
     return found
 
 
-def _watch(processes: SeedProcesses, progress: _Progress, display: SeedsDisplay) -> str:
-    """Train until nothing is left to do; returns the signal that ended it before, or an empty string."""
-    signals: list[str] = []
-    told: set[int] = set()
-    shown_at, is_stopping = -math.inf, False
-    with StopSignals(signals.append):
-        while processes.poll():
-            if signals and not is_stopping:
-                is_stopping = True
-                display.message(f"{signals[0]}: saving {len(processes.running)} runs …")
-                processes.stop()
-            for seed in processes.failed.keys() - told:
-                told.add(seed)
-                display.message(f"seed {seed} crashed: {processes.failed[seed]}")
-            if time.monotonic() - shown_at >= SHOW_SECONDS:
-                display.show(progress.lines())
-                shown_at = time.monotonic()
-            time.sleep(POLL_SECONDS)
-    for seed in processes.failed.keys() - told:
-        display.message(f"seed {seed} crashed: {processes.failed[seed]}")
-    display.show(progress.lines())
-    return signals[0] if signals else ""
-
-
-class _Progress:
-    """Where each seed is, from the ends of their metrics files; those that have ended are read once."""
-
-    def __init__(self, folder: Path, seeds: list[int], processes: SeedProcesses, total_steps: int):
-        self._folder, self._seeds, self._processes, self._total_steps = folder, seeds, processes, total_steps
-        self._ended: dict[int, Line] = {}
-
-    def lines(self) -> list[Line]:
-        """One per seed."""
-        return [self._line(seed) for seed in self._seeds]
-
-    def _line(self, seed: int) -> Line:
-        if seed in self._ended:
-            return self._ended[seed]
-        folder, waiting = RunFolder(self._folder / f"seed-{seed}"), self._processes.waiting
-        newest, is_running = last_metrics(folder.metrics_file), seed in self._processes.running
-        summary = {} if is_running else folder.read_summary()
-        if is_running:
-            state = "training" if "steps" in newest else "starting"
-        elif seed in waiting:
-            state = "waiting"
-        elif seed in self._processes.failed:
-            state = "crashed"
-        else:
-            state = "finished" if summary and summary.get("stopped_by") not in STOPPED_BY else "stopped"
-        line = Line(
-            seed, state, int(newest.get("steps", 0)), self._total_steps,
-            newest.get("steps_per_second", math.nan) if state == "training" else math.nan,
-            newest.get("episode_return", math.nan),
-        )  # fmt: skip
-        if not is_running and seed not in waiting:
-            self._ended[seed] = line
-        return line
-
-
-def _result(folder: Path, seeds: list[int], seconds: float, failed: dict[int, str], stopped_by: str) -> SeedsRun:
-    paths = [folder / f"seed-{seed}" for seed in seeds]
-    runs = tuple(RunRecord.read(path) for path in paths if (path / "config.toml").is_file())
-    whole = [run for run in runs if run.state != "crashed"]
-    is_evaluated = bool(whole) and all(math.isfinite(run.evaluation) for run in whole)
-    known = [run.evaluation if is_evaluated else run.training_return for run in whole]
-    known = [value for value in known if math.isfinite(value)]
-    return SeedsRun(folder, runs, Estimate.of(known) if known else None, is_evaluated, seconds, failed, stopped_by)
-
-
 def _plot(folder: Path, display: SeedsDisplay) -> Path | None:
     from hurtle.experiments.comparison import compare
 
@@ -354,25 +244,3 @@ def _plot(folder: Path, display: SeedsDisplay) -> Path | None:
     except HurtleError as error:  # no plot without matplotlib, or without an episode; the runs are fine
         display.message(f"No curve: {error}")
         return None
-
-
-def closing_message(found: SeedsRun, seeds: int, curve: Path | None) -> str:
-    """The message at the end: how it ended, what came out, what to do next."""
-    finished = sum(run.state == "finished" for run in found.runs)
-    how = f"Stopped by {found.stopped_by}," if found.stopped_by else "Done:"
-    lines = [f"{how} {finished} of {seeds} seeds finished after {found.seconds:.1f} s."]
-    if found.returns is not None:
-        what = "evaluation" if found.is_evaluated else "return"
-        lines.append(f"{what:<12}IQM {found.returns} over {len(found.runs) - len(found.failed)} seeds")
-        each = "  ".join(
-            f"{run.seed}: {figure(run.evaluation if found.is_evaluated else run.training_return)}" for run in found.runs
-        )
-        lines.append(f"seeds       {each}")
-    if found.failed:
-        lines.append(f"crashed     {', '.join(map(str, sorted(found.failed)))}; logs: {found.path}/seed-….log")
-    lines.append(f"folder      {found.path}")
-    if curve is not None:
-        lines.append(f"curve       {curve}")
-    path = shlex.quote(str(found.path))
-    lines.append(f"next        hurtle {'train --resume' if finished < seeds else 'compare'} {path}")
-    return "\n".join(lines)

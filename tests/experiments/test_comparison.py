@@ -1,5 +1,6 @@
 """Comparing runs, and plotting their metrics."""
 
+import doctest
 import json
 import re
 import sys
@@ -296,3 +297,11 @@ def test_names_are_split_only_where_there_is_no_such_place(tmp_path, monkeypatch
     assert named_runs(("a=b",)) == ["a=b"]
     assert named_runs(("x=1", "x=2", "y=3")) == {"x": ["1", "2"], "y": ["3"]}
     assert named_runs(("x=1", "z")) == {"x": ["1"], "": ["z"]}
+
+
+def test_the_example_of_compare(tmp_path):
+    run, other = (type("Run", (), {"path": make_run(tmp_path, seed=seed)}) for seed in range(2))
+    example = doctest.DocTestParser().get_doctest(
+        hurtle.compare.__doc__, {"compare": hurtle.compare, "run": run, "other": other}, "compare", None, 0
+    )
+    assert doctest.DocTestRunner().run(example) == (0, 2)
