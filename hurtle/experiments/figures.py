@@ -83,9 +83,9 @@ def draw_profiles(axes: Any, found: Comparison, styles: dict[str, dict[str, Any]
 
 
 def draw_improvements(axes: Any, found: Comparison, styles: dict[str, dict[str, Any]]) -> None:
-    """How likely each method beats each later one."""
-    order = {method: index for index, method in enumerate(found.methods)}
-    pairs = [(pair, value) for pair, value in found.improvements.items() if order[pair[0]] < order[pair[1]]]
+    """How likely the better one of each two methods beats the other."""
+    both = found.improvements
+    pairs = [((a, b), value) for (a, b), value in both.items() if (value.value, b) > (both[b, a].value, a)]
     for row, ((method, _), estimate) in enumerate(reversed(pairs)):
         colour = styles[method]["color"]
         axes.plot([estimate.low, estimate.high], [row, row], color=colour, linewidth=7, alpha=0.3, solid_capstyle="butt")

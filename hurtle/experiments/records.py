@@ -130,6 +130,8 @@ def find_runs(place: str | Path, runs: str | Path = "runs") -> list[Path]:
         raise HurtleError(f"No run folder matches {str(place)!r}.")
     parent = Path(place).parent if Path(place).parent.is_dir() and Path(place).name != str(place) else Path(runs)
     names = [path.name for path in _folders(parent)]
+    if Path(place) == Path(runs):
+        raise HurtleError(f"There is no folder {place} yet: start a run with `hurtle train cartpole`.")
     if not names:
         raise HurtleError(f"There is no run {place}, and none in {parent}: start one with `hurtle train cartpole`.")
     raise HurtleError(f"There is no run {place}. {did_you_mean(Path(place).name, names)}")

@@ -1,13 +1,15 @@
-"""The process that trains one seed: `python -m hurtle.experiments.seed_worker`, started by seed_processes.py.
+"""The process that trains seeds: `python -m hurtle.experiments.seed_worker`, started by seed_processes.py.
 
-one line of JSON on standard input → `hurtle.train` → run folder. When the input ends, the parent is gone: the run saves and
-ends.
+lines of JSON on standard input → `hurtle.train` → run folders; a line on standard output for each that is done. When the input
+ends, so does the process: nothing more is to come, or the parent is gone. A run under way is saved.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import queue
 import signal
 import sys
 import threading
@@ -15,21 +17,42 @@ from pathlib import Path
 from typing import Any
 
 from hurtle.errors import HurtleError
-from hurtle.experiments.seed_processes import ENDED_BADLY, INTERRUPTED
+from hurtle.experiments.seed_processes import DONE, ENDED_BADLY, INTERRUPTED
 
 
 def main() -> int:
-    """Train as told; returns the exit code."""
-    task = json.loads(sys.stdin.buffer.readline())
+    """Train as told until the input ends or a run fails; returns the exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):  # while there is nothing to save; training has its own handlers
         signal.signal(number, lambda *_: os._exit(INTERRUPTED))
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
-    try:
-        train_seed(**task)
-    except HurtleError as error:
-        print(f"hurtle: error: {error}", file=sys.stderr)
-        return ENDED_BADLY
-    return 0
+    results = os.dup(1)
+    os.dup2(2, 1)  # what training prints goes to the log
+    tasks: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(tasks,), daemon=True).start()
+    while True:
+        task = tasks.get()
+        _log_to(task.pop("log"))
+        try:
+            train_seed(**task)
+        except HurtleError as error:
+            print(f"hurtle: error: {error}", file=sys.stderr)
+            return ENDED_BADLY
+        sys.stdout.flush()
+        os.write(results, DONE + b"\n")
+
+
+def _read(tasks: queue.SimpleQueue[dict[str, Any]]) -> None:
+    source = io.FileIO(0)  # without a buffer, whose lock Python would wait for when it ends
+    while line := source.readline():
+        tasks.put(json.loads(line))
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _log_to(file: str) -> None:
+    sys.stdout.flush()
+    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
 
 
 def train_seed(settings: dict[str, Any], resume: str, trust: bool) -> None:
@@ -87,11 +110,6 @@ def _evaluate(folder: Path, trust: bool) -> None:
                 "evaluation": found.summary(),
             }
         )
-
-
-def _end_with_the_parent() -> None:
-    os.read(0, 1)  # nothing more is ever sent: it returns when the parent has ended, however that was
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -152,12 +152,11 @@ def read_seeds(folder: Path) -> tuple[dict[str, Any], list[int]]:
     return values, seeds
 
 
-def plan(settings: Settings, seeds: int, parallel: int | None) -> int:
-    """How many seeds are trained at a time."""
+def plan(settings: Settings, tasks: list[Task], parallel: int | None) -> SeedProcesses:
+    """How the seeds share the machine."""
     device = settings.train.device
-    if parallel is None and (device.startswith("cuda") or (device == "auto" and Path("/dev/nvidia0").exists())):
-        return 1
-    return min(seeds, parallel or free_cores())
+    on_gpu = device.startswith("cuda") or (device == "auto" and Path("/dev/nvidia0").exists())
+    return SeedProcesses(tasks, min(len(tasks), parallel or (1 if on_gpu else free_cores())), afresh=on_gpu)
 
 
 def _name(env: Any) -> str | None:
@@ -222,7 +221,7 @@ def _run(folder: Path, settings: Settings, seeds: list[int], tasks: list[Task], 
     train, began = settings.train, time.monotonic()
     title = f"{train.env} · {short_name(train.algorithm)} · {len(seeds)} seeds"
     with make_seeds_display(train.progress, title, str(folder)) as display:
-        with SeedProcesses(tasks, plan(settings, len(tasks), parallel)) as processes:
+        with plan(settings, tasks, parallel) as processes:
             stopped_by = watch(processes, Progress(folder, seeds, processes, train.total_steps), display)
             failed = dict(processes.failed)
         found = SeedsRun.of(folder, seeds, time.monotonic() - began, failed, stopped_by)

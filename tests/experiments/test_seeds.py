@@ -174,7 +174,7 @@ def test_a_second_ctrl_c_kills_the_workers(workers, tmp_path):
         patch.setattr(seed_processes, "COMMAND", command)
         with SeedProcesses([Task(0, tmp_path / "seed-0", {})], 1) as processes:
             assert processes.poll()
-            (process,) = processes._processes.values()
+            process = processes._workers[0].process
             _wait_for(ready.exists)
             processes.stop()
             assert processes.poll()
@@ -226,11 +226,47 @@ def test_bad_input(workers, monkeypatch):
 
 def test_the_plan_shares_cores_on_a_cpu_and_takes_turns_on_a_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr("hurtle.experiments.seeds.free_cores", lambda: 8)
-    cpu, gpu = make_settings("cartpole", {}), make_settings("cartpole", {"device": "cuda"})
-    assert (plan(cpu, 5, None), plan(cpu, 64, None), plan(cpu, 64, 2)) == (5, 8, 2)
-    assert (plan(gpu, 5, None), plan(gpu, 5, 3)) == (1, 3)
     monkeypatch.setattr("hurtle.experiments.seed_processes.free_cores", lambda: 8)
-    assert [SeedProcesses([], at_once)._share for at_once in (1, 3, 8, 20)] == [8, 2, 1, 1]
+    cpu, gpu = make_settings("cartpole", {}), make_settings("cartpole", {"device": "cuda"})
+
+    def planned(settings, seeds, parallel=None):
+        found = plan(settings, [Task(seed, tmp_path, {}) for seed in range(seeds)], parallel)
+        return found._at_once, found._share, found._afresh
+
+    assert planned(cpu, 5) == (5, 1, False)
+    assert planned(cpu, 3) == (3, 2, False)
+    assert planned(cpu, 64) == (8, 1, False)
+    assert planned(cpu, 64, 2) == (2, 4, False)
+    assert planned(cpu, 64, 20) == (20, 1, False)
+    assert planned(gpu, 5) == (1, 8, True)
+    assert planned(gpu, 5, 3) == (3, 2, True)
+
+
+REUSED = """
+import json, os, pathlib, sys
+for line in sys.stdin:
+    words = json.loads(line)
+    pathlib.Path(words["log"]).with_suffix(".pid").write_text(str(os.getpid()))
+    if words["fails"]:
+        sys.exit(1)
+    print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("afresh", [False, True])
+def test_a_process_takes_task_after_task_until_one_fails(monkeypatch, tmp_path, afresh):
+    monkeypatch.setattr(seed_processes, "COMMAND", (sys.executable, "-I", "-S", "-c", REUSED))
+    tasks = [Task(k, tmp_path / f"seed-{k}", {"fails": k == 1}) for k in range(4)]
+    with SeedProcesses(tasks, 1, afresh) as processes:
+        _wait_for(lambda: not processes.poll())
+        assert set(processes.failed) == {1}
+        last = processes._workers[0].process if processes._workers else None
+    pids = [(tmp_path / f"seed-{k}.pid").read_text() for k in range(4)]
+    if afresh:
+        assert len(set(pids)) == 4
+    else:
+        assert pids[0] == pids[1] != pids[2] == pids[3]
+    assert last is None or last.returncode is not None
 
 
 def test_no_more_run_at_once_than_fit_into_memory(workers, tmp_path, monkeypatch):
