@@ -24,7 +24,7 @@ from hurtle.experiments.seeds_display import SeedsDisplay, make_seeds_display
 from hurtle.experiments.seeds_progress import Progress, watch
 from hurtle.experiments.seeds_run import SeedsRun, closing_message
 from hurtle.native.threads import free_cores
-from hurtle.references import absolute_reference
+from hurtle.references import absolute_reference, is_reference
 from hurtle.runners.settings import (
     Settings,
     check_settings,
@@ -116,6 +116,10 @@ def train_seeds(
             raise HurtleError("resume goes on with the same env, settings and seeds: leave out env, config and seed.")
         return _resume(resume.path if isinstance(resume, SeedsRun) else Path(resume), values, parallel, trust)
     env = _name(env)
+    if isinstance(algorithm, type) and not is_reference(given["algorithm"]):
+        raise HurtleError(
+            f"Each seed has its own process, which cannot find {algorithm.__name__}: define it at the top level of a file."
+        )
     if config is not None:
         check_settings_file(config, values if env is None else {*values, "env"}, trust, given["algorithm"])
     settings = make_settings(env, values, config)

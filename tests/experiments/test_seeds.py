@@ -13,6 +13,8 @@ import pytest
 from rich.console import Console
 
 import hurtle
+from hurtle.algorithms.a2c import A2C
+from hurtle.algorithms.a2c_config import A2CConfig
 from hurtle.cli import main
 from hurtle.errors import HurtleError
 from hurtle.experiments import seed_processes
@@ -216,6 +218,12 @@ def test_bad_input(workers, monkeypatch):
             train(**words)
     with pytest.raises(HurtleError, match="Each seed has its own process, which cannot find this env"):
         hurtle.train_seeds(lambda: None)
+
+    class Mine(A2C):
+        Config = A2CConfig
+
+    with pytest.raises(HurtleError, match="which cannot find Mine: define it at the top level of a file"):
+        train(algorithm=Mine)
     with pytest.raises(HurtleError, match="not a folder of many seeds"):
         hurtle.train_seeds(resume="nowhere")
     monkeypatch.setenv(seed_processes.INSIDE, "0")
