@@ -107,8 +107,8 @@ def local_or_actors(train: TrainConfig, make: Callable[[Share], Any]) -> Actors:
 def _shares(train: TrainConfig, count: int, backend: str) -> list[Share]:
     """The envs, workers and pool of each of `count` actors, as equal as they can be."""
     edges = [train.num_envs * k // count for k in range(count + 1)]
-    workers = train.num_workers or min(free_cores(), train.num_envs)
-    workers = None if backend == "serial" and train.num_workers is None else max(1, workers // count)
+    all_workers = train.num_workers or min(free_cores(), train.num_envs)
+    workers = None if backend == "serial" and train.num_workers is None else max(1, all_workers // count)
     pool = None if train.pool_batch_size is None else max(1, train.pool_batch_size // count)
     return [Share(last - first, first, backend, workers, pool) for first, last in pairwise(edges)]
 
