@@ -17,6 +17,8 @@ from hurtle.errors import EmulationError
 if TYPE_CHECKING:
     from hurtle.emulation.plan import Plan
 
+ROUNDING = 1e-6
+"""How far observations may be beyond their bounds: normalized ones are, by rounding."""
 FIXED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
@@ -77,11 +79,13 @@ class FixedNode(Node):
 
     def check(self, value: Any, path: str) -> None:
         """Check the type, shape, dtype and bounds of a value."""
-        check_bounds(value, path, self.low, self.high, self.is_scalar)
+        check_bounds(value, path, self.low, self.high, self.is_scalar, ROUNDING)
 
 
-def check_bounds(value: Any, path: str, low: np.ndarray, high: np.ndarray, is_scalar: bool) -> None:
+def check_bounds(value: Any, path: str, low: np.ndarray, high: np.ndarray, is_scalar: bool, rounding: float = 0.0) -> None:
     """Check that `value` has the dtype and shape of `low` (or is an integer, if `is_scalar`) and lies within the bounds.
+
+    Floats may be beyond a bound by `rounding`, relative to the bound if that is above 1.
 
     Raises:
         EmulationError: It does not; the message begins with `path`.
@@ -98,10 +102,15 @@ def check_bounds(value: Any, path: str, low: np.ndarray, high: np.ndarray, is_sc
     if array.shape != low.shape or not _fits(array.dtype, low.dtype):
         got = kind_of(array) if array.dtype.kind in "biuf" else kind_of(value)
         raise EmulationError(f"{path}: expected {low.dtype} of shape {low.shape}, got {got}.")
+    lowest, highest = low, high
     if low.dtype.kind == "f":  # compare what will be stored: a float64 0.1 is below a float32 bound of 0.1
         with np.errstate(over="ignore"):
             array = array.astype(low.dtype)
-    outside = ~((array >= low) & (array <= high))  # true for NaN
+            if rounding:
+                lowest, highest = (bound.astype(np.float64) for bound in (low, high))
+                lowest = lowest - rounding * np.maximum(1.0, np.abs(lowest))
+                highest = highest + rounding * np.maximum(1.0, np.abs(highest))
+    outside = ~((array >= lowest) & (array <= highest))  # true for NaN
     if outside.any():
         at = tuple(int(i) for i in np.argwhere(outside)[0])
         place = f" at {list(at)}" if at else ""

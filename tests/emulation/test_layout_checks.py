@@ -77,6 +77,17 @@ def test_check_names_the_leaf(change: dict, message: str):
     assert refusal(layout.check, {**good, **change}) == message
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_check_lets_rounding_pass(dtype):
+    layout = SpaceLayout(Box(np.array([0, -np.inf, -1000], dtype), np.array([1, np.inf, 1000], dtype), (3,), dtype))
+    layout.check(np.array([1 + 4 * np.finfo(dtype).eps, 9, 1000.0001], dtype))
+    layout.check(np.array([-1e-7, -9, -1000.0001], dtype))
+    assert refusal(layout.check, np.array([1.00001, 0, 0], dtype)).startswith("observation: expected values from 0.0 to 1.0")
+    assert "from -1000.0 to 1000.0" in refusal(layout.check, np.array([1, 0, 1000.01], dtype))
+    whole = SpaceLayout(Box(np.finfo(dtype).min, np.finfo(dtype).max, (), dtype))
+    whole.check(np.array(np.finfo(dtype).max))
+
+
 def test_check_of_integers():
     layout = SpaceLayout(Discrete(4, start=2))
     for good in (2, np.int64(5), np.int8(3), np.array(4)):
