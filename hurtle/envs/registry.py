@@ -17,6 +17,8 @@ from typing import Any
 
 import gymnasium
 
+from hurtle.envs.adapters import ADAPTERS
+from hurtle.envs.extras import FAMILIES
 from hurtle.envs.packages import external_maker
 from hurtle.envs.show_last import NAME, with_last
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
@@ -118,7 +120,7 @@ def resolve(env: EnvLike, parameters: dict[str, Any]) -> Env | Callable[..., Any
             return resolve(load_reference(env), parameters)
         if env.endswith(".py"):
             raise UnknownNameError(f"{env!r} is a file; add the name of a class: {env}:MyEnv.")
-        if Path(env).is_dir() and env not in gymnasium.registry and not re.search(r"^atari/|[-_]v\d+$", env):
+        if Path(env).is_dir() and env not in (*gymnasium.registry, *ADAPTERS) and not re.search(r"^atari/|[-_]v\d+$", env):
             raise UnknownNameError(f"{env!r} is a folder; add a file and a class: {env.rstrip('/')}/my_env.py:MyEnv.")
         if "/" in env and env not in gymnasium.registry and (native := _native_like(env)):
             raise UnknownNameError(f"No environment {env!r}. Did you mean {native}, Hurtle's own?")
@@ -140,7 +142,7 @@ def resolve(env: EnvLike, parameters: dict[str, Any]) -> Env | Callable[..., Any
 def _native_like(name: str) -> str | None:
     """The native env with the same name as "minatar/breakout" or "MinAtar/SpaceInvaders-v1", or None."""
     family, _, rest = name.rpartition("/")
-    if family in ("atari", "ALE") or family.startswith("pettingzoo"):
+    if family in ("atari", "ALE", *FAMILIES, *ADAPTERS) or family.startswith("pettingzoo"):
         return None
     plain = re.sub(r"-v\d+$", "", rest).replace("_", "").lower()
     return next((known for known in _ZOO if known.replace("_", "") == plain), None)
@@ -176,7 +178,8 @@ def make(
     Args:
         env: A native env's short name ("cartpole") or class, "my_env.py:MyEnv", a Gymnasium id ("CartPole-v1", "ALE/Pong-v5"),
             an Atari game with its preprocessing ("atari/Pong"), a game of PettingZoo ("pettingzoo/butterfly/pistonball_v6"),
-            or a callable that returns an env.
+            an env of another package ("dm_control/cheetah-run", "procgen/coinrun"; docs/real-environments.md lists them), or a
+            callable that returns an env.
         api: For native envs: "gymnasium", where agents are an axis of the arrays, or "pettingzoo" for a `ParallelEnv` with
             dicts by agent.
         render_mode: "rgb_array", "ansi" or None; for Gymnasium envs, whatever they support.
