@@ -80,7 +80,7 @@ def _keep_order(world: Any) -> None:
 class Craftax(gymnasium.Env):
     """Craftax, a Crafter with the depth of NetHack in JAX. Infos have the achievements in the last step of an episode.
 
-    Each step is a call of JAX. For many envs at a time Craftax's own vectorized envs are the faster way.
+    Each step is a call of JAX for one env.
     """
 
     metadata = {"render_modes": []}
