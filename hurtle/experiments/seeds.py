@@ -1,6 +1,6 @@
 """`hurtle.train_seeds`: independent runs that differ only in their seeds, in one folder.
 
-settings → one process per seed (seed_processes.py) → run folders → IQM, curve, summary. Imports no torch.
+settings → one process per seed (run_processes.py) → run folders → IQM, curve, summary. Imports no torch.
 
 How seeds share the machine is decided in one place, `plan`: on CPUs side by side in processes, on a GPU one after the other.
 Training several as one learner (`algorithms/side_by_side.py`) would be another kind of task there.
@@ -19,7 +19,7 @@ from typing import Any
 from hurtle.algorithms.algorithm import algorithm_name, allow_algorithm, short_name
 from hurtle.errors import HurtleError
 from hurtle.experiments.records import SEEDS_FILE, RunRecord, latest
-from hurtle.experiments.seed_processes import INSIDE, SeedProcesses, Task
+from hurtle.experiments.run_processes import INSIDE, RunProcesses, Task
 from hurtle.experiments.seeds_display import SeedsDisplay, make_seeds_display
 from hurtle.experiments.seeds_progress import Progress, watch
 from hurtle.experiments.seeds_run import SeedsRun, closing_message
@@ -156,11 +156,11 @@ def read_seeds(folder: Path) -> tuple[dict[str, Any], list[int]]:
     return values, seeds
 
 
-def plan(settings: Settings, tasks: list[Task], parallel: int | None) -> SeedProcesses:
+def plan(settings: Settings, tasks: list[Task], parallel: int | None) -> RunProcesses:
     """How the seeds share the machine."""
     device = settings.train.device
     on_gpu = device.startswith("cuda") or (device == "auto" and Path("/dev/nvidia0").exists())
-    return SeedProcesses(tasks, min(len(tasks), parallel or (1 if on_gpu else free_cores())), afresh=on_gpu)
+    return RunProcesses(tasks, min(len(tasks), parallel or (1 if on_gpu else free_cores())), afresh=on_gpu)
 
 
 def _name(env: Any) -> str | None:

@@ -6,7 +6,7 @@ import math
 import time
 from pathlib import Path
 
-from hurtle.experiments.seed_processes import SeedProcesses
+from hurtle.experiments.run_processes import RunProcesses
 from hurtle.experiments.seeds_display import Line, SeedsDisplay
 from hurtle.runners.signals import StopSignals
 from hurtle.tracking.metrics_tail import last_metrics
@@ -16,7 +16,7 @@ from hurtle.tracking.run_state import STOPPED_BY
 POLL_SECONDS, SHOW_SECONDS = 0.1, 0.5
 
 
-def watch(processes: SeedProcesses, progress: Progress, display: SeedsDisplay) -> str:
+def watch(processes: RunProcesses, progress: Progress, display: SeedsDisplay) -> str:
     """Train until nothing is left to do; returns the signal that ended it before, or an empty string."""
     signals: list[str] = []
     told: set[int] = set()
@@ -43,7 +43,7 @@ def watch(processes: SeedProcesses, progress: Progress, display: SeedsDisplay) -
 class Progress:
     """Where each seed is, from the ends of their metrics files; those that have ended are read once."""
 
-    def __init__(self, folder: Path, seeds: list[int], processes: SeedProcesses, total_steps: int):
+    def __init__(self, folder: Path, seeds: list[int], processes: RunProcesses, total_steps: int):
         self._folder, self._seeds, self._processes, self._total_steps = folder, seeds, processes, total_steps
         self._ended: dict[int, Line] = {}
 
