@@ -168,6 +168,7 @@ class RunProcesses:
     Attributes:
         failed: What went wrong, by number.
         expects_more: Processes without a task wait for one that is yet to be added.
+        is_local: Whether they take memory of this machine.
     """
 
     def __init__(
@@ -187,7 +188,7 @@ class RunProcesses:
         self._is_stopping = False
         self._ended: list[Task] = []
         self.failed: dict[int, str] = {}
-        self.expects_more = False
+        self.expects_more, self.is_local = False, True
 
     @property
     def running(self) -> dict[int, Task]:
@@ -221,7 +222,8 @@ class RunProcesses:
             if worker.is_gone:
                 self._workers.remove(worker)
                 worker.kill()
-        if self._refused >= self._at_once and not self._worked and not any(map(_began, self.running.values())):
+        hopeless = self._refused >= self._at_once and not self._worked and not self.expects_more
+        if hopeless and not any(map(_began, self.running.values())):
             self._waiting.clear()
         for worker in [worker for worker in self._workers if worker.task is None]:
             if self._waiting and not self._afresh:
@@ -268,7 +270,7 @@ class RunProcesses:
 
     def _fits(self) -> bool:
         """Whether there is memory for one more, and for what those under way may still take."""
-        if not self._workers:
+        if not self._workers or not self.is_local:
             return True
         if monotonic() - self._looked < 0.5:
             return False  # once is enough

@@ -115,7 +115,7 @@ def train_seeds(
         if env is not None or config is not None or seed is not None:
             raise HurtleError("resume goes on with the same env, settings and seeds: leave out env, config and seed.")
         return _resume(resume.path if isinstance(resume, SeedsRun) else Path(resume), values, parallel, trust)
-    env = _name(env)
+    env = name_of_env(env, "seed")
     if isinstance(algorithm, type) and not is_reference(given["algorithm"]):
         raise HurtleError(
             f"Each seed has its own process, which cannot find {algorithm.__name__}: define it at the top level of a file."
@@ -163,8 +163,8 @@ def plan(settings: Settings, tasks: list[Task], parallel: int | None) -> RunProc
     return RunProcesses(tasks, min(len(tasks), parallel or (1 if on_gpu else free_cores())), afresh=on_gpu)
 
 
-def _name(env: Any) -> str | None:
-    """The name by which another process finds the env."""
+def name_of_env(env: Any, what: str) -> str | None:
+    """The name by which another process finds the env; `what` is what each has its own process."""
     if env is None or isinstance(env, str):
         return absolute_reference(env)
     from hurtle.envs.registry import name_of
@@ -172,7 +172,7 @@ def _name(env: Any) -> str | None:
     try:
         return name_of(env)
     except HurtleError as error:
-        raise HurtleError(f"Each seed has its own process, which cannot find this env: {error}.") from None
+        raise HurtleError(f"Each {what} has its own process, which cannot find this env: {error}.") from None
 
 
 def _new_task(folder: Path, values: dict[str, Any], seed: int) -> Task:
