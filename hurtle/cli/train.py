@@ -50,7 +50,7 @@ _GROUPS = {
     "Envs": "num_envs backend num_workers pool_batch_size step_timeout restart_workers env_parameters "
     "unsafe normalize_observations observation_clip "
     "reward_mode reward_clip",
-    "Results": "eval_every eval_episodes eval_sampled checkpoint_every keep_checkpoints runs name progress trackers",
+    "Results": "eval_every eval_episodes eval_sampled checkpoint_every keep_checkpoints runs name progress curve trackers",
 }
 _METAVARS = {"env_parameters": "NAME=VALUE", "fine_tune": "RUN", "name": "NAME"}  # where the default is empty
 _WIDTH = 32  # of the flag column

@@ -14,7 +14,7 @@ from hurtle.experiments.records import RunRecord
 from hurtle.runners.values import shown
 
 NOT_COMPARED = {
-    *("env", "env_parameters", "seed", "signature", "runs", "name", "progress", "trackers", "keep_checkpoints"),
+    *("env", "env_parameters", "seed", "signature", "runs", "name", "progress", "curve", "trackers", "keep_checkpoints"),
     *("checkpoint_every", "eval_every", "eval_episodes", "eval_sampled", "total_steps", "num_workers", "threads", "preset"),
 }
 """Settings that do not make another method: the task, the seed, what is kept, how long it runs and where."""

@@ -89,6 +89,8 @@ class TrainConfig:
     """Run folder name; default: env, algorithm, time."""
     progress: Literal["auto", "live", "plain", "quiet"] = "auto"
     """auto, live (dashboard), plain (lines) or quiet."""
+    curve: bool = True
+    """Draw curve.png at the end, which takes a second."""
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
     """Any of tensorboard, wandb and mlflow."""
 

@@ -154,7 +154,14 @@ class SweepLoop:
 
     def _start(self, trial: Trial) -> None:
         self.journal.begin(trial, self.elapsed)
-        own = {"seed": trial.seed, "runs": str(self.folder), "name": trial.name, "progress": "quiet", "trackers": ()}
+        own = {
+            "seed": trial.seed,
+            "runs": str(self.folder),
+            "name": trial.name,
+            "progress": "quiet",
+            "trackers": (),
+            "curve": False,
+        }
         values = {**self.settings, **trial.values, **own, "keep_checkpoints": 1}
         left = self.plan.budget - self.elapsed
         words = {"settings": values, "resume": "", "trust": False}

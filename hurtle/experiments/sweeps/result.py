@@ -29,7 +29,18 @@ from hurtle.tracking.toml_text import to_toml
 from hurtle.trust import signed
 
 NOT_IN_A_PRESET = {
-    *("seed", "runs", "name", "progress", "trackers", "keep_checkpoints", "checkpoint_every", "eval_every", "eval_episodes"),
+    *(
+        "seed",
+        "runs",
+        "name",
+        "progress",
+        "curve",
+        "trackers",
+        "keep_checkpoints",
+        "checkpoint_every",
+        "eval_every",
+        "eval_episodes",
+    ),
     *("preset", "env", "algorithm", "device", "num_workers", "threads"),
 }
 

@@ -19,7 +19,19 @@ from hurtle.runners.settings import check_settings, setting_types
 from hurtle.tracking.toml_text import to_toml
 
 SCALES = ("linear", "log", "near_one", "power_of_two")
-NOT_SEARCHED = ("env", "algorithm", "seed", "runs", "name", "progress", "trackers", "device", "preset", "env_parameters")
+NOT_SEARCHED = (
+    "env",
+    "algorithm",
+    "seed",
+    "runs",
+    "name",
+    "progress",
+    "curve",
+    "trackers",
+    "device",
+    "preset",
+    "env_parameters",
+)
 
 
 @dataclass(frozen=True)
