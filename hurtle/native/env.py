@@ -139,8 +139,8 @@ class EnvSpec:
             fields,
             runtime_parameters,
         )
-        spec._check_methods()
         check_drawn(spec)
+        spec._check_methods()
         return spec
 
     @property

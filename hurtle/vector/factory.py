@@ -77,7 +77,7 @@ def make_vec(
         render_mode: "rgb_array", "ansi" or None; for Gymnasium envs, whatever they support.
         debug: Run the code of a native env uncompiled.
         unsafe: Compile a native env without bounds checks; an index out of bounds then corrupts memory.
-        drawn: Options to draw anew whenever an episode begins, from the ranges that `vec.set_ranges` sets: see docs/curricula.md.
+        drawn: Options to draw whenever an episode begins, from the ranges that `vec.set_ranges` sets; see docs/curricula.md.
         **parameters: Parameters of the env, such as `gravity=1.6`.
 
     Example:

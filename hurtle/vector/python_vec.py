@@ -102,6 +102,10 @@ class PythonVecEnv(VecEnv):
 
     def set_ranges(self, ranges: Ranges) -> None:
         """See `VecEnv.set_ranges`. The envs must not be running, and ints are drawn between ints."""
+        if self._pool:
+            raise HurtleError(
+                "Options are not drawn in a pool of Python envs, some of which are always running: leave out the batch size."
+            )
         check_ranges("This vector", self._description.drawn, ranges)
         ends = {name: [np.broadcast_to(end, self.num_envs).tolist() for end in pair] for name, pair in ranges.items()}
         each = [{name: (low[i], high[i]) for name, (low, high) in ends.items()} for i in range(self.num_envs)]
