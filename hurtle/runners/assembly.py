@@ -97,7 +97,7 @@ def assemble(settings: Settings, env: EnvLike | gymnasium.vector.VectorEnv, modu
     if isinstance(env, gymnasium.vector.VectorEnv):
         if train.curriculum and train.curriculum.keys() != (drawn := getattr(env, "drawn", {})).keys():
             raise HurtleError(
-                f"The curriculum has rules for {', '.join(train.curriculum)}; your vector draws {', '.join(drawn) or 'nothing'}: "
+                f"The curriculum is for {', '.join(train.curriculum)}, and your vector draws {', '.join(drawn) or 'nothing'}: "
                 f"name the env instead, or make the vector with hurtle.make_vec(…, drawn={tuple(train.curriculum)})."
             )
         if train.runner == "async" and (train.num_actors or 1) > 1:
