@@ -8,6 +8,7 @@ python benchmarks/curricula.py --draw     # draw the picture again from the save
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
 import statistics
@@ -16,6 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from record import RESULTS, ROOT, save, table
 
 import hurtle
@@ -23,7 +25,7 @@ from hurtle.experiments.figures import COLOURS, GRAY
 from hurtle.tracking.curves import figure_class
 
 sys.path.insert(0, str(ROOT / "examples"))
-from docking import SETTINGS, Docking  # noqa: E402
+from docking import SETTINGS, Docking
 
 METHODS = {
     "none": "",
@@ -38,7 +40,7 @@ PICTURE = ROOT / "docs" / "images" / "curricula.png"
 
 
 def measure(rule: str, seed: int, steps: int) -> dict[str, Any]:
-    """One run: the share of episodes from the full distance that it docks in, every 10,000 steps, and the distances it played."""
+    """One run: every 10,000 steps the share of episodes from the full distance that dock, and the distance it played."""
     with tempfile.TemporaryDirectory() as runs:
         run = hurtle.train(
             Docking, total_steps=steps, seed=seed, eval_every=EVERY, eval_episodes=EPISODES, runs=runs, progress="quiet",
@@ -79,7 +81,7 @@ def described(runs: dict[str, list[dict[str, Any]]]) -> str:
 
 def draw(runs: dict[str, list[dict[str, Any]]]) -> None:
     """Left: episodes that dock, evaluated at the full distance. Right: the distances that were played."""
-    figure = figure_class()(figsize=(8.6, 3.0), dpi=110, layout="constrained")
+    figure = figure_class()(figsize=(8.8, 3.3), dpi=100, layout="constrained")
     docked, distance = figure.subplots(1, 2)
     colours = dict(zip(METHODS, (GRAY, *COLOURS), strict=False))
     for method, found in runs.items():
@@ -89,14 +91,16 @@ def draw(runs: dict[str, list[dict[str, Any]]]) -> None:
             columns = list(zip(*(run[what] for run in found), strict=True))
             steps = [step / 1_000 for step in found[0]["steps"]]
             axes.plot(steps, [statistics.mean(each) for each in columns], color=colours[method], lw=2, label=method)
-    docked.set(ylabel="episodes from 16 away that dock", ylim=(-0.03, 1.03))
-    distance.set(ylabel="distance played, last 100 episodes", ylim=(0, 17))
+    docked.set(ylabel="docks from 16 away", ylim=(-0.03, 1.03))
+    distance.set(ylabel="distance played", ylim=(0, 17))
     for axes in (docked, distance):
         axes.set(xlabel="thousand steps", xlim=(0, STEPS / 1_000))
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(color="#e2e8f0", lw=0.6)
     figure.legend(*docked.get_legend_handles_labels(), loc="outside upper center", ncols=len(runs), frameon=False)
-    figure.savefig(PICTURE)
+    drawn = io.BytesIO()
+    figure.savefig(drawn)
+    Image.open(drawn).convert("RGB").quantize(48).save(PICTURE, optimize=True)  # a third of the size
     print(f"saved {PICTURE.relative_to(ROOT)}, {PICTURE.stat().st_size:,} bytes")
 
 

@@ -2,8 +2,8 @@
 
     python examples/docking.py
 
-It is rewarded only for docking. From half a unit away it does so by chance; `gated` moves the start away, step by step, as soon as most
-attempts succeed. docs/curricula.md has the curves.
+It is rewarded only for docking. From half a unit away it does so by chance; `gated` moves the start away, step by step, as
+soon as most attempts succeed. docs/curricula.md has the curves.
 """
 
 import math

@@ -53,10 +53,11 @@ def check_drawn(spec: EnvSpec) -> None:
 
 def _hint(spec: EnvSpec, name: str) -> str:
     known = spec.env.parameters()
-    if name in known:
+    if name in known and isinstance(known[name], int | float):
+        kind = "float32" if isinstance(known[name], float) else "int32"
         return (
             f"{name!r} is a parameter, a constant of the compiled code: make it an option, that is, a field of State with a "
-            f"default, such as `{name}: float32 = {known[name]}`, and read it as state.{name}."
+            f"default, such as `{name}: {kind} = {known[name]}`, and read it as state.{name}."
         )
     if not spec.runtime_parameters:
         return "It has no options at all: an option is a field of State with a default, such as `size: float32 = 1.0`."
