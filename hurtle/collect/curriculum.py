@@ -242,7 +242,7 @@ class Progress(Rule):
 
 RULES: dict[str, tuple[Callable[..., Any], str, int, int]] = {
     "uniform": (Uniform, "uniform:LOW:HIGH", 2, 2),
-    "linear": (Linear, "linear:FROM:TO[:SHARE_OF_RUN]", 2, 3),
+    "linear": (Linear, "linear:FROM:TO[:SHARE]", 2, 3),
     "gated": (Gated, "gated:FROM:TO:RETURN[:STEPS[:EPISODES]]", 3, 5),
     "progress": (Progress, "progress:LOW:HIGH[:BINS]", 2, 3),
 }

@@ -12,7 +12,7 @@ from hurtle.collect.device_collector import DeviceCollector
 from hurtle.collect.general_collector import GeneralCollector
 from hurtle.collect.inference import Actor
 from hurtle.collect.native_collector import NativeCollector
-from hurtle.contracts import Episodes
+from hurtle.contracts import Collector, Episodes
 from hurtle.errors import HurtleError
 from hurtle.policies.build import PolicyConfig, build_policy
 
@@ -176,3 +176,9 @@ def test_levels_are_joined_and_several_agents_refused():
     vec = hurtle.make_vec("snake", 2, debug=True)
     with pytest.raises(HurtleError, match="judged by returns, which needs envs with one agent"):
         CurriculumCollector(collector("native"), vec, {"size": Recorder(np.zeros(2))}, {}, 0, 1)
+
+
+def test_nothing_of_the_contract_is_left_out():
+    """What it does not forward would silently be a default."""
+    named = {name for name in (*vars(Collector), *Collector.__annotations__) if not name.startswith("_")}
+    assert named - vars(CurriculumCollector).keys() == {"num_rows", "resumes_exactly", "closes_midway"}  # set when it is made
