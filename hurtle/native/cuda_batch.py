@@ -91,6 +91,7 @@ class CudaBatch:
         records = self.records()
         write_ranges(self.spec, records, ranges)
         self.load_records(records)
+        self._memory.wait()  # numba copies on its own stream, and the next rollout is launched on torch's
 
     def reset(self, chosen: np.ndarray) -> None:
         """Begin a new episode in the chosen envs."""
