@@ -67,7 +67,7 @@ class CurriculumCollector(Collector):
         self.num_rows, self.resumes_exactly = collector.num_rows, collector.resumes_exactly
         self.closes_midway = collector.closes_midway
         self._streams = stream_states(seed_range(seed, int(vec.num_envs)), CURRICULUM_STREAM)
-        self._rollouts = self._steps = 0
+        self._rollouts, self._steps = 0, 0.0
         self._set: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # the ranges in force
         self._set_ranges()  # before anything resets the envs
 
@@ -127,14 +127,16 @@ class CurriculumCollector(Collector):
             "texts": self._texts,
             "rollouts": self._rollouts,
             "steps": self._steps,
+            "share": self._share,
         }
         return {**self._collector.state_dict(with_envs), "curriculum": own}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """See `Collector.load_state_dict`; a rule that is written in another way than before begins anew."""
-        own = saved.get("curriculum")
+        own = saved.get("curriculum") or next(iter(_of_actors(saved)), None)
         if own is not None:
-            self._rollouts, self._steps = own["rollouts"], own["steps"]
+            same = own["share"] == self._share
+            self._rollouts, self._steps = own["rollouts"], own["steps"] if same else own["steps"] * self._share / own["share"]
             for name, rule in self._rules.items():
                 if own["texts"].get(name) == self._texts[name]:
                     rule.load_state_dict(own["rules"][name])
@@ -187,3 +189,9 @@ class CurriculumCollector(Collector):
     def close(self, envs: bool = True) -> None:
         """See `Collector.close`."""
         self._collector.close(envs)
+
+
+def _of_actors(saved: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The curricula in the state of an asynchronous run, which a local one continues."""
+    states = saved.get("actors") or [{"curriculum": own} for own in saved.get("curricula", ())]
+    return [state["curriculum"] for state in states if "curriculum" in state]

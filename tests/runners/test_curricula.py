@@ -93,12 +93,13 @@ def test_python_envs_go_on_at_the_level_they_had(tmp_path):
     assert told(whole)[4]["curriculum/size_level"] >= level > 0
 
 
-def test_asynchronous_actors_of_python_envs_keep_their_levels(tmp_path):
+@pytest.mark.parametrize("runner", ["async", "local"])
+def test_asynchronous_actors_of_python_envs_keep_their_levels(tmp_path, runner):
     half = train(PythonLadder, tmp_path, backend="serial", runner="async", num_actors=2, lag="1", updates=12,
                  callbacks=[lambda trainer: trainer.updates < 9])  # fmt: skip
     kept = saved(half)["collector"]["curricula"]
     assert len(kept) == 2
-    whole = hurtle.train(resume=half)
+    whole = hurtle.train(resume=half, runner=runner)
     mean = sum(own["rules"]["size"]["level"] for own in kept) / 2
     assert told(whole)[9]["curriculum/size_level"] >= mean > 0  # actors add up what each reports, by its share of the envs
 
