@@ -48,11 +48,16 @@ _GROUPS = {
     "Run": "algorithm total_steps seed device stop_at_return fine_tune preset gear compile precision threads",
     "Actors": "runner lag num_actors actor_devices",
     "Envs": "num_envs backend num_workers pool_batch_size step_timeout restart_workers env_parameters "
-    "unsafe normalize_observations observation_clip "
+    "curriculum unsafe normalize_observations observation_clip "
     "reward_mode reward_clip",
     "Results": "eval_every eval_episodes eval_sampled checkpoint_every keep_checkpoints runs name progress curve trackers",
 }
-_METAVARS = {"env_parameters": "NAME=VALUE", "fine_tune": "RUN", "name": "NAME"}  # where the default is empty
+_METAVARS = {
+    "env_parameters": "NAME=VALUE",
+    "curriculum": "NAME=RULE",
+    "fine_tune": "RUN",
+    "name": "NAME",
+}  # where the default is empty
 _WIDTH = 32  # of the flag column
 
 
