@@ -219,8 +219,15 @@ def test_the_median_rule():
     assert not falls_behind(np.array([[300.0, 0.0]]), short, 1000)  # none of them trained for so long
 
 
-def test_finalists_are_the_best_and_the_preset():
-    few = [trial(0, 1.0, origin="preset"), trial(1, 5.0, 9.0), trial(2, 5.0, 3.0), trial(3, 4.0), trial(4, 3.0), trial(5, 9.0)]
+def test_finalists_are_the_best_and_the_baseline():
+    few = [
+        trial(0, 1.0, origin="baseline"),
+        trial(1, 5.0, 9.0),
+        trial(2, 5.0, 3.0),
+        trial(3, 4.0),
+        trial(4, 3.0),
+        trial(5, 9.0),
+    ]
     few[5] = trial(5, 9.0, state="pruned")
     values = [{"learning_rate": 10.0**-k, "gamma": 0.9} for k in range(1, 7)]
     few = [Trial(**{**vars(entry), "values": values[k]}) for k, entry in enumerate(few)]
@@ -229,10 +236,10 @@ def test_finalists_are_the_best_and_the_preset():
 
 
 def test_the_winner_is_the_best_of_the_checks_over_common_seeds():
-    trials = [trial(0, 1.0, 5.0, origin="preset"), trial(1, 9.0, 4.0), trial(2, 8.0, 3.0)]
+    trials = [trial(0, 1.0, 5.0, origin="baseline"), trial(1, 9.0, 4.0), trial(2, 8.0, 3.0)]
     checks = [trial(3, 2.0, checks=1, seed=7), trial(4, 3.0, checks=0, seed=7), trial(5, 3.0, checks=2, seed=7)]
     assert winner(trials).number == 1
-    assert winner([*trials, *checks]).number == 2  # as good as the preset, and faster
+    assert winner([*trials, *checks]).number == 2  # as good as the baseline, and faster
     late = [trial(6, 100.0, checks=1, seed=8)]  # the others have no such seed yet
     assert checked([*trials, *checks, *late])[1].value == 2.0
     failed = [trial(6, checks=2, seed=8, state="failed"), trial(7, 4.0, checks=0, seed=8), trial(8, 4.0, checks=1, seed=8)]

@@ -58,11 +58,11 @@ def test_the_winner_is_near_the_best_settings_and_is_checked_with_fresh_seeds(wo
     assert {trial.state for trial in found.trials} == {"finished"}
     assert 0.001 < found.best.values["learning_rate"] < 0.009
     assert found.best.score > 98
-    assert found.trials[0].origin == "preset"
+    assert found.trials[0].origin == "baseline"
     assert found.trials[0].values["learning_rate"] == 1e-3
     checks = [trial for trial in found.trials if trial.is_check]
     assert found.best.number in found.checks
-    assert 0 in found.checks  # the preset, too
+    assert 0 in found.checks  # the baseline, too
     assert len({trial.seed for trial in checks}) == 2
     assert not {trial.seed for trial in checks} & {trial.seed for trial in found.searched}
     assert len({trial.seed for trial in found.searched}) == 40
@@ -322,7 +322,7 @@ def test_the_command_line(workers, capsys):
 
 def test_the_dashboard(workers):
     trials = tuple(
-        Trial(k, {"learning_rate": 0.001 * (k + 1)}, origin="preset" if k == 0 else "search", state="finished", score=10.0 * k,
+        Trial(k, {"learning_rate": 0.001 * (k + 1)}, origin="search" if k else "baseline", state="finished", score=10.0 * k,
               seconds=1.0 + k) for k in range(5)
     )  # fmt: skip
     running = Trial(5, {"learning_rate": 0.5})
@@ -331,7 +331,7 @@ def test_the_dashboard(workers):
     console = Console(width=100, height=30, record=True, file=io.StringIO())
     console.print(draw(state, "cartpole · ppo · sweep", "runs/mine", 100, 30))
     text = console.export_text()
-    assert "best 40.00 in 5.0 s   preset 0 in 1.0 s" in text
+    assert "best 40.00 in 5.0 s   baseline 0 in 1.0 s" in text
     assert "7 trials   5 finished   1 failed   elapsed 1:15 of 10:00" in text
     assert "50 %  return   12.30  learning_rate=0.5" in text
     assert "trial-0004    40.00     5.0 s  learning_rate=0.005" in text
@@ -348,7 +348,7 @@ def test_the_dashboard(workers):
 
 def test_a_page_of_a_sweep(workers, monkeypatch):
     monkeypatch.undo()
-    trials = [Trial(0, {"learning_rate": 1e-3, "gamma": 0.99}, origin="preset", state="finished", score=50.0, seconds=3.0)]
+    trials = [Trial(0, {"learning_rate": 1e-3, "gamma": 0.99}, origin="baseline", state="finished", score=50.0, seconds=3.0)]
     rng = random.Random(0)
     for k in range(1, 30):
         values = {"learning_rate": 10 ** rng.uniform(-4, -2), "gamma": rng.choice([0.9, 0.99])}
@@ -368,7 +368,7 @@ def test_a_page_of_a_sweep(workers, monkeypatch):
     assert "trial-0001 (winner)" in text
     assert "http" not in text.replace("http://www.w3.org", "")
     assert text.count("<tr>") > 30
-    assert "trial-0000 (preset)" in text
+    assert "trial-0000 (baseline)" in text
 
 
 @pytest.mark.slow

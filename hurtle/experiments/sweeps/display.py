@@ -163,13 +163,13 @@ def _best(state: State) -> Text:
     found = winner(state.trials)
     if found is None:
         return Text.assemble(("best ", "dim"), ("-", "bold cyan"))
-    preset = next((trial for trial in state.searched if trial.origin == "preset" and trial.has_score), None)
+    baseline = next((trial for trial in state.searched if trial.origin == "baseline" and trial.has_score), None)
     parts: list[Any] = [("best ", "dim"), (figure(state.sign * found.score), "bold cyan"), f" in {found.seconds:.1f} s"]
     checks = checked(state.trials)
     if found.number in checks:
         parts += [("   checked ", "dim"), figure(state.sign * checks[found.number].value)]
-    if preset is not None:
-        parts += [("   preset ", "dim"), f"{figure(state.sign * preset.score)} in {preset.seconds:.1f} s"]
+    if baseline is not None:
+        parts += [("   baseline ", "dim"), f"{figure(state.sign * baseline.score)} in {baseline.seconds:.1f} s"]
     return Text.assemble(*parts)
 
 

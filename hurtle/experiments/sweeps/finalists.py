@@ -17,7 +17,7 @@ FINALISTS = 3
 
 
 def choose_finalists(space: Space, trials: Sequence[Trial], count: int = FINALISTS) -> list[int]:
-    """The numbers of the trials to check: the best by a model that smooths over trials, the best as scored, and the preset.
+    """The numbers of the trials to check: the best by a model that smooths over trials, the best as scored, and the baseline.
 
     The cheaper one comes first where scores are equal.
     """
@@ -32,8 +32,8 @@ def choose_finalists(space: Space, trials: Sequence[Trial], count: int = FINALIS
     by_score = sorted(scored, key=lambda trial: (-trial.score, trial.seconds))
     by_merit = sorted(scored, key=lambda trial: (-merits[trial.number], trial.seconds))
     chosen = dict.fromkeys(trial.number for trial in [by_score[0], *by_merit])
-    preset = [trial.number for trial in scored if trial.origin == "preset"]
-    return list(dict.fromkeys([*list(chosen)[:count], *preset]))
+    baseline = [trial.number for trial in scored if trial.origin == "baseline"]
+    return list(dict.fromkeys([*list(chosen)[:count], *baseline]))
 
 
 def checked(trials: Sequence[Trial]) -> dict[int, Estimate]:

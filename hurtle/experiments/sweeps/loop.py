@@ -139,7 +139,7 @@ class SweepLoop:
                 return None
             if number == 0:
                 values = {name: _frozen(self.settings[name]) for name in self.space.names}
-                return Trial(0, values, int(self.settings["seed"]), "preset")
+                return Trial(0, values, int(self.settings["seed"]), "baseline")
             values, origin = self.search.suggest(number, self._searched())
             return Trial(number, values, int(self.settings["seed"]) + number, origin)
         if self.elapsed >= self.plan.budget - LEAST_SECONDS:
@@ -237,7 +237,7 @@ class SweepLoop:
         others = [self._curves[trial.number] for trial in whole]
         for number, task in self.processes.running.items():
             trial = self.journal.trials[number]
-            if trial.is_check or number in self._ends_as or trial.origin == "preset":
+            if trial.is_check or number in self._ends_as or trial.origin == "baseline":
                 continue
             total = int(task.words["settings"]["total_steps"])
             if falls_behind(self._curve(trial), others, total):

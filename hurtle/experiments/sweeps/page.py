@@ -6,6 +6,7 @@ SweepRun → Matplotlib → inline SVG → HTML that loads nothing. Needs the ex
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,8 +41,8 @@ def sweep_page(found: SweepRun) -> str:
     """The HTML."""
     env, algorithm = str(found.settings["env"]), str(found.settings["algorithm"])
     title = f"Sweep: {algorithm} on {env}"
-    charts = svg_figure(_scatter(found), "front", "score against seconds, with the Pareto front")
-    charts += svg_figure(_course(found), "course", "best score so far against time")
+    charts = svg_figure(_panel(draw_front, found), "front", "score against seconds, with the Pareto front")
+    charts += svg_figure(_panel(draw_course, found), "course", "best score so far against time")
     parts = [f"<h1>{escape(title)}</h1>", _about(found), f'<div class="charts">{charts}</div>', _checks(found)]
     if found.importance:
         parts.append(
@@ -70,7 +71,7 @@ def _checks(found: SweepRun) -> str:
     rows = []
     for number, estimate in sorted(found.checks.items(), key=lambda item: item[0] != found.best.number):
         trial = next(other for other in found.searched if other.number == number)
-        name = "preset" if trial.origin == "preset" else trial.name
+        name = "baseline" if trial.origin == "baseline" else trial.name
         rows.append(
             [f"{name}{' (winner)' * (number == found.best.number)}", figure(found.shown(trial.score)), str(estimate),
              f"{trial.seconds:.1f}"]
@@ -85,13 +86,12 @@ def _trials(found: SweepRun, trials: list[Trial]) -> str:
     for trial in trials:
         values = [shown(trial.values.get(name, "")) for name in found.space.names]
         score, time = figure(found.shown(trial.score)), "-" if math.isnan(trial.seconds) else f"{trial.seconds:.1f}"
-        rows.append([f"{trial.name}{' (preset)' * (trial.origin == 'preset')}", trial.state, score, time, *values])
+        rows.append([f"{trial.name}{' (baseline)' * (trial.origin == 'baseline')}", trial.state, score, time, *values])
     return table(header, rows)
 
 
-def _scatter(found: SweepRun) -> Any:
-    drawing = new_figure(5.4, 3.6)
-    axes = drawing.add_subplot()
+def draw_front(axes: Any, found: SweepRun) -> None:
+    """Score against seconds, with the Pareto front."""
     scored = [trial for trial in found.searched if trial.has_score]
     for trials, colour, label in (
         ([trial for trial in found.searched if trial.state == "pruned" and not math.isnan(trial.score)], "#cbd5e0", "given up"),
@@ -105,28 +105,31 @@ def _scatter(found: SweepRun) -> Any:
         y = [found.shown(trial.score) for trial in found.front]
         axes.plot([*x, max(trial.seconds for trial in scored)], [*y, y[-1]], drawstyle="steps-post", color=RED, linewidth=1.2)
         axes.scatter(x, y, s=26, color=RED, linewidths=0, label="Pareto front", zorder=3)
+        _logarithmic(axes)
     for trial in scored:
-        if trial.origin == "preset":
-            axes.scatter([trial.seconds], [found.shown(trial.score)], s=70, marker="*", color=GREEN, label="preset", zorder=4)
-    _logarithmic(axes)
+        if trial.origin == "baseline":
+            place = [trial.seconds], [found.shown(trial.score)]
+            axes.scatter(*place, s=70, marker="*", color=GREEN, label="baseline", zorder=4)
     dress(axes, "", "seconds of training", found.plan.metric, is_count=False)
     axes.legend(fontsize=8, frameon=False, loc="best")
-    return drawing
 
 
-def _course(found: SweepRun) -> Any:
-    """The best score after each trial."""
-    drawing = new_figure(5.4, 3.6)
-    axes = drawing.add_subplot()
+def draw_course(axes: Any, found: SweepRun) -> None:
+    """The score of each trial, and the best one so far."""
     scored = [trial for trial in found.searched if trial.has_score]
     if scored:
         x, y = [trial.number for trial in scored], [trial.score for trial in scored]
-        colours = {"random": "#a0aec0", "preset": GREEN}
+        colours = {"random": "#a0aec0", "baseline": GREEN}
         axes.scatter(
             x, [found.shown(value) for value in y], s=14, color=[colours.get(t.origin, BLUE) for t in scored], linewidths=0
         )
         axes.plot(x, [found.shown(value) for value in np.maximum.accumulate(y)], drawstyle="steps-post", color=RED)
     dress(axes, "", "trial (gray: at random)", found.plan.metric, is_count=False)
+
+
+def _panel(draw: Callable[[Any, SweepRun], None], found: SweepRun) -> Any:
+    drawing = new_figure(5.4, 3.6)
+    draw(drawing.add_subplot(), found)
     return drawing
 
 
@@ -169,7 +172,11 @@ def _slices(found: SweepRun) -> Any:
 
 def _logarithmic(axes: Any, base: int = 10) -> None:
     """A logarithmic x axis with plain numbers, which take a fraction of the time of powers to draw."""
+    from matplotlib.ticker import LogLocator
+
     axes.set_xscale("log", base=base)
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(base, (1.0,) if base == 2 or high > 200 * low else (1.0, 2.0, 5.0)))
     axes.xaxis.set_minor_formatter("")
     axes.xaxis.set_major_formatter("{x:g}")
 

@@ -34,7 +34,7 @@ class SweepPlan:
         parallel: Trials at a time; 0: as many as there are cores.
         trial_seconds: The most that a trial may take; infinite: a quarter of the budget.
         trial_memory: The most bytes that a trial may take; infinite: its share of what is free.
-        check_seeds: Fresh seeds with which the best and the preset are trained again; 0: no check.
+        check_seeds: Fresh seeds with which the best and the baseline are trained again; 0: no check.
         ray: The address of a Ray cluster whose nodes run trials; "local" starts one here; "": none.
     """
 

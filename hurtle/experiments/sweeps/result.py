@@ -188,7 +188,7 @@ def closing_message(found: SweepRun, seconds: float) -> str:
     lines.append(f"best        {best.name}: {metric} {figure(found.shown(best.score))} in {best.seconds:.1f} s of training")
     for number, estimate in sorted(found.checks.items(), key=lambda item: item[0] != best.number):
         who = next(trial for trial in found.searched if trial.number == number)
-        name = "the preset" if who.origin == "preset" else who.name
+        name = "baseline" if who.origin == "baseline" else who.name
         lines.append(f"{'checked' if number == best.number else '':<12}{name}: {estimate} with fresh seeds")
     if found.importance:
         top = [f"{name} {100 * share:.0f} %" for name, share in list(found.importance.items())[:4]]

@@ -155,6 +155,8 @@ def default_space(base: Mapping[str, Any]) -> Space:
     if algorithm not in tables:
         known = {"learning_rate", "gamma", "entropy_coef"} & setting_types(algorithm).keys()
         table |= {name: tables["ppo"][name] for name in sorted(known)}
+    if "cnn" in str(base.get("policy")):
+        table.pop("normalize_observations", None)  # images have a scale
     return _space(table, base, "", widen=True)
 
 

@@ -83,8 +83,8 @@ def sweep(
     """Search for settings that score well, and for those that do so in less time.
 
     Each trial is a run in a process of its own, within limits of time and memory: a crash, a hang, a NaN or a full memory is a
-    failed trial. The first trial has the settings that a run would have without a sweep. The best are trained again with fresh
-    seeds, beside those settings, before one is called the winner. Ctrl-C saves; `resume` goes on, also after a kill.
+    failed trial. The first one, the baseline, has the settings of a run without a sweep. The best are trained again with fresh
+    seeds, beside the baseline, before one is called the winner. Ctrl-C saves; `resume` goes on, also after a kill.
 
     Args:
         env: As for `hurtle.train`, but something that another process can find: a name, or a class or function at the top

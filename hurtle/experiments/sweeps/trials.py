@@ -27,7 +27,7 @@ class Trial:
         number: Its number; that of its folder, too.
         values: The settings that were chosen for it.
         seed: The seed of its run.
-        origin: "preset", "random" or "search", or "check" for a run that checks a trial with another seed.
+        origin: "baseline", the settings without a sweep; "random"; "search"; or "check", of another trial with a fresh seed.
         checks: The number of the trial that it checks; -1: it is no check.
         state: One of STATES.
         score: What the sweep maximizes; NaN if it has none.
