@@ -1,6 +1,6 @@
 """Saved states of a vector env, taken apart by envs and put together again: each of several runs saves its own envs.
 
-`vec.state_dict()` → the state of some envs, as a vector of these alone would save it → the state of all. Knows the layout of the
+`vec.state_dict()` → the state of some envs, as a vector of these alone would save it → the state of all. Knows the layout of
 states of native, MuJoCo and Python vectors: a row for each env in all arrays and lists but those named here.
 """
 
@@ -29,7 +29,8 @@ def state_of_envs(state: Mapping[str, Any], first: int, count: int) -> dict[str,
         >>> [name for name, array in state_of_envs({"obs": np.arange(4), "played": np.array([9])}, 1, 2).items()]
         ['obs', 'played']
     """
-    found, num_envs = {}, _num_envs(state)
+    found: dict[str, Any] = {}
+    num_envs = _num_envs(state)
     for name, values in state.items():
         if name == ABOUT:
             found[name] = _counted(values, count)
@@ -43,7 +44,8 @@ def state_of_envs(state: Mapping[str, Any], first: int, count: int) -> dict[str,
 
 def joined_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The state of all envs, from those of some; what is common is that of the first. Inverse of `state_of_envs`."""
-    found, counts = {}, [_num_envs(state) for state in states]
+    found: dict[str, Any] = {}
+    counts = [_num_envs(state) for state in states]
     for name, values in states[0].items():
         if name == ABOUT:
             found[name] = _counted(values, sum(counts))
