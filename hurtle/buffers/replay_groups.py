@@ -21,8 +21,7 @@ def state_of_group(replay: DeviceReplay, group: int) -> dict[str, Any]:
     """What a buffer with the rows of this group alone would save, on the CPU. See `DeviceReplay.state_dict`."""
     used, rows = min(replay.written + 1, replay.length), _rows(replay, group)
     rings = {name: ring[:used, rows].contiguous().cpu() for name, ring in replay.rings.items()}
-    kept, rings["final"] = _renumbered(rings["final"], int(replay.counts[1]), replay.num_finals)
-    kept = kept[: replay.group_finals]
+    kept, rings["final"] = _renumbered(rings["final"], int(replay.counts[1]), replay.num_finals, replay.group_finals)
     finals = torch.zeros((replay.group_finals + 1, *replay.finals.shape[1:]), dtype=replay.finals.dtype)
     finals[: len(kept)] = replay.finals[(kept % replay.num_finals).to(replay.device)].cpu()
     counts = replay.counts.cpu().clone()
@@ -56,7 +55,7 @@ def load_group(replay: DeviceReplay, group: int, saved: dict[str, Any]) -> None:
         raise HurtleError("The saved one has another size or layout: continue with the settings that it was saved with.")
     before = int(replay.counts[1]) if group else 0
     room = len(saved["finals"]) - 1
-    kept, numbers = _renumbered(saved["rings"]["final"], int(saved["counts"][1]), room)
+    kept, numbers = _renumbered(saved["rings"]["final"], int(saved["counts"][1]), room, room)
     for name, part in saved["rings"].items():
         moved = torch.where(numbers < 0, -1, numbers + before) if name == "final" else part
         replay.rings[name][: len(part), rows] = moved.to(replay.device)
@@ -88,9 +87,9 @@ def replay_bytes(like: Rollout, capacity: int) -> int:
     return capacity * step + (capacity // FINALS_SHARE + like.num_steps * like.num_rows + 1) * obs
 
 
-def _renumbered(numbers: Tensor, written: int, room: int) -> tuple[Tensor, Tensor]:
-    """The numbers of final observations that are still known, sorted; and where each step's stands among them, or -1."""
-    kept = numbers[(numbers >= 0) & (numbers >= written - room)].sort().values
+def _renumbered(numbers: Tensor, written: int, room: int, most: int) -> tuple[Tensor, Tensor]:
+    """The sorted numbers of the newest final observations that are still known; and where each step's is among them, or -1."""
+    kept = numbers[(numbers >= 0) & (numbers >= written - room)].sort().values[-most:]
     if not len(kept):
         return kept, torch.full_like(numbers, -1)
     places = torch.searchsorted(kept, numbers).clamp(max=len(kept) - 1)

@@ -94,8 +94,9 @@ class SeedsTogether:
             parts.learner.prepare(parts.rollout)
             progress = self._restore()
         for start, policy, saved in zip(self._starts, parts.policies, progress, strict=True):
-            self.records.append(SeedRecord(start, SeedParts(policy), parts.spaces, self.clock))
-            self.records[-1].open(saved)
+            record = SeedRecord(start, SeedParts(policy), parts.spaces, self.clock)
+            record.open(saved)
+            self.records.append(record)
         rng = self._rng
         if rng is None:
             torch.manual_seed(run_seed(train.seed))
