@@ -31,7 +31,7 @@ class SeedsRows(VecRows):
     def __init__(self, vec: VectorEnv, names: Sequence[int]):
         super().__init__(vec)
         self.names, self.envs_each = list(names), int(vec.num_envs) // len(names)
-        self._ended: list[list[ListedEpisodes]] = [[] for _ in names]
+        self._ended: dict[int, list[ListedEpisodes]] = {}  # by the seed's place
 
     def name_of(self, row: int) -> str:
         """A row's seed, env and agent."""
@@ -51,16 +51,15 @@ class SeedsRows(VecRows):
         reported = seeds
         if self.num_agents > 1 and "_metrics" in infos:
             reported = np.asarray(infos["_metrics"]).nonzero()[0] // self.envs_each
-        for seed in np.unique(seeds):
+        for seed in np.unique(seeds).tolist():
             own = {name: values[reported == seed] for name, values in metrics.items()}
-            self._ended[seed].append((returns[seeds == seed], lengths[seeds == seed], own))
+            self._ended.setdefault(seed, []).append((returns[seeds == seed], lengths[seeds == seed], own))
         return found
 
-    def take_episodes(self) -> list[Episodes]:
-        """The episodes of each seed that have ended since the last call."""
-        found = [Episodes.listed(parts) for parts in self._ended]
-        for parts in self._ended:
-            parts.clear()
+    def take_episodes(self) -> dict[int, Episodes]:
+        """The episodes that have ended since the last call, by the places of their seeds; most steps end none."""
+        found = {seed: Episodes.listed(parts) for seed, parts in self._ended.items()}
+        self._ended.clear()
         return found
 
 
@@ -88,8 +87,8 @@ class SeedsCollector(GeneralCollector):
         self.rows: SeedsRows = SeedsRows(vec, range(len(seeds)) if names is None else names)
         actor.name_of = self.rows.name_of
 
-    def take_episodes(self) -> list[Episodes]:
-        """The episodes of each seed that have ended since the last call."""
+    def take_episodes(self) -> dict[int, Episodes]:
+        """The episodes that have ended since the last call, by the places of their seeds."""
         return self.rows.take_episodes()
 
     def states(self, with_envs: bool = True) -> list[dict[str, Any]]:

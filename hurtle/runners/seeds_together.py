@@ -161,8 +161,9 @@ class SeedsTogether:
         clock.updates += 1
         clock.seconds = self._seconds_before + time.perf_counter() - self._began
         reached = []
-        for record, episodes in zip(self.records, parts.collector.take_episodes(), strict=True):
-            if record.is_over or not episodes.count:
+        for place, episodes in parts.collector.take_episodes().items():
+            record = self.records[place]
+            if record.is_over:
                 continue
             window = record.episodes
             window.add(episodes)
