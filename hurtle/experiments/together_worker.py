@@ -12,6 +12,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +31,22 @@ def main() -> int:
     source = io.FileIO(0)
     task = json.loads(source.readline())
     threading.Thread(target=_wait_for_the_end, args=(source,), daemon=True).start()
-
-    def tell(what: str, seed: int, why: str) -> None:
-        os.write(results, json.dumps([what, seed, why]).encode() + b"\n")
-
     try:
-        train_together(task["runs"], task["most"], tell)
+        train_together(task["runs"], task["most"], teller(results))
     except HurtleError as error:
         print(f"hurtle: error: {error}", file=sys.stderr)
         return ENDED_BADLY
     return 0
+
+
+def teller(results: int) -> Callable[[str, int, str], None]:
+    """A function that writes what happens to seeds to a pipe; if nobody reads it any more, all seeds are saved nevertheless."""
+
+    def tell(what: str, seed: int, why: str) -> None:
+        with suppress(BrokenPipeError):
+            os.write(results, json.dumps([what, seed, why]).encode() + b"\n")
+
+    return tell
 
 
 def _wait_for_the_end(source: io.FileIO) -> None:

@@ -23,7 +23,7 @@ from hurtle.tracking.run_state import is_running
 
 SMALL = {
     "num_envs": 2, "hidden_sizes": (8,), "learning_starts": 16, "batch_size": 8, "capacity": 400, "replay_ratio": 0.25,
-    "eval_episodes": 3, "trackers": (), "progress": "quiet", "preset": False,
+    "eval_episodes": 2, "trackers": (), "progress": "quiet", "preset": False,
 }  # fmt: skip
 SEEDS = (3, 4, 5)
 FIXED = {"epsilon_fraction": 0.0, "priority_beta": 1.0}
@@ -111,9 +111,9 @@ def test_until_it_learns_a_seed_is_the_run_that_it_would_be_alone(algorithm, env
 )
 def test_going_on_is_exact(algorithm, env, options, tmp_path):
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    trained(starts(straight, algorithm, env, total_steps=96, **options))
-    trained(starts(stopped, algorithm, env, total_steps=48, **options))
-    trained(starts(stopped, algorithm, env, folders=stopped, total_steps=96, **options))
+    trained(starts(straight, algorithm, env, total_steps=64, **options))
+    trained(starts(stopped, algorithm, env, total_steps=40, **options))
+    trained(starts(stopped, algorithm, env, folders=stopped, total_steps=64, **options))
     for seed in SEEDS:
         one, other = (Checkpoints(path / f"seed-{seed}" / "checkpoints").latest() for path in (straight, stopped))
         one, other = load_checkpoint(one), load_checkpoint(other)
