@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hurtle.errors import HurtleError
     from hurtle.experiments.comparison import compare
     from hurtle.experiments.seeds import train_seeds
+    from hurtle.experiments.sweeps.sweep import sweep
     from hurtle.runners.training import train
     from hurtle.vector.factory import make_vec
 
@@ -32,6 +33,7 @@ __all__ = [
     "mujoco",
     "native",
     "register",
+    "sweep",
     "train",
     "train_seeds",
 ]
@@ -45,6 +47,7 @@ _HOMES = {
     "make": "hurtle.envs.registry",
     "make_vec": "hurtle.vector.factory",
     "register": "hurtle.envs.registry",
+    "sweep": "hurtle.experiments.sweeps.sweep",
     "train": "hurtle.runners.training",
     "train_seeds": "hurtle.experiments.seeds",
 }

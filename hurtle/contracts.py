@@ -79,6 +79,8 @@ class Episodes:
         count: Episodes in all: more than are listed where a GPU reports only totals.
         best_return: The highest return.
         best_length: The longest episode's steps.
+        levels: Of options under a curriculum, where a GPU reports only totals: the count and the sum of the returns of each
+            level, float64 [levels, 2].
     """
 
     returns: np.ndarray = field(default_factory=lambda: np.zeros(0))
@@ -87,6 +89,7 @@ class Episodes:
     count: int = 0
     best_return: float = -np.inf
     best_length: float = 0.0
+    levels: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def of(cls, returns: Any, lengths: Any, metrics: Mapping[str, Any] | None = None) -> Episodes:
@@ -107,7 +110,14 @@ class Episodes:
 
     @classmethod
     def from_totals(
-        cls, count: int, returns: float, best_return: float, lengths: float, best_length: float, metrics: Metrics
+        cls,
+        count: int,
+        returns: float,
+        best_return: float,
+        lengths: float,
+        best_length: float,
+        metrics: Metrics,
+        levels: Mapping[str, np.ndarray] | None = None,
     ) -> Episodes:
         """Episodes of which only sums are known: each counts as their mean, and at most `SHOWN` are listed."""
         if not count:
@@ -115,7 +125,7 @@ class Episodes:
         listed = min(count, SHOWN)
         means = {name: np.full(listed, value) for name, value in metrics.items()}
         mean_return, mean_length = np.full(listed, returns / count), np.full(listed, lengths / count)
-        return cls(mean_return, mean_length, means, count, best_return, best_length)
+        return cls(mean_return, mean_length, means, count, best_return, best_length, levels or {})
 
     @classmethod
     def join(cls, parts: Sequence[Episodes]) -> Episodes:
@@ -130,6 +140,7 @@ class Episodes:
             sum(part.count for part in parts),
             max(part.best_return for part in parts),
             max(part.best_length for part in parts),
+            {name: np.sum([part.levels[name] for part in parts], axis=0) for name in parts[0].levels},
         )
 
 

@@ -21,12 +21,17 @@ def train() -> None:
     """Train a policy, or resume a run: hurtle train cartpole."""
 
 
+def sweep() -> None:
+    """Search for good settings: hurtle sweep cartpole --budget 10m."""
+
+
 def serve() -> None:
     """Serve models over gRPC and REST: hurtle serve policy.onnx."""
 
 
 VERBS = {
     "train": "dispatch:train",
+    "sweep": "dispatch:sweep",
     "eval": "eval:evaluate",
     "watch": "watch:watch",
     "export": "export:export",
@@ -38,8 +43,8 @@ VERBS = {
     "envs": "envs:envs",
     "bench": "bench:bench",
 }
-"""Verb → its file in this folder and its function. `train`, `serve` and `runs` are only for the help: they parse their own
-arguments, since the flags of the first two depend on other arguments and files, and `runs` does not wait for tyro."""
+"""Verb → its file in this folder and its function. `train`, `sweep`, `serve` and `runs` are only for the help: they parse
+their own arguments. The flags of the first three depend on other arguments and files, and `runs` does not wait for tyro."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -70,6 +75,11 @@ def _run(arguments: list[str]) -> int | None:
             from hurtle.cli.train import run_train
 
         return run_train(arguments[1:])
+    if verb == "sweep":
+        with RARE_COLLECTIONS:
+            from hurtle.cli.sweep import run_sweep
+
+        return run_sweep(arguments[1:])
     if verb == "serve":
         with RARE_COLLECTIONS:
             from hurtle.cli.serve import run_serve

@@ -48,11 +48,16 @@ _GROUPS = {
     "Run": "algorithm total_steps seed device stop_at_return fine_tune preset gear compile precision threads",
     "Actors": "runner lag num_actors actor_devices",
     "Envs": "num_envs backend num_workers pool_batch_size step_timeout restart_workers env_parameters "
-    "unsafe normalize_observations observation_clip "
+    "curriculum unsafe normalize_observations observation_clip "
     "reward_mode reward_clip",
-    "Results": "eval_every eval_episodes eval_sampled checkpoint_every keep_checkpoints runs name progress trackers",
+    "Results": "eval_every eval_episodes eval_sampled checkpoint_every keep_checkpoints runs name progress curve trackers",
 }
-_METAVARS = {"env_parameters": "NAME=VALUE", "fine_tune": "RUN", "name": "NAME"}  # where the default is empty
+_METAVARS = {
+    "env_parameters": "NAME=VALUE",
+    "curriculum": "NAME=RULE",
+    "fine_tune": "RUN",
+    "name": "NAME",
+}  # where the default is empty
 _WIDTH = 32  # of the flag column
 
 
@@ -70,27 +75,10 @@ def run_train(arguments: list[str]) -> int:
             raise HurtleError(f"{resume} is one run: {flag} is for many seeds.")
         _resume(given, resume, config, wants_help)
         return 0
-    algorithm = algorithm_name(_given(given, "--algorithm"))
-    if config and not algorithm:
-        allow_algorithm_of_file(config, "--trust" in given)
-    in_file: dict[str, Any] = read_settings_file(config, algorithm) if config else {}
-    algorithm = algorithm or in_file.get("algorithm", "ppo")
-    base = settings_from_dict({**find_algorithm(algorithm).defaults, **in_file, "algorithm": algorithm, "env": ""})
-    first = _parse(given, base)  # finds ENV; the second pass uses its preset
-    env = first.train.env or in_file.get("env", "")
-    if not env and not wants_help:
-        raise HurtleError(
-            f"Which env? For example:\n{_EXAMPLES}\n`hurtle envs` lists the native ones, `hurtle train --help` the settings."
-        )
-    if env:
-        base = make_settings(env, {"algorithm": algorithm, "preset": first.train.preset}, config or None)
     if wants_help:
-        _print_help(base)
+        print_help(read_settings(given, wants_help=True))
         return 0
-    settings = _settings(given, base)
-    if config:
-        check_settings_file(config, {*_flags(given), *(["env"] if first.train.env else [])}, "--trust" in given, algorithm)
-    _check_name(settings.train.env)
+    settings = read_settings(given)
     if seeds is not None:
         from hurtle.experiments.seeds import train_seeds
 
@@ -102,6 +90,37 @@ def run_train(arguments: list[str]) -> int:
 
     train(**settings_to_dict(settings))
     return 0
+
+
+def read_settings(arguments: list[str], wants_help: bool = False) -> Settings:
+    """The settings of a new run from the arguments of the command line; for the help, ENV and flags need not be there.
+
+    Raises:
+        HurtleError: There is no env, or a flag or its value does not fit.
+    """
+    config = _given(arguments, "--config")
+    algorithm = algorithm_name(_given(arguments, "--algorithm"))
+    if config and not algorithm:
+        allow_algorithm_of_file(config, "--trust" in arguments)
+    in_file: dict[str, Any] = read_settings_file(config, algorithm) if config else {}
+    algorithm = algorithm or in_file.get("algorithm", "ppo")
+    base = settings_from_dict({**find_algorithm(algorithm).defaults, **in_file, "algorithm": algorithm, "env": ""})
+    first = _parse(arguments, base)  # finds ENV; the second pass uses its preset
+    env = first.train.env or in_file.get("env", "")
+    if not env and not wants_help:
+        raise HurtleError(
+            f"Which env? For example:\n{_EXAMPLES}\n`hurtle envs` lists the native ones, `hurtle train --help` the settings."
+        )
+    if env:
+        base = make_settings(env, {"algorithm": algorithm, "preset": first.train.preset}, config or None)
+    if wants_help:
+        return base
+    settings = _settings(arguments, base)
+    if config:
+        given = {*_flags(arguments), *(["env"] if first.train.env else [])}
+        check_settings_file(config, given, "--trust" in arguments, algorithm)
+    _check_name(settings.train.env)
+    return settings
 
 
 def _check_name(env: str) -> None:
@@ -125,7 +144,7 @@ def _resume(arguments: list[str], resume: str, config: str, wants_help: bool) ->
         allow_algorithm(folder / "config.toml", saved, "--trust" in arguments)
     base = settings_from_dict(saved)
     if wants_help:
-        _print_help(base)
+        print_help(base)
         return
     if config:
         raise HurtleError("--resume continues with the run's own settings: leave out --config.")
@@ -161,7 +180,7 @@ def _resume_seeds(arguments: list[str], folder: Path, config: str, wants_help: b
     allow_algorithm(folder / "seeds.toml", saved, trusts)
     base = settings_from_dict(saved)
     if wants_help:
-        _print_help(base)
+        print_help(base)
         return 0
     if config or "seeds" in _flags(arguments):
         raise HurtleError(f"--resume goes on with the settings and seeds of {folder}: leave out --config and --seeds.")
@@ -299,8 +318,8 @@ def _registry() -> ConstructorRegistry:
     return registry
 
 
-def _print_help(settings: Settings) -> None:
-    """One line per flag, with its default as the value, in groups."""
+def print_help(settings: Settings) -> None:
+    """Print one line per flag, with its default as the value, in groups."""
     from rich.console import Console
     from rich.text import Text
 

@@ -7,7 +7,7 @@ same fields as `GeneralCollector`, which defines them. Only a handful of numbers
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hurtle.buffers.rollout import Done, Finals, Rollout
+from hurtle.collect.device_levels import Levels
 from hurtle.collect.postprocess import Postprocess
 from hurtle.collect.rows import VecRows, unused_seeds
 from hurtle.contracts import Collector, Episodes, Weights
@@ -57,6 +58,7 @@ class DeviceCollector(Collector):
         compiled: Run the policy through `torch.compile`.
         final_slots: How many final observations of truncated episodes are kept per row and rollout; None: as many as the env's
             time limit allows. Truncations beyond that bootstrap from V of the previous observation, and are counted.
+        edges: Drawn options, and where their levels begin: returns are summed by level, see curriculum.py.
 
     Attributes:
         overflow: Truncations without a slot so far.
@@ -88,6 +90,7 @@ class DeviceCollector(Collector):
         precision: str = "float32",
         compiled: bool = False,
         final_slots: int | None = None,
+        edges: Mapping[str, np.ndarray] | None = None,
     ):
         self.device = next((parameter.device for parameter in policy.parameters()), torch.device("cpu"))
         if (why := device_obstacle(vec, self.device)) is not None:
@@ -122,6 +125,7 @@ class DeviceCollector(Collector):
         self._all_rows, self._zero = torch.arange(rows, device=self.device), self._zeros(())
         self._normalization: tuple[Tensor, Tensor, float] | None = None
         self._actions = _EnvActions(policy, self._envs.actions)
+        self._levels = {name: Levels(vec, self._envs.outcome, name, found) for name, found in (edges or {}).items()}
 
     @property
     def has_masks(self) -> bool:
@@ -200,12 +204,14 @@ class DeviceCollector(Collector):
             raise self._envs.out_of_bounds((int(found["fault"]) << 32) | int(found["index"]))
         if found["error"] != error_codes.NO_ERROR_INT32:
             self._refuse(*divmod(int(found["error"]), error_codes.KINDS), int(found["row"]))
-        *sums, number = numbers[len(NUMBERS) :].tolist()
-        names = self.vec.native_spec.env.metrics
+        names, levels, at = self.vec.native_spec.env.metrics, {}, len(numbers)
+        for name, own in reversed(self._levels.items()):
+            at -= own.sums.numel()
+            levels[name] = numbers[at : at + own.sums.numel()].reshape(own.sums.shape).copy()
+        *sums, number = numbers[len(NUMBERS) : at].tolist()
         metrics = {name: total / number for name, total in zip(names, sums, strict=False)} if number else {}
-        return Episodes.from_totals(
-            int(found["episodes"]), found["returns"], found["best_return"], found["lengths"], found["best_length"], metrics
-        )
+        count, best_return, best_length = int(found["episodes"]), found["best_return"], found["best_length"]
+        return Episodes.from_totals(count, found["returns"], best_return, found["lengths"], best_length, metrics, levels)
 
     def _refuse(self, step: int, kind: int, row: int) -> None:
         who = f"env {row // self.rows.num_agents}, at step {step + 1} of its rollout,"
@@ -254,7 +260,8 @@ class DeviceCollector(Collector):
             self._outcome.final_steps.view(-1), torch.arange(rows, device=self.device).repeat(slots),
             self._final_obs.flatten(0, 1), tuple(part.flatten(0, 1) for part in self._final_state),
         )  # fmt: skip
-        self._numbers = zeros((len(NUMBERS) + metrics + 1,), torch.float64)
+        by_level = sum(levels.sums.numel() for levels in self._levels.values())
+        self._numbers = zeros((len(NUMBERS) + metrics + 1 + by_level,), torch.float64)
         self._rollout = rollout
         self._fill = self.graphs.wrap(self._fill_rollout, "collect")
 
@@ -264,7 +271,7 @@ class DeviceCollector(Collector):
         rollout = self._rollout
         assert rollout is not None
         out, episodes = self._outcome, self._episodes
-        for counter in (out.cuts, *episodes):
+        for counter in (out.cuts, *episodes, *(levels.sums for levels in self._levels.values())):
             counter.zero_()
         episodes.best_return.fill_(-torch.inf)
         out.final_steps.fill_(-1)
@@ -283,6 +290,8 @@ class DeviceCollector(Collector):
                 self._act(rollout, t)
                 self._step(rollout, t)
                 self._kernels("outcome_rows", rollout.num_rows, t, self.rows.num_agents, self._envs.outcome, out, episodes)
+                for levels in self._levels.values():
+                    levels.add()
                 for part, kept in zip(self._state, self._final_state, strict=True):
                     self._kernels("keep_rows", rollout.num_rows, t, out.final_steps, part, kept)
         side_by_side(self.device, partial(self._bootstrap, rollout), self._summarize)
@@ -402,7 +411,8 @@ class DeviceCollector(Collector):
             self._envs.fault[0] & 0xFFFFFFFF,
         ]
         self._numbers[: len(NUMBERS)].copy_(torch.stack([number.double() for number in totals]))
-        self._numbers[len(NUMBERS) :].copy_(episodes.metrics.sum(0, dtype=torch.float64))
+        sums = [episodes.metrics.sum(0, dtype=torch.float64), *(levels.sums.view(-1) for levels in self._levels.values())]
+        self._numbers[len(NUMBERS) :].copy_(torch.cat(sums))
 
     def state_dict(self, with_envs: bool = True) -> dict[str, Any]:
         """See `Collector.state_dict`; any other collector can continue from it."""

@@ -71,14 +71,14 @@ def draw_task(axes: Any, found: Comparison, task: str, x: str, styles: dict[str,
     if found.target is not None and found.metric in ("return", "episode_return"):
         axes.axhline(found.target, color=GRAY, linewidth=1, linestyle=(0, (2, 3)))
     name = WORDS.get(found.metric, found.metric.replace("_", " "))
-    _dress(axes, task if x == "steps" else "", "steps" if x == "steps" else "seconds of training", name if x == "steps" else "")
+    dress(axes, task if x == "steps" else "", "steps" if x == "steps" else "seconds of training", name if x == "steps" else "")
 
 
 def draw_profiles(axes: Any, found: Comparison, styles: dict[str, dict[str, Any]]) -> None:
     """The share of runs above each normalized score."""
     for method, curve in found.profiles.items():
         _band(axes, curve, styles[method], several=True, drawstyle="steps-post")
-    _dress(axes, "performance profile", "normalized score τ", "share of runs above τ")
+    dress(axes, "performance profile", "normalized score τ", "share of runs above τ")
     axes.set_ylim(-0.02, 1.02)
 
 
@@ -94,7 +94,7 @@ def draw_improvements(axes: Any, found: Comparison, styles: dict[str, dict[str, 
     axes.axvline(0.5, color=GRAY, linewidth=1, linestyle=(0, (2, 3)))
     axes.set_xlim(-0.02, 1.02)
     axes.set_ylim(-0.7, len(pairs) - 0.3)
-    _dress(axes, "probability of improvement", "a run of the first beats one of the second", "", is_count=False)
+    dress(axes, "probability of improvement", "a run of the first beats one of the second", "", is_count=False)
 
 
 def draw_metrics(panels: dict[str, list[Drawn]], x: str) -> Any:
@@ -113,7 +113,7 @@ def draw_metrics(panels: dict[str, list[Drawn]], x: str) -> Any:
                     _band(axes, line.joined, style, several=True)
             elif line.curves:
                 axes.plot(*line.curves[0].T, **style, linewidth=1.2)
-        _dress(axes, WORDS.get(metric, metric.replace("_", " ")), "steps" if x == "steps" else "seconds of training", "")
+        dress(axes, WORDS.get(metric, metric.replace("_", " ")), "steps" if x == "steps" else "seconds of training", "")
     _legend_of(figure, styles, "Bands: 95 % intervals of the IQM over seeds." if _has_bands(panels) else "")
     return figure
 
@@ -181,7 +181,8 @@ def _band(axes: Any, curve: Curve, style: dict[str, Any], several: bool, **line:
         band.set_gid(style["gid"].replace("line", "band"))
 
 
-def _dress(axes: Any, title: str, x: str, y: str, is_count: bool = True) -> None:
+def dress(axes: Any, title: str, x: str, y: str, is_count: bool = True) -> None:
+    """Title, labels and grid of a panel; `is_count`: x counts steps or seconds from 0."""
     axes.set_title(title, fontsize=11, loc="left", fontweight="bold", color=TEXT)
     axes.set_xlabel(x, fontsize=9, color=GRAY)
     axes.set_ylabel(y, fontsize=9, color=GRAY)

@@ -14,7 +14,7 @@ from hurtle.experiments.records import RunRecord
 from hurtle.runners.values import shown
 
 NOT_COMPARED = {
-    *("env", "env_parameters", "seed", "signature", "runs", "name", "progress", "trackers", "keep_checkpoints"),
+    *("env", "env_parameters", "seed", "signature", "runs", "name", "progress", "curve", "trackers", "keep_checkpoints"),
     *("checkpoint_every", "eval_every", "eval_episodes", "eval_sampled", "total_steps", "num_workers", "threads", "preset"),
 }
 """Settings that do not make another method: the task, the seed, what is kept, how long it runs and where."""
@@ -68,7 +68,7 @@ def _names_of(kinds: dict[str, list[RunRecord]]) -> dict[str, str]:
         rivals = [others[0].settings for other, others in kinds.items() if other != kind and others[0].algorithm == algorithm]
         own = records[0].settings
         differing = [name for name in own if name not in NOT_COMPARED and any(own[name] != rival.get(name) for rival in rivals)]
-        words = [f"{name}={_shown(own[name])}" for name in differing[:3]]
+        words = [f"{name}={_shown(own[name]) or 'none'}" for name in differing[:3]]
         found[kind] = " ".join([algorithm, *words])
     for name in {name for name in found.values() if list(found.values()).count(name) > 1}:  # they differ in a fourth setting
         for number, kind in enumerate([kind for kind in found if found[kind] == name], 1):

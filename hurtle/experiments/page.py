@@ -1,4 +1,4 @@
-"""A comparison as one HTML page: tables, and pictures as inline SVG. It loads nothing: no other file, no network.
+"""Pages that load nothing, no other file and no network: tables, and pictures as inline SVG. The page of a comparison.
 
 Comparison → HTML. A short script shows or hides methods by their legend, and copies a table as Markdown.
 """
@@ -70,13 +70,18 @@ def page(found: Comparison) -> str:
     for number, task in enumerate(found.tasks):
         charts = [_task_chart(found, task, x, styles, f"t{number}-{x}") for x in ("steps", "seconds")]
         parts.append(f'<h2>{escape(task)}</h2><div class="charts">{"".join(charts)}</div>')
-    parts.append(f"<h2>Results</h2>{_table(*found.table())}")
+    parts.append(f"<h2>Results</h2>{table(*found.table())}")
     if found.profiles:
-        parts.append(f"<h2>Over all tasks</h2>{_profiles(found, styles)}{_table(*found.tasks_table())}")
+        parts.append(f"<h2>Over all tasks</h2>{_profiles(found, styles)}{table(*found.tasks_table())}")
         parts.append("<p>Scores are normalized by task: 0 is its worst run of all methods, 1 the best one.</p>")
     if found.settings:
-        parts.append(f"<h2>Settings that differ</h2>{_table(*found.settings_table())}")
+        parts.append(f"<h2>Settings that differ</h2>{table(*found.settings_table())}")
     parts.append(f"<h2>Runs</h2>{_runs(found)}")
+    return whole_page(title, parts)
+
+
+def whole_page(title: str, parts: list[str]) -> str:
+    """The HTML of a page with these elements."""
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
     body = "\n".join(parts)
     return (
@@ -112,22 +117,25 @@ def _task_chart(found: Comparison, task: str, x: str, styles: dict[str, dict[str
     axes = figure.add_subplot()
     draw_task(axes, found, task, x, styles)
     axes.set_title("")
-    return _figure(figure, name, f"{found.metric} against {x} on {task}")
+    return svg_figure(figure, name, f"{found.metric} against {x} on {task}")
 
 
 def _profiles(found: Comparison, styles: dict[str, dict[str, Any]]) -> str:
     left, right = new_figure(5.4, 3.6), new_figure(5.4, 3.6)
     draw_profiles(left.add_subplot(), found, styles)
     draw_improvements(right.add_subplot(), found, styles)
-    charts = _figure(left, "profile", "performance profile") + _figure(right, "improvement", "probability of improvement")
+    charts = svg_figure(left, "profile", "performance profile") + svg_figure(right, "improvement", "probability of improvement")
     return f'<div class="charts">{charts}</div>'
 
 
-def _figure(figure: Any, name: str, described: str) -> str:
+def svg_figure(figure: Any, name: str, described: str) -> str:
+    """A drawing as an element of a page; `described` is for those who cannot see it."""
     return f'<figure role="img" aria-label="{escape(described)}">{as_svg(figure, name)}</figure>'
 
 
-def _table(header: list[str], rows: list[list[str]]) -> str:
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A table that can be copied as Markdown."""
+
     def row(cells: list[str], tag: str) -> str:
         return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
@@ -141,4 +149,4 @@ def _runs(found: Comparison) -> str:
         for group in found.groups
         for run in group.runs
     ]
-    return _table(["task", "method", "seed", "state", "steps", "folder"], rows)
+    return table(["task", "method", "seed", "state", "steps", "folder"], rows)

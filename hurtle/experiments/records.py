@@ -159,6 +159,18 @@ def latest(runs: str | Path) -> Path:
     return max(found, key=_started_ns)
 
 
+def latest_with(file: str, runs: str | Path = "runs") -> Path:
+    """The newest folder in `runs` that holds such a file.
+
+    Raises:
+        HurtleError: There is none.
+    """
+    found = [path.parent for path in Path(runs).glob(f"*/{file}")]
+    if not found:
+        raise HurtleError(f"There is no folder with {file} in {runs}.")
+    return max(found, key=lambda path: (path / file).stat().st_mtime_ns)
+
+
 def _folders(folder: Path) -> list[Path]:
     """The runs and folders of seeds directly in a folder, seed-2 before seed-10."""
     found = {file.parent for name in ("config.toml", SEEDS_FILE) for file in folder.glob(f"*/{name}")}

@@ -1,6 +1,6 @@
 """`hurtle.train_seeds`: independent runs that differ only in their seeds, in one folder.
 
-settings → one process per seed (seed_processes.py) → run folders → IQM, curve, summary. Imports no torch.
+settings → one process per seed (run_processes.py) → run folders → IQM, curve, summary. Imports no torch.
 
 How seeds share the machine is decided in one place, `plan`: on CPUs side by side in processes, on a GPU as one learner in one
 process (together_process.py), or one after the other where the algorithm cannot.
@@ -20,7 +20,7 @@ from typing import Any
 from hurtle.algorithms.algorithm import algorithm_name, allow_algorithm, short_name
 from hurtle.errors import HurtleError
 from hurtle.experiments.records import SEEDS_FILE, RunRecord, latest
-from hurtle.experiments.seed_processes import INSIDE, SeedProcesses, Task
+from hurtle.experiments.run_processes import INSIDE, RunProcesses, Task
 from hurtle.experiments.seeds_display import SeedsDisplay, make_seeds_display
 from hurtle.experiments.seeds_progress import Progress, watch
 from hurtle.experiments.seeds_run import SeedsRun, closing_message
@@ -121,7 +121,7 @@ def train_seeds(
         if env is not None or config is not None or seed is not None:
             raise HurtleError("resume goes on with the same env, settings and seeds: leave out env, config and seed.")
         return _resume(resume.path if isinstance(resume, SeedsRun) else Path(resume), values, parallel, side_by_side, trust)
-    env = _name(env)
+    env = name_of_env(env, "seed")
     if isinstance(algorithm, type) and not is_reference(given["algorithm"]):
         raise HurtleError(
             f"Each seed has its own process, which cannot find {algorithm.__name__}: define it at the top level of a file."
@@ -198,17 +198,17 @@ def choose(settings: Settings, seeds: int, side_by_side: bool | None = None) -> 
 
 def plan(
     settings: Settings, tasks: list[Task], parallel: int | None, side_by_side: bool | None = None
-) -> SeedProcesses | TogetherProcess:
+) -> RunProcesses | TogetherProcess:
     """How the seeds share the machine."""
     choice = choose(settings, len(tasks), side_by_side)
     if choice.together:
         return TogetherProcess(tasks, parallel)
     on_gpu = choice.on_gpu
-    return SeedProcesses(tasks, min(len(tasks), parallel or (1 if on_gpu else free_cores())), afresh=on_gpu)
+    return RunProcesses(tasks, min(len(tasks), parallel or (1 if on_gpu else free_cores())), afresh=on_gpu)
 
 
-def _name(env: Any) -> str | None:
-    """The name by which another process finds the env."""
+def name_of_env(env: Any, what: str) -> str | None:
+    """The name by which another process finds the env; `what` is what each has its own process."""
     if env is None or isinstance(env, str):
         return absolute_reference(env)
     from hurtle.envs.registry import name_of
@@ -216,7 +216,7 @@ def _name(env: Any) -> str | None:
     try:
         return name_of(env)
     except HurtleError as error:
-        raise HurtleError(f"Each seed has its own process, which cannot find this env: {error}.") from None
+        raise HurtleError(f"Each {what} has its own process, which cannot find this env: {error}.") from None
 
 
 def _new_task(folder: Path, values: dict[str, Any], seed: int) -> Task:
@@ -258,13 +258,13 @@ def _resume(place: Path, values: dict[str, Any], parallel: int | None, side_by_s
         if not tasks:
             raise HurtleError(f"All {len(seeds)} seeds in {folder} are finished. To continue, ask for more with --total-steps.")
         if choose(settings, len(tasks), side_by_side).together:  # all settings: those of their own files are not read
-            tasks = [Task(task.seed, task.folder, {**task.words, **_all_settings(folder, flat, task)}) for task in tasks]
+            tasks = [Task(task.number, task.folder, {**task.words, **_all_settings(folder, flat, task)}) for task in tasks]
         _write_settings(folder, flat, seeds, side_by_side)
         return _run(folder, settings, seeds, tasks, parallel, side_by_side)
 
 
 def _all_settings(folder: Path, flat: dict[str, Any], task: Task) -> dict[str, Any]:
-    return {"settings": _new_task(folder, flat, task.seed).words["settings"]}
+    return {"settings": _new_task(folder, flat, task.number).words["settings"]}
 
 
 def _is_unfinished(run: RunRecord, total_steps: int | None) -> bool:

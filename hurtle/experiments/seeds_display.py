@@ -11,12 +11,12 @@ from time import monotonic
 from typing import Any
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
+from hurtle.experiments.displays import Plain, Redrawn, kind_of_display
 from hurtle.experiments.statistics import Estimate
-from hurtle.tracking.dashboard import QuietDisplay, can_redraw, ignoring_closed_pipe
+from hurtle.tracking.dashboard import QuietDisplay
 from hurtle.tracking.formatting import count, duration, figure, quantity
 from hurtle.tracking.frame import MAX_WIDTH, MIN_WIDTH
 
@@ -88,7 +88,7 @@ class SeedsDisplay(QuietDisplay):
         """Set the newest numbers."""
 
 
-class PlainSeeds(SeedsDisplay):
+class PlainSeeds(Plain, SeedsDisplay):
     """A line of text for each 1 % of progress, at most every two seconds and at least every minute."""
 
     every, at_least_every = 2.0, 60.0
@@ -107,14 +107,6 @@ class PlainSeeds(SeedsDisplay):
             self._printed_at, self._percent = now, percent
             self._flush()
 
-    def message(self, text: str) -> None:
-        """Print a line."""
-        encoding = self._console.encoding
-        with ignoring_closed_pipe(self._console):
-            self._console.print(
-                text.encode(encoding, "replace").decode(encoding), markup=False, highlight=False, soft_wrap=True
-            )
-
     def stop(self) -> None:
         """Print the last numbers, if they have not been printed yet."""
         self._flush()
@@ -125,44 +117,29 @@ class PlainSeeds(SeedsDisplay):
             self._pending = ""
 
 
-class LiveSeeds(SeedsDisplay):
+class LiveSeeds(Redrawn, SeedsDisplay):
     """A dashboard that redraws itself in place."""
 
     def __init__(self, title: str, about: str, console: Console):
         super().__init__(title, about, console)
         self._lines: list[Line] = []
         self._began = monotonic()
-        self._live = Live(console=console, get_renderable=self._frame, refresh_per_second=4, vertical_overflow="crop")
-        with ignoring_closed_pipe(console):
-            self._live.start(refresh=True)
+        self.start_live(console)
 
     def show(self, lines: list[Line]) -> None:
         """Store the numbers; the next frame shows them."""
         self._lines = lines
 
-    def message(self, text: str) -> None:
-        """Print above the dashboard."""
-        with ignoring_closed_pipe(self._console):
-            self._console.print(text, markup=False, highlight=False)
-
-    def stop(self) -> None:
-        """Leave the last frame on the screen."""
-        if self._live.is_started:
-            with ignoring_closed_pipe(self._console):
-                self._live.stop()
-
-    def _frame(self) -> Panel:
-        size = self._console.size
-        return draw(self._lines, self._title, self._about, monotonic() - self._began, size.width, size.height - 1)
+    def frame(self, width: int, height: int) -> Panel:
+        """See `Redrawn.frame`."""
+        return draw(self._lines, self._title, self._about, monotonic() - self._began, width, height)
 
 
 def make_seeds_display(mode: str, title: str, about: str, console: Console | None = None) -> SeedsDisplay:
     """The display of many seeds; the modes are those of `tracking.dashboard.make_display`."""
     console = console or Console()
-    if mode == "auto":
-        mode = "live" if can_redraw(console) else "plain"
     kinds: dict[str, Any] = {"live": LiveSeeds, "plain": PlainSeeds, "quiet": SeedsDisplay}
-    return kinds[mode](title, about, console)
+    return kinds[kind_of_display(mode, console)](title, about, console)
 
 
 def draw(lines: list[Line], title: str, about: str, elapsed: float, width: int, height: int) -> Panel:

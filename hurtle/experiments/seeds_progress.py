@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from hurtle.experiments.seed_processes import Task
+from hurtle.experiments.run_processes import Task
 from hurtle.experiments.seeds_display import Line, SeedsDisplay
 from hurtle.runners.signals import StopSignals
 from hurtle.tracking.metrics_tail import last_metrics
@@ -18,7 +18,7 @@ POLL_SECONDS, SHOW_SECONDS = 0.1, 0.5
 
 
 class Processes(Protocol):
-    """What trains seeds: see `SeedProcesses`, and `TogetherProcess` for many in one."""
+    """What trains seeds: see `RunProcesses`, and `TogetherProcess` for many in one."""
 
     failed: dict[int, str]
 

@@ -1,7 +1,7 @@
 """`TogetherProcess`: trains many seeds side by side in one process, those that do not fit into memory in a next one.
 
 tasks → process → what happens to each seed, and the exit code. If the process crashes, all its seeds have crashed; the others
-are trained. It is watched as `SeedProcesses` is.
+are trained. It is watched as `RunProcesses` is.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hurtle.experiments.seed_processes import INSIDE, Task
+from hurtle.experiments.run_processes import INSIDE, REFUSED, Task, what_happened
 
 COMMAND = (sys.executable, "-m", "hurtle.experiments.together_worker")
-LAST_LINES = 15
-"""Of a log, in the report of a crash."""
 
 
 class TogetherProcess:
@@ -35,7 +33,7 @@ class TogetherProcess:
     """
 
     def __init__(self, tasks: Sequence[Task], most: int | None = None):
-        self._waiting, self._most = {task.seed: task for task in tasks}, most
+        self._waiting, self._most = {task.number: task for task in tasks}, most
         self.running: dict[int, Task] = {}
         self.failed: dict[int, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -114,7 +112,7 @@ class TogetherProcess:
         """The process has ended: seeds of which nothing was told have ended with it."""
         assert self._process is not None
         if code and not self._is_stopping:
-            why = self._what_happened(code)
+            why = what_happened(code, self._log).removeprefix(REFUSED)
             self.failed |= dict.fromkeys(self.running, why)
             if not any(_has_begun(task) for task in self.running.values()):
                 self._waiting.clear()  # the others would fail alike
@@ -123,15 +121,6 @@ class TogetherProcess:
         self.running = {}
         self._kill(self._process)
         self._process = None
-
-    def _what_happened(self, code: int) -> str:
-        """The error that the process printed, or the end of its log."""
-        text = self._log.read_text(encoding="utf-8", errors="replace").strip()
-        _, said, error = text.rpartition("hurtle: error: ")
-        if said:
-            return error
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        return "\n".join([how, *text.splitlines()[-LAST_LINES:]])
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         with suppress(ProcessLookupError):

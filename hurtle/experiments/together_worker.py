@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from hurtle.errors import HurtleError
-from hurtle.experiments.seed_processes import ENDED_BADLY, INTERRUPTED
-from hurtle.experiments.seed_worker import train_seed
+from hurtle.experiments.run_processes import ENDED_BADLY, INTERRUPTED
+from hurtle.experiments.run_worker import train_run
 
 
 def main() -> int:
@@ -79,7 +79,7 @@ def train_together(runs: list[dict[str, Any]], most: int | None, tell: Any) -> N
     file = first[0][1]
     if file is not None and int(file.stem.partition("-")[2]) >= settings[0].train.total_steps:
         for k, _ in first:
-            train_seed({"total_steps": settings[k].train.total_steps}, str(folders[k]), runs[k]["trust"])
+            train_run({"total_steps": settings[k].train.total_steps}, str(folders[k]), runs[k]["trust"])
             tell("ended", seeds[k], "")
         return
     SeedsTogether([SeedStart(settings[k], folders[k], file) for k, file in first], tell).run()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from gymnasium import spaces
 
+from hurtle.native.drawn import drawn_source
 from hurtle.native.env import EnvSpec
 
 
@@ -60,7 +61,7 @@ def _clear_state(spec: EnvSpec) -> str:
             lines += _loops(kind.shape, f"env.{name}[{index}] = {zero}")
         else:
             lines.append(f"env.{name} = {zero}")
-    return _function("clear_state(env)", *lines)
+    return _function("clear_state(env)", *lines, *drawn_source(spec))
 
 
 def _agents(spec: EnvSpec) -> str:

@@ -18,6 +18,7 @@ from hurtle.native.batch_arrays import address_table, aligned_zeros, allocate, a
 from hurtle.native.bounds import OutOfBounds
 from hurtle.native.build import COMPILING, CpuFunctions, build
 from hurtle.native.cpu_loops import NEXT_STEP, PLAY, SAME_STEP
+from hurtle.native.drawn import Ranges, write_ranges
 from hurtle.native.env import EnvSpec
 from hurtle.native.rng import ACTION_STREAM, seed_range, stream_states
 from hurtle.native.thread_tuner import ThreadTuner
@@ -70,6 +71,10 @@ class CpuBatch:
     def set_options(self, options: Mapping[str, Any], chosen: np.ndarray) -> None:
         """Set runtime parameters of the chosen envs: one value for all, or an array with one per env."""
         apply_options(self.spec, self.arrays.envs, options, chosen)
+
+    def set_ranges(self, ranges: Ranges) -> None:
+        """Set the ranges of the drawn options, from which all episodes draw that begin from now on."""
+        write_ranges(self.spec, self.arrays.envs, ranges)
 
     def reset(self, chosen: np.ndarray) -> None:
         """Begin a new episode in the chosen envs."""

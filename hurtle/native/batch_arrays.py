@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from hurtle.errors import EnvDefinitionError, HurtleError, UnknownNameError, did_you_mean
+from hurtle.native.drawn import seed_draws
 from hurtle.native.dtypes import fitting
 from hurtle.native.env import EnvSpec
 from hurtle.native.pasted import Arrays
@@ -133,6 +134,7 @@ def seed_records(spec: EnvSpec, records: np.ndarray, seeds: np.ndarray, chosen: 
     records["_rng"][chosen] = stream_states(seeds)[chosen]
     for name, default in spec.runtime_parameters.items():
         records[name][chosen] = default
+    seed_draws(spec, records, seeds, chosen)
 
 
 def apply_options(spec: EnvSpec, records: np.ndarray, options: Mapping[str, Any], chosen: np.ndarray) -> None:

@@ -16,6 +16,7 @@ from hurtle.native.batch_arrays import Shape, allocate, apply_options, seed_reco
 from hurtle.native.bounds import OutOfBounds
 from hurtle.native.build import COMPILING, build
 from hurtle.native.cuda_support import import_cuda, simulated
+from hurtle.native.drawn import Ranges, write_ranges
 from hurtle.native.env import EnvSpec
 from hurtle.native.generate import block_threads, staged_rows
 from hurtle.native.pasted import CudaArrays
@@ -84,6 +85,13 @@ class CudaBatch:
         records = self.records()
         apply_options(self.spec, records, options, chosen)
         self.load_records(records)
+
+    def set_ranges(self, ranges: Ranges) -> None:
+        """Set the ranges of the drawn options, from which all episodes draw that begin from now on. Waits for the GPU."""
+        records = self.records()
+        write_ranges(self.spec, records, ranges)
+        self.load_records(records)
+        self._memory.wait()  # numba copies on its own stream, and the next rollout is launched on torch's
 
     def reset(self, chosen: np.ndarray) -> None:
         """Begin a new episode in the chosen envs."""

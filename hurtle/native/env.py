@@ -18,6 +18,7 @@ import numpy as np
 from gymnasium import spaces
 
 from hurtle.errors import EnvDefinitionError, UnknownNameError, did_you_mean
+from hurtle.native.drawn import check_drawn, drawn_layout
 from hurtle.native.dtypes import FieldType, fitting
 
 TAKEN = (
@@ -41,6 +42,8 @@ class Env:
     metrics: ClassVar[tuple[str, ...]] = ()
     unsafe: Any = False
     """Compile without bounds checks: an index out of bounds then corrupts memory."""
+    drawn: Any = ()
+    """Options that are drawn anew for each episode, see drawn.py."""
 
     def __init__(self, *, unsafe: bool | None = None, **parameters: Any):
         if unsafe is not None:
@@ -136,6 +139,7 @@ class EnvSpec:
             fields,
             runtime_parameters,
         )
+        check_drawn(spec)
         spec._check_methods()
         return spec
 
@@ -208,6 +212,7 @@ class EnvSpec:
             layout.append(("_start", np.int32, agents))  # the step at which the agent's episode began
         if self.has_present:
             layout.append(("_present", np.uint8, agents))
+        layout += drawn_layout(self)
         for name, kind in self.fields.items():
             stored = np.uint8 if kind.scalar is np.bool_ and kind.shape else kind.scalar  # Numba's records hold no bool arrays
             layout.append((name, stored, kind.shape))

@@ -95,6 +95,11 @@ def assemble(settings: Settings, env: EnvLike | gymnasium.vector.VectorEnv, modu
         import_cuda()  # needed by the advantage kernels: fail now, not after the first rollout
     own_actions: spaces.Space | None = None
     if isinstance(env, gymnasium.vector.VectorEnv):
+        if train.curriculum and train.curriculum.keys() != (drawn := getattr(env, "drawn", {})).keys():
+            raise HurtleError(
+                f"The curriculum is for {', '.join(train.curriculum)}, and your vector draws {', '.join(drawn) or 'nothing'}: "
+                f"name the env instead, or make the vector with hurtle.make_vec(…, drawn={tuple(train.curriculum)})."
+            )
         if train.runner == "async" and (train.num_actors or 1) > 1:
             raise HurtleError(f"A vector of your own belongs to one actor: leave out num_actors={train.num_actors}.")
         reason = "the vector is your own"
@@ -117,7 +122,7 @@ def _make_share(train: TrainConfig, env: EnvLike, seed: int, device: torch.devic
     """The vector of a run's envs, or of an actor's."""
     on_device = train.runner != "async" and _runs_on(device, train, env)
     batch_size = share.pool_batch_size
-    if batch_size is None and share.num_envs == train.num_envs:
+    if batch_size is None and share.num_envs == train.num_envs and not train.curriculum:
         batch_size = double_buffered_batch(share.num_envs, share.num_workers, share.backend, str(device))
     return make_vec(
         env,
@@ -131,6 +136,7 @@ def _make_share(train: TrainConfig, env: EnvLike, seed: int, device: torch.devic
         restart_workers=train.restart_workers,
         device=str(device) if on_device else "cpu",
         unsafe=train.unsafe,
+        drawn=tuple(train.curriculum),
         **train.env_parameters,
     )
 

@@ -309,6 +309,8 @@ class AsyncCollector(Collector):
         if exact:
             slots = [[_saved(slot) for slot in actor.full] for actor in self._actors]
             saved |= {"actors": states, "lag": self.lag, "slots": slots}
+        elif "curriculum" in states[0]:  # not a matter of the envs' states
+            saved["curricula"] = [state["curriculum"] for state in states]
         with self._changed:
             self._paused = was_paused
             self._changed.notify_all()
@@ -337,7 +339,9 @@ class AsyncCollector(Collector):
         )
         if not fits:
             begin_anew = {"steps": saved["steps"], "actor": saved["actor"], "num_envs": saved.get("num_envs", self.num_rows)}
-            states = [begin_anew] * len(self._actors)
+            kept = saved.get("curricula") or [state["curriculum"] for state in states if "curriculum" in state]
+            begun = [{"curriculum": kept[k % len(kept)]} if kept else {} for k in range(len(self._actors))]
+            states = [begin_anew | own for own in begun]
         for actor, state in zip(self._actors, states, strict=True):
             actor.collector.load_state_dict(state)
         for actor, slots in zip(self._actors, waiting if fits else (), strict=False):
@@ -385,5 +389,5 @@ def _wait_for(device: torch.device) -> None:
 
 
 def _saved(slot: _Slot) -> dict[str, Any]:
-    episodes = {name: dict(value) if name == "metrics" else value for name, value in vars(slot.episodes).items()}
+    episodes = {name: dict(value) if name in ("metrics", "levels") else value for name, value in vars(slot.episodes).items()}
     return {"rollout": slot.rollout.state_dict(), "episodes": episodes, "order": slot.order}

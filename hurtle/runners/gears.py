@@ -17,6 +17,8 @@ import torch
 from hurtle.algorithms.algorithm import Algorithm, LearnerSetup
 from hurtle.algorithms.ppo import AUTOCAST
 from hurtle.collect.compiled_actor import CompiledActor
+from hurtle.collect.curriculum import make_rules
+from hurtle.collect.curriculum_collector import CurriculumCollector
 from hurtle.collect.device_collector import DeviceCollector, device_obstacle
 from hurtle.collect.general_collector import GeneralCollector
 from hurtle.collect.inference import Actor
@@ -109,7 +111,7 @@ class Request:
         """The run's collector, or all of its actors'."""
         most = self.train.num_workers
         if not self.lag:
-            return make(Part(self.vec, self.policy, self.seed, self.seed, self.timer, most))
+            return self.taught(make(Part(self.vec, self.policy, self.seed, self.seed, self.timer, most)), self.vec, self.seed)
         if most is not None:
             most = max(1, most // len(self.vecs))
         collectors, first = [], 0
@@ -117,10 +119,19 @@ class Request:
             policy = copy.deepcopy(self.policy).to(self.actor_device(number))  # its weights come from the learner
             self.config.diversify(policy, number, len(self.vecs))
             part = Part(vec, policy, self.seed + first, self.seed + first * self.num_agents, Timer(), most)
-            collectors.append(make(part))
+            collectors.append(self.taught(make(part), vec, part.seed))
             first += vec.num_envs
         lag = None if self.lag == "free" else int(self.lag)
         return AsyncCollector(collectors, self.policy, lag, self.timer)
+
+    def taught(self, collector: Collector, vec: Any, seed: int) -> Collector:
+        """The collector of a vector, under the run's curriculum if there is one."""
+        texts = self.train.curriculum
+        if not texts:
+            return collector
+        share = vec.num_envs * self.num_agents / self.num_rows
+        steps = share * self.train.total_steps
+        return CurriculumCollector(collector, vec, make_rules(texts, vec.drawn), texts, seed, steps, share)
 
     def stepping_collector(self, make_actor: Callable[[Policy, int, int], Actor]) -> Collector:
         """A collector for envs that step from Python; `make_actor` gets a policy, its rows and their seed."""
@@ -221,6 +232,7 @@ def _device(request: Request) -> Gear:
     except UnsupportedError:
         learner = request.learner("general")
         reason = f"envs and policy run {where}; the update is launched by torch, op by op"
+    rules = make_rules(request.train.curriculum, request.vec.drawn)
     collector = DeviceCollector(
         request.vec,
         request.policy,
@@ -231,8 +243,9 @@ def _device(request: Request) -> Gear:
         fused=learner.acting_kernels,
         precision=request.train.precision,
         compiled=request.train.compile,
+        edges={name: rule.edges for name, rule in rules.items() if rule.edges is not None},
     )
-    return Gear("device", reason, collector, learner)
+    return Gear("device", reason, request.taught(collector, request.vec, request.seed), learner)
 
 
 # The native gear: the policy, native envs, and the update if the algorithm has a compiled one, run in compiled code.
@@ -281,7 +294,8 @@ def _native(request: Request) -> Gear:
             return made[-1]
 
         collector = request.collector(make)
-        if not request.lag and NativeLoop.fits(made[0], learner.planner):
+        steps_alone = request.lag or request.train.curriculum  # Python acts between updates
+        if not steps_alone and NativeLoop.fits(made[0], learner.planner):
             loop = NativeLoop(made[0], learner.planner)
     return Gear("native", reason, collector, learner, loop)
 

@@ -39,10 +39,10 @@ class Reporter:
         metrics: The latest value of every metric.
     """
 
-    def __init__(self, folder: RunFolder, display: Display, trackers: list[Tracker], quiet: bool):
+    def __init__(self, folder: RunFolder, display: Display, trackers: list[Tracker], quiet: bool, curve: bool):
         self.folder, self.display = folder, display
         self.metrics: dict[str, float] = {}
-        self._trackers, self._quiet = trackers, quiet
+        self._trackers, self._quiet, self._draws_curve = trackers, quiet, curve
         self._recent: deque[tuple[float, int]] = deque()
         self._summary: dict[str, Any] = {}
         self._threads: Mapping[str, tuple[int, int] | None] = {}
@@ -139,7 +139,7 @@ class Reporter:
         }
         self.folder.write_summary(self._summary)
         self.display.stop()
-        curve = self._plot()
+        curve = self._plot() if self._draws_curve else None
         if not self._quiet:
             self.display.message(closing_message(run, curve, threads_in_words(self._threads), advice, unplayable))
 

@@ -125,7 +125,7 @@ class SeedRecord:
         self.folder.remove_summary()
         display = make_display("quiet", "", train.total_steps)
         trackers = make_trackers(train.trackers, self.folder, flat, None if saved is None else clock.steps, display.message)
-        self.reporter = Reporter(self.folder, display, trackers, quiet=True)
+        self.reporter = Reporter(self.folder, display, trackers, quiet=True, curve=train.curve)
         described = {"settings": named, "spaces": self._spaces, "named_env": True, "named_policy": True}
         self.saver = Saver(
             self.folder, self.parts, described, self._progress, train.keep_checkpoints, train.checkpoint_every,

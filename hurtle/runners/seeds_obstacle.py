@@ -28,6 +28,8 @@ def together_obstacle(settings: Settings) -> str | None:
         return "all seeds would have the same noise in noisy layers"
     if train.normalize_observations or train.reward_mode == "normalize":
         return "running statistics of observations and rewards are not kept for each seed"
+    if train.curriculum:
+        return "a curriculum is not kept for each seed"
     if train.runner != "local":
         return f"runner={train.runner!r} collects with actors"
     if train.pool_batch_size is not None:

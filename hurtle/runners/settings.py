@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import tyro
 
 from hurtle.algorithms.algorithm import AlgorithmConfig, algorithm_names, allow_algorithm, find_algorithm
+from hurtle.collect.curriculum import check_curriculum
 from hurtle.errors import HurtleError, UnknownNameError
 from hurtle.policies.policy_config import PolicyConfig
 from hurtle.ranges import Range, at_least, between, positive
@@ -62,6 +63,8 @@ class TrainConfig:
     """Replace dead or stuck workers (process and ray)."""
     env_parameters: dict[str, Any] = field(default_factory=dict)
     """Parameters of the env, such as gravity=1.6."""
+    curriculum: dict[str, Any] = field(default_factory=dict)
+    """Options to draw per episode, such as x=uniform:1:2."""
     unsafe: bool = False
     """Skip the bounds checks of native envs."""
     normalize_observations: bool = False
@@ -89,6 +92,8 @@ class TrainConfig:
     """Run folder name; default: env, algorithm, time."""
     progress: Literal["auto", "live", "plain", "quiet"] = "auto"
     """auto, live (dashboard), plain (lines) or quiet."""
+    curve: bool = True
+    """Draw curve.png at the end, which takes a second."""
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
     """Any of tensorboard, wandb and mlflow."""
 
@@ -260,6 +265,8 @@ def _check_value(name: str, value: Any, allowed: Range | None) -> None:
         allowed.check(value)
     elif isinstance(value, float) and math.isinf(value):
         raise ValueError(f"must be finite, got {value!r}.")
+    if name == "curriculum":
+        check_curriculum(value)
     if name == "device" and not (value in ("cpu", "cuda", "auto") or (value.startswith("cuda:") and value[5:].isdecimal())):
         raise ValueError(f"must be cpu, cuda, cuda:N (the number of a GPU) or auto, got {value!r}.")
 

@@ -108,7 +108,7 @@ class Trainer:
         self.folder.write_about({"seed": train.seed, "gear": parts.gear.name})
         self.folder.remove_summary()
         trackers = make_trackers(train.trackers, self.folder, flat, self.steps if resumed else None, self._display.message)
-        self._reporter = Reporter(self.folder, self._display, trackers, quiet=train.progress == "quiet")
+        self._reporter = Reporter(self.folder, self._display, trackers, train.progress == "quiet", train.curve)
         described = {
             "settings": named,
             "spaces": parts.spaces,

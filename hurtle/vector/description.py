@@ -39,6 +39,7 @@ class Description:
     metadata: dict[str, Any]
     render_mode: str | None
     spec: Any = None
+    drawn: tuple[str, ...] = ()  # options that are drawn anew for each episode
     resumes_exactly: bool = False  # the env's `saved_state` holds all that decides how it continues
 
     @property
@@ -116,6 +117,7 @@ def description_of(env: Any, flat: bool, check: bool) -> Description:
     emulated = isinstance(env, EmulatedEnv) and env.layout is not None
     structure = env.layout if emulated else layout
     about["spec"] = getattr(env, "spec", None)
+    about["drawn"] = env.get_wrapper_attr("drawn_options") if env.has_wrapper_attr("drawn_options") else ()
     about["resumes_exactly"] = bool(hasattr(type(env), "saved_state") and env.resumes_exactly)
     return Description(
         env.observation_space, action_space, layout, actions, None, _mask_size(info), structure, emulated, **about

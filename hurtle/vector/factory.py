@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy as copied
 from functools import partial
 from typing import Any
@@ -20,8 +20,10 @@ from hurtle.envs.registry import EnvLike, make, resolve, unchecked
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 from hurtle.mujoco.task import RENDER_MODES, Task
 from hurtle.native.batch_arrays import batch_bytes, check_fits
+from hurtle.native.drawn import drawing
 from hurtle.native.env import Env, EnvSpec
 from hurtle.references import is_reference
+from hurtle.vector.drawn_options import with_drawn_options
 from hurtle.vector.options import VecOptions, autoreset_mode_of, check_count
 from hurtle.vector.vec_env import VecEnv
 
@@ -48,6 +50,7 @@ def make_vec(
     render_mode: str | None = None,
     debug: bool = False,
     unsafe: bool = False,
+    drawn: Sequence[str] = (),
     **parameters: Any,
 ) -> VecEnv:
     """Make a vector env.
@@ -74,6 +77,7 @@ def make_vec(
         render_mode: "rgb_array", "ansi" or None; for Gymnasium envs, whatever they support.
         debug: Run the code of a native env uncompiled.
         unsafe: Compile a native env without bounds checks; an index out of bounds then corrupts memory.
+        drawn: Options to draw whenever an episode begins, from the ranges that `vec.set_ranges` sets; see docs/curricula.md.
         **parameters: Parameters of the env, such as `gravity=1.6`.
 
     Example:
@@ -106,6 +110,7 @@ def make_vec(
         if asked := [name for name, given in python_only.items() if given]:
             raise HurtleError(f"Native envs do not take {' and '.join(asked)}: leave it out.")
         settings = {"seed": seed, "autoreset_mode": autoreset_mode, "copy": copy, "render_mode": render_mode}
+        found = drawing(found, drawn) if drawn else found
         return _native(found, num_envs, kind, device, num_workers, batch_size, debug, settings)
     if kind == "cuda":
         raise HurtleError(f"device='cuda' runs native envs; {env!r} with backend={backend!r} runs on the CPU.")
@@ -118,6 +123,7 @@ def make_vec(
             "step_timeout": step_timeout is not None,
             "restart_workers": restart_workers,
             "debug": debug,
+            "drawn": bool(drawn),
         }
         settings = {"seed": seed, "autoreset_mode": autoreset_mode, "copy": copy, "render_mode": render_mode}
         made = _mujoco(
@@ -142,6 +148,8 @@ def make_vec(
         restart_workers,
     )
     maker = _maker(env, found, parameters, render_mode)
+    if drawn:
+        maker = partial(with_drawn_options, maker, tuple(drawn))
     if backend == "auto":
         from hurtle.vector.backend_choice import choose
 

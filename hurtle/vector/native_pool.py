@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from hurtle.errors import HurtleError
+from hurtle.native.drawn import Ranges
 from hurtle.native.env import Env
 from hurtle.vector.native_vec import NativeVecEnv
 from hurtle.vector.options import check_count, check_seed
@@ -67,6 +68,17 @@ class NativePool(VecEnv):
     def num_workers(self) -> int:
         """Threads in use."""
         return self._batches[0].num_workers
+
+    @property
+    def drawn(self) -> dict[str, np.dtype | None]:
+        """See `VecEnv.drawn`."""
+        return self._batches[0].drawn
+
+    def set_ranges(self, ranges: Ranges) -> None:
+        """See `VecEnv.set_ranges`."""
+        whole = {name: [np.broadcast_to(end, self.num_envs) for end in ends] for name, ends in ranges.items()}
+        for batch, ids in zip(self._batches, self._ids, strict=True):
+            batch.set_ranges({name: (low[ids], high[ids]) for name, (low, high) in whole.items()})
 
     def async_reset(self, seed: Seed = None, options: dict[str, Any] | None = None) -> None:
         """Reset all envs; `recv` returns their first observations, batch by batch."""

@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode
 
 from hurtle.errors import ActionError, HurtleError, UnknownNameError, did_you_mean
 from hurtle.native.batch import CpuBatch
+from hurtle.native.drawn import Ranges
 from hurtle.native.env import Env, EnvSpec
 from hurtle.native.rng import MASK, seed_range
 from hurtle.native.single_env import RENDER_MODES, check_render_mode, render_env
@@ -136,6 +137,16 @@ class NativeVecEnv(VecEnv):
         self._first_seed = None
         obs = self._outcome[0]
         return (self._copied(obs), self._copied(dict(self._step_infos))) if self._copy else (obs, dict(self._step_infos))
+
+    @property
+    def drawn(self) -> dict[str, np.dtype | None]:
+        """See `VecEnv.drawn`."""
+        return {name: self.native_spec.fields[name].dtype for name in self.native_spec.env.drawn}
+
+    def set_ranges(self, ranges: Ranges) -> None:
+        """See `VecEnv.set_ranges`."""
+        self.check_open()
+        self._batch.set_ranges(ranges)
 
     def step(self, actions: Any) -> Results:
         """Step every env with its row of `actions`; with SAME_STEP autoreset, ended envs are already in their next episode.

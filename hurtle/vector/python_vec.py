@@ -18,7 +18,9 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from hurtle.errors import ActionError, HurtleError
+from hurtle.native.drawn import Ranges, check_ranges
 from hurtle.vector.description import Description
+from hurtle.vector.drawn_options import INFO
 from hurtle.vector.env_rows import ALL, Rows
 from hurtle.vector.episode_counts import Ended, Episodes
 from hurtle.vector.infos import Infos, merge_infos
@@ -92,6 +94,22 @@ class PythonVecEnv(VecEnv):
     def resumes_exactly(self) -> bool:
         """Whether `state_dict` can hold the states of the envs: not those of a pool, and each must have a `saved_state`."""
         return self._description.resumes_exactly and not self._pool
+
+    @property
+    def drawn(self) -> dict[str, np.dtype | None]:
+        """See `VecEnv.drawn`."""
+        return dict.fromkeys(self._description.drawn)
+
+    def set_ranges(self, ranges: Ranges) -> None:
+        """See `VecEnv.set_ranges`. The envs must not be running, and ints are drawn between ints."""
+        if self._pool:
+            raise HurtleError(
+                "Options are not drawn in a pool of Python envs, some of which are always running: leave out the batch size."
+            )
+        check_ranges("This vector", self._description.drawn, ranges)
+        ends = {name: [np.broadcast_to(end, self.num_envs).tolist() for end in pair] for name, pair in ranges.items()}
+        each = [{name: (low[i], high[i]) for name, (low, high) in ends.items()} for i in range(self.num_envs)]
+        self.set_attr("option_ranges", each)
 
     # The interface that back ends implement.
 
@@ -454,6 +472,9 @@ class PythonVecEnv(VecEnv):
         mine = {"episode": ended.statistics, "_episode": ended.episodes}
         if "episode" not in infos:  # statistics of an env's own wrapper take precedence
             infos.update(mine)
+        ended_infos = infos.get("final_info", {}) if self._same_step else infos
+        if INFO in ended_infos:
+            infos["episode"] = {**infos["episode"], **ended_infos[INFO]}
         if self._same_step and b"\x01" in ended.envs.tobytes():
             whole = rows is ALL and self._fixed
             final = self._whole_final if whole else self._observations(self._rows.final_obs[rows])

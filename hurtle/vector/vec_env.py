@@ -14,6 +14,7 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from hurtle.errors import HurtleError
+from hurtle.native.drawn import Ranges
 
 Results = tuple[Any, Any, Any, Any, dict[str, Any]]
 Seed = int | Sequence[int | None] | None
@@ -101,6 +102,19 @@ class VecEnv(VectorEnv):
     @abstractmethod
     def set_attr(self, name: str, values: Any, indices: Any = None) -> None:
         """Set an attribute of every env, or of those in `indices`: one value for all, or a list or tuple with one for each."""
+
+    @property
+    def drawn(self) -> dict[str, np.dtype | None]:
+        """The options that are drawn anew for each episode; None where a Python env does not tell their dtype."""
+        return {}
+
+    def set_ranges(self, ranges: Ranges) -> None:
+        """Set the ranges of the drawn options: every episode that begins from now on draws its values from them.
+
+        Args:
+            ranges: The lowest and highest value of each option: of all envs, or arrays with one per env.
+        """
+        raise HurtleError("This vector draws no options: make it with hurtle.make_vec(…, drawn=('NAME',)).")
 
     def check_open(self) -> None:
         """Check that the envs can still be stepped.

@@ -17,9 +17,9 @@ from hurtle.algorithms.a2c import A2C
 from hurtle.algorithms.a2c_config import A2CConfig
 from hurtle.cli import main
 from hurtle.errors import HurtleError
-from hurtle.experiments import seed_processes
+from hurtle.experiments import run_processes
 from hurtle.experiments.records import RunRecord
-from hurtle.experiments.seed_processes import SeedProcesses, Task
+from hurtle.experiments.run_processes import RunProcesses, Task
 from hurtle.experiments.seeds import plan
 from hurtle.experiments.seeds_display import Aggregate, Line, PlainSeeds, draw
 from hurtle.runners.settings import make_settings
@@ -72,7 +72,7 @@ end("total_steps", steps)
 @pytest.fixture
 def workers(monkeypatch, tmp_path):
     """Replaces training; a function that sets what the workers of some seeds do: finish, crash, refuse, die or wait."""
-    monkeypatch.setattr(seed_processes, "COMMAND", (sys.executable, "-I", "-S", "-c", WORKER))
+    monkeypatch.setattr(run_processes, "COMMAND", (sys.executable, "-I", "-S", "-c", WORKER))
     monkeypatch.setattr("hurtle.experiments.seeds._plot", lambda folder, display: None)
     monkeypatch.setenv("BEHAVIOUR", "{}")
     monkeypatch.chdir(tmp_path)
@@ -173,8 +173,8 @@ def test_a_second_ctrl_c_kills_the_workers(workers, tmp_path):
     ignores = f"import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); open({str(ready)!r}, 'w'); time.sleep(60)"
     command = (sys.executable, "-c", ignores)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(seed_processes, "COMMAND", command)
-        with SeedProcesses([Task(0, tmp_path / "seed-0", {})], 1) as processes:
+        patch.setattr(run_processes, "COMMAND", command)
+        with RunProcesses([Task(0, tmp_path / "seed-0", {})], 1) as processes:
             assert processes.poll()
             process = processes._workers[0].process
             _wait_for(ready.exists)
@@ -226,7 +226,7 @@ def test_bad_input(workers, monkeypatch):
         train(algorithm=Mine)
     with pytest.raises(HurtleError, match="not a folder of many seeds"):
         hurtle.train_seeds(resume="nowhere")
-    monkeypatch.setenv(seed_processes.INSIDE, "0")
+    monkeypatch.setenv(run_processes.INSIDE, "0")
     with pytest.raises(HurtleError, match="Seeds would train seeds"):
         train()
     assert not Path("runs").exists()
@@ -234,7 +234,7 @@ def test_bad_input(workers, monkeypatch):
 
 def test_the_plan_shares_cores_on_a_cpu_and_takes_turns_on_a_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr("hurtle.experiments.seeds.free_cores", lambda: 8)
-    monkeypatch.setattr("hurtle.experiments.seed_processes.free_cores", lambda: 8)
+    monkeypatch.setattr("hurtle.experiments.run_processes.free_cores", lambda: 8)
     cpu, gpu = make_settings("cartpole", {}), make_settings("cartpole", {"device": "cuda"})
 
     def planned(settings, seeds, parallel=None):
@@ -263,9 +263,9 @@ for line in sys.stdin:
 
 @pytest.mark.parametrize("afresh", [False, True])
 def test_a_process_takes_task_after_task_until_one_fails(monkeypatch, tmp_path, afresh):
-    monkeypatch.setattr(seed_processes, "COMMAND", (sys.executable, "-I", "-S", "-c", REUSED))
+    monkeypatch.setattr(run_processes, "COMMAND", (sys.executable, "-I", "-S", "-c", REUSED))
     tasks = [Task(k, tmp_path / f"seed-{k}", {"fails": k == 1}) for k in range(4)]
-    with SeedProcesses(tasks, 1, afresh) as processes:
+    with RunProcesses(tasks, 1, afresh) as processes:
         _wait_for(lambda: not processes.poll())
         assert set(processes.failed) == {1}
         last = processes._workers[0].process if processes._workers else None
@@ -283,8 +283,8 @@ def test_no_more_run_at_once_than_fit_into_memory(workers, tmp_path, monkeypatch
         Task(k, tmp_path / f"seed-{k}", {"settings": {"runs": str(tmp_path), "name": f"seed-{k}"}, "resume": ""})
         for k in range(3)
     ]
-    monkeypatch.setattr(seed_processes, "available_memory", lambda: int(2.9 * seed_processes.MEMORY))
-    with SeedProcesses(tasks, 3) as processes:
+    monkeypatch.setattr(run_processes, "available_memory", lambda: int(2.9 * run_processes.MEMORY))
+    with RunProcesses(tasks, 3) as processes:
         processes.poll()
         assert set(processes.running) == {0, 1}  # 2 × MEMORY to come, less than one MEMORY would be left for a third
         assert processes.waiting == {2}

@@ -15,7 +15,7 @@ from hurtle.cli import main
 from hurtle.errors import HurtleError
 from hurtle.experiments import together_process
 from hurtle.experiments.records import RunRecord
-from hurtle.experiments.seed_processes import SeedProcesses, Task
+from hurtle.experiments.run_processes import RunProcesses, Task
 from hurtle.experiments.seeds import choose, plan
 from hurtle.experiments.together_process import TogetherProcess
 from hurtle.experiments.together_worker import teller
@@ -173,7 +173,7 @@ def test_the_plan(tmp_path):
     assert isinstance(planned("cuda:1", algorithm="td3"), TogetherProcess)
     assert isinstance(planned("cpu", True), TogetherProcess)
     for other in (planned("cpu"), planned("cuda", False), planned("cuda", algorithm="ppo"), planned("cuda", seeds=1)):
-        assert isinstance(other, SeedProcesses)
+        assert isinstance(other, RunProcesses)
     with pytest.raises(HurtleError, match="cannot train side by side: ppo has no replay buffer"):
         planned("cuda", True, algorithm="ppo")
 
@@ -210,7 +210,7 @@ def test_training_in_a_process_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = {
         "num_envs": 2, "hidden_sizes": (8,), "learning_starts": 16, "batch_size": 8, "capacity": 4_000, "replay_ratio": 0.05,
-        "eval_episodes": 2, "trackers": (), "total_steps": 100_000,
+        "eval_episodes": 2, "trackers": (), "total_steps": 100_000, "curve": False,
     }  # fmt: skip
     interrupt_when(lambda: Path("runs/mine/seed-1/metrics.jsonl").is_file() and has_learned(Path("runs/mine/seed-1")))
     found = train(2, **small)

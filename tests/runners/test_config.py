@@ -234,9 +234,9 @@ def test_settings_load_no_torch():
 def test_the_settings_that_the_api_promises():
     promised = (
         "env algorithm total_steps seed device num_envs backend num_workers pool_batch_size env_parameters "
-        "step_timeout restart_workers unsafe normalize_observations observation_clip reward_mode reward_clip "
+        "step_timeout restart_workers curriculum unsafe normalize_observations observation_clip reward_mode reward_clip "
         "stop_at_return eval_every eval_episodes eval_sampled "
-        "checkpoint_every keep_checkpoints runs name progress trackers gear compile precision threads fine_tune preset "
+        "checkpoint_every keep_checkpoints runs name progress curve trackers gear compile precision threads fine_tune preset "
         "runner lag num_actors actor_devices"
     )
     assert {field.name for field in fields(TrainConfig)} == set(promised.split())

@@ -271,6 +271,7 @@ def test_seeds_are_grouped_by_their_checkpoints(tmp_path, monkeypatch):
         ({"algorithm": "apex"}, "collects with actors"),
         ({"algorithm": "dqn", "normalize_observations": True}, "running statistics"),
         ({"algorithm": "dqn", "pool_batch_size": 1}, "not in step"),
+        ({"algorithm": "dqn", "curriculum": {"max_steps": "uniform:10:20"}}, "a curriculum"),
         ({"algorithm": "dqn", "gear": "native"}, "gear='native' is for single runs"),
         ({"algorithm": "xqc"}, ""),
         ({"algorithm": "dqn", "reward_mode": "sign"}, ""),

@@ -1,4 +1,4 @@
-"""The process that trains seeds: `python -m hurtle.experiments.seed_worker`, started by seed_processes.py.
+"""The process that trains runs: `python -m hurtle.experiments.run_worker`, started by run_processes.py.
 
 lines of JSON on standard input → `hurtle.train` → run folders; a line on standard output for each that is done. When the input
 ends, so does the process: nothing more is to come, or the parent is gone. A run under way is saved.
@@ -6,6 +6,7 @@ ends, so does the process: nothing more is to come, or the parent is gone. A run
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -17,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from hurtle.errors import HurtleError
-from hurtle.experiments.seed_processes import DONE, ENDED_BADLY, INTERRUPTED
+from hurtle.experiments.run_processes import DONE, ENDED_BADLY, INTERRUPTED
 
 
 def main() -> int:
     """Train as told until the input ends or a run fails; returns the exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):  # while there is nothing to save; training has its own handlers
         signal.signal(number, lambda *_: os._exit(INTERRUPTED))
+    with contextlib.suppress(OSError):  # Linux: where memory is full, this process is ended before the one that started it
+        Path("/proc/self/oom_score_adj").write_text("800")
     results = os.dup(1)
     os.dup2(2, 1)  # what training prints goes to the log
     tasks: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -32,7 +35,7 @@ def main() -> int:
         task = tasks.get()
         _log_to(task.pop("log"))
         try:
-            train_seed(**task)
+            train_run(**task)
         except HurtleError as error:
             print(f"hurtle: error: {error}", file=sys.stderr)
             return ENDED_BADLY
@@ -55,7 +58,7 @@ def _log_to(file: str) -> None:
     os.close(descriptor)
 
 
-def train_seed(settings: dict[str, Any], resume: str, trust: bool) -> None:
+def train_run(settings: dict[str, Any], resume: str, trust: bool) -> None:
     """Train a new run, or go on with one.
 
     Args:
