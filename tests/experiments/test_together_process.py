@@ -1,4 +1,4 @@
-"""Many seeds in one process: the plan, what the process tells, its end, the command line. One test trains."""
+"""Many seeds in one process: the plan, what the process tells, its end, the command line. One slow test trains."""
 
 import json
 import os
@@ -204,6 +204,7 @@ def test_the_command_line(worker, capsys):
     assert len(list(Path("runs").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_training_in_a_process_of_its_own(tmp_path, monkeypatch):
     """Stopped when it has learned, and resumed."""
     monkeypatch.setattr("hurtle.experiments.seeds._plot", lambda folder, display: None)
