@@ -7,25 +7,25 @@ network one gradient of all seeds, one optimizer step, one move of the targets. 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torch.utils._pytree import tree_map
 
 from hurtle.algorithms.off_policy import OffPolicy
 from hurtle.algorithms.ppo import not_finite
+from hurtle.algorithms.seeds_losses import Losses
 from hurtle.algorithms.trained import Trained, batch_norms_of
 from hurtle.buffers.device_replay import DeviceReplay
 from hurtle.buffers.replay import REPLAY_STREAM, Transitions
+from hurtle.buffers.replay_groups import forget, load_group, state_of_group
 from hurtle.buffers.rollout import Rollout
 from hurtle.contracts import Metrics, Weights
 from hurtle.errors import HurtleError
-from hurtle.kernels.cuda_graphs import autocast
 from hurtle.kernels.flat_parameters import FlatRows
 from hurtle.kernels.optimizers import FlatOptimizer
 from hurtle.native.rng import stream_state
@@ -127,6 +127,43 @@ class SideBySide(OffPolicy):
         """See `OffPolicy.load_own_state`."""
         for learner, own in zip(self.learners, saved["seeds"], strict=True):
             learner.load_own_state(own)
+
+    def state_of(self, n: int) -> dict[str, Any]:
+        """The state of one learner with its part of the replay buffer: it can go on alone, or side by side."""
+        is_saved = self.config.save_replay and self._replay is not None
+        own = {"replay": state_of_group(self.replay, n) if is_saved else None, "generator": self.generator.get_state()}
+        return {**self.learners[n].state_dict(), **own}
+
+    def load_states(self, states: Iterable[dict[str, Any]]) -> None:
+        """Continue from the states of single learners, which are taken one at a time. Call `prepare` first.
+
+        Raises:
+            HurtleError: They have learned for unequally long.
+        """
+        counts, problem = set(), ""
+        for n, (learner, saved) in enumerate(zip(self.learners, states, strict=True)):
+            learner.load_state_dict({**saved, "replay": None})
+            counts.add(tuple(saved["counts"]))
+            if not n and len(saved["generator"]) == len(self.generator.get_state()):
+                self.generator.set_state(saved["generator"].cpu())
+            try:
+                if saved["replay"] is not None and not problem:
+                    load_group(self.replay, n, saved["replay"])
+            except HurtleError as error:
+                problem = str(error)
+                print(f"hurtle: begins with an empty replay buffer. {problem}", file=sys.stderr, flush=True)
+            problem = problem or ("none was saved" if saved["replay"] is None else "")
+        if len(counts) > 1:
+            raise HurtleError("Only seeds that have learned for equally long can go on side by side.")
+        (self.updates, self.steps, self.gradient_steps, self._owed) = counts.pop()
+        self._is_resumed = True
+        if problem:
+            forget(self.replay)
+            self.steps = 0
+        else:
+            self._rollouts = 2
+        for learner in self.learners:
+            learner.updates, learner.steps, learner.gradient_steps, learner._owed = _counts(self)
 
     def exploration(self, progress: float) -> float:
         """See `OffPolicy.exploration`."""
@@ -255,68 +292,6 @@ class BatchNormsTogether:
     def settle(self, found: Tensor, good: Tensor) -> None:
         """See `Trained.settle`; an axis of seeds first."""
         settle(self._weights, self._statistics, self._batches, found, good)
-
-
-class Losses:
-    """Losses and gradients of all seeds in one pass.
-
-    Args:
-        compiled: Run them through `torch.compile`, which fuses all but the products.
-    """
-
-    def __init__(self, compiled: bool):
-        self._compiled = compiled
-        self._rows: dict[str, FlatRows] = {}
-        self._values: dict[str, dict[str, Tensor]] = {}  # parameters [N, …], by network
-        self._buffers: dict[str, Tensor] = {}  # of all networks
-        self._functions: dict[tuple[str, str], Callable[..., Any]] = {}
-
-    def add(self, name: str, rows: FlatRows, buffers: dict[str, Tensor] | None = None) -> None:
-        """A network that losses may use; buffers are those that differ between the seeds."""
-        self._rows[name] = rows
-        self._values[name] = {f"networks.{name}.{key}": view for key, view in rows.views().items()}
-        self._buffers |= {f"networks.{name}.{key}": buffer for key, buffer in (buffers or {}).items()}
-
-    def gradients(self, name: str, loss: Callable[..., Any], inputs: tuple[Any, ...], dtype: torch.dtype | None) -> Any:
-        """The gradient of the sum of all seeds' losses for one network, [N, size], and what the losses return besides."""
-        function = self._functions.get((name, loss.__name__))
-        if function is None:
-            function = self._function(name, loss, dtype)
-            if self._compiled:
-                function = torch.compile(function, dynamic=False)
-            self._functions[name, loss.__name__] = function
-        own = self._values[name]
-        fixed = {key: view for other, views in self._values.items() if other != name for key, view in views.items()}
-        return function(own, {**fixed, **self._buffers}, *inputs)
-
-    def _function(self, name: str, loss: Callable[..., Any], dtype: torch.dtype | None) -> Callable[..., Any]:
-        rows = self._rows[name]
-        networks = _Networks(loss, {key: part.module for key, part in self._rows.items()})
-        device = rows.values.device
-
-        def one(own: dict[str, Tensor], fixed: dict[str, Tensor], *inputs: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
-            with autocast(device, dtype):
-                first, *others = functional_call(networks, {**own, **fixed}, inputs)
-            return first, tuple(others)
-
-        def together(own: dict[str, Tensor], fixed: dict[str, Tensor], *inputs: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
-            axes = tree_map(lambda part: 0 if isinstance(part, Tensor) else None, inputs)
-            found, others = vmap(grad(one, has_aux=True), in_dims=(0, 0, *axes))(own, fixed, *inputs)
-            return rows.packed(list(found.values())), others
-
-        return together
-
-
-class _Networks(nn.Module):
-    """The first seed's networks, whose parameters `functional_call` replaces, and a loss of them."""
-
-    def __init__(self, loss: Callable[..., Any], networks: dict[str, nn.Module]):
-        super().__init__()
-        self.networks, self.loss = nn.ModuleDict(networks), loss
-
-    def forward(self, *inputs: Any) -> Any:
-        """The loss."""
-        return self.loss(*inputs)
 
 
 def _common(learner: OffPolicy) -> tuple[Any, ...]:

@@ -81,6 +81,7 @@ class DeviceReplay:
             self.rings["masks"] = ring(like.masks)
         self.rings["valid"], self.rings["final"] = ring(like.valid), ring(like.actions.new_zeros(1, 1, dtype=torch.int64))
         self.num_finals = capacity // FINALS_SHARE + like.num_steps * self.num_rows
+        self.group_finals = capacity // (groups or 1) // FINALS_SHARE + like.num_steps * self.group_rows
         self.finals = torch.zeros((self.num_finals + 1, *like.obs.shape[2:]), dtype=like.obs.dtype, device=self.device)
         self.counts = torch.zeros(3, dtype=torch.int64, device=self.device)
         """Steps written to each row, final observations written, and those steps whose successor is known."""

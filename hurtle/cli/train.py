@@ -66,12 +66,13 @@ def run_train(arguments: list[str]) -> int:
     given = [argument for argument in arguments if argument not in ("-h", "--help")]
     wants_help = len(given) < len(arguments)
     resume, config = _given(given, "--resume"), _given(given, "--config")
-    seeds, parallel = _count(given, "--seeds"), _count(given, "--parallel")
+    seeds, parallel, together = _count(given, "--seeds"), _count(given, "--parallel"), _together(given)
     if resume:
         if (many := _seeds_to_resume(given, resume)) is not None:
             return _resume_seeds(given, many, config, wants_help)
-        if seeds or parallel:
-            raise HurtleError(f"{resume} is one run: {'--seeds' if seeds else '--parallel'} is for many seeds.")
+        if seeds or parallel or together is not None:
+            flag = "--seeds" if seeds else "--parallel" if parallel else "--side-by-side"
+            raise HurtleError(f"{resume} is one run: {flag} is for many seeds.")
         _resume(given, resume, config, wants_help)
         return 0
     if wants_help:
@@ -81,9 +82,10 @@ def run_train(arguments: list[str]) -> int:
     if seeds is not None:
         from hurtle.experiments.seeds import train_seeds
 
-        return 1 if train_seeds(seeds=seeds, parallel=parallel, **settings_to_dict(settings)).failed else 0
-    if parallel is not None:
-        raise HurtleError("--parallel is for many seeds: add --seeds 5.")
+        values = settings_to_dict(settings)
+        return 1 if train_seeds(seeds=seeds, parallel=parallel, side_by_side=together, **values).failed else 0
+    if parallel is not None or together is not None:
+        raise HurtleError(f"--{'side-by-side' if parallel is None else 'parallel'} is for many seeds: add --seeds 5.")
     from hurtle.runners.training import train
 
     train(**settings_to_dict(settings))
@@ -187,7 +189,8 @@ def _resume_seeds(arguments: list[str], folder: Path, config: str, wants_help: b
         raise HurtleError(f"{folder} holds runs on {base.train.env}: leave out {settings.train.env!r} to continue them.")
     values = settings_to_dict(settings)
     overrides = {name: values[name] for name in _flags(arguments) if name in values and name != "runs"}
-    found = train_seeds(resume=folder, parallel=_count(arguments, "--parallel"), trust=trusts, **overrides)
+    parallel, together = _count(arguments, "--parallel"), _together(arguments)
+    found = train_seeds(resume=folder, parallel=parallel, side_by_side=together, trust=trusts, **overrides)
     return 1 if found.failed else 0
 
 
@@ -203,6 +206,12 @@ def _count(arguments: list[str], flag: str) -> int | None:
     if number < 1:
         raise HurtleError(f"{flag} must be at least 1, got {number}.")
     return number
+
+
+def _together(arguments: list[str]) -> bool | None:
+    """The switch --side-by-side or --no-side-by-side; None if it is not given."""
+    found = {"--side-by-side": True, "--no-side-by-side": False}
+    return next((found[argument] for argument in reversed(arguments) if argument in found), None)
 
 
 def _given(arguments: list[str], flag: str) -> str:
@@ -268,13 +277,14 @@ def _parse(arguments: list[str], base: Settings) -> Settings:
     parts = [("train", TrainConfig), ("policy", type(base.policy)), ("algorithm", type(base.algorithm))]
     switch = tyro.conf.FlagCreatePairsOff[bool]
     texts = ("config", "resume", "seeds", "parallel")  # read before, by `_given`
-    command = make_dataclass("Train", [*parts, *((name, str) for name in texts), ("trust", switch)], frozen=True)
+    own = [*((name, str) for name in texts), ("side_by_side", bool), ("trust", switch)]  # read before, too
+    command = make_dataclass("Train", [*parts, *own], frozen=True)
     parsed: Any
     parsed, unknown = tyro.cli(
         command,
         prog="hurtle train",
         args=arguments,
-        default=command(base.train, base.policy, base.algorithm, *[""] * len(texts), False),
+        default=command(base.train, base.policy, base.algorithm, *[""] * len(texts), False, False),
         config=(tyro.conf.OmitArgPrefixes,),
         registry=_registry(),
         return_unknown_args=True,
@@ -329,8 +339,9 @@ def print_help(settings: Settings) -> None:
     }
     rows["Run"] += [
         ("--config FILE", "A TOML file of settings, flat or in tables"),
-        ("--seeds N", "Train N seeds, from --seed on, each in its own process"),
+        ("--seeds N", "Train N seeds, from --seed on"),
         ("--parallel N", "The most seeds at a time; default: what cores and memory allow"),
+        ("--[no-]side-by-side", "Seeds as one learner; default: on a GPU, if possible"),
         ("--resume RUN", "Continue a run, or the seeds of one that are not finished"),
         ("--trust", "Run code named by the file of --config or --resume"),
     ]

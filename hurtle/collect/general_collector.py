@@ -29,11 +29,11 @@ class GeneralCollector(Collector):
     Args:
         vec: Any `gymnasium.vector.VectorEnv`, with SAME_STEP or NEXT_STEP autoreset.
         actor: The policy, acting for the vector's rows.
-        seed: Env i gets seed + i.
+        seed: Env i gets seed + i; or one seed per env.
         timer: Records where the time goes.
     """
 
-    def __init__(self, vec: VectorEnv, actor: Actor, seed: int = 0, timer: Timer | None = None):
+    def __init__(self, vec: VectorEnv, actor: Actor, seed: int | np.ndarray = 0, timer: Timer | None = None):
         self.rows, self.actor = VecRows(vec), actor
         self.vec: Any = vec
         actor.name_of = self.rows.name_of

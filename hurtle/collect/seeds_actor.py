@@ -11,11 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hurtle.buffers.rollout import torch_dtype
 from hurtle.collect.inference import Actor
 from hurtle.contracts import Weights
 from hurtle.errors import HurtleError
 from hurtle.kernels.cuda_graphs import Graphs
 from hurtle.kernels.uniforms import uniforms
+from hurtle.native.rng import ACTION_STREAM, seed_range, stream_states
 from hurtle.policies.policy import Policy
 
 
@@ -25,20 +27,22 @@ class SeedsActor(Actor):
     Args:
         policies: One for each seed, of one shape; without memory and normalizer, which learners side by side cannot have.
         num_rows: Rows of all seeds together.
-        seed: Seed of the action streams; every row has its own.
+        seed: Seed of the action streams: row n has that of seed + n; or one for each policy, whose rows count from 0.
         graphs: What captures the acting; the learners' own.
 
     Raises:
         HurtleError: The rows cannot be shared evenly.
     """
 
-    def __init__(self, policies: Sequence[Policy], num_rows: int, seed: int, graphs: Graphs):
-        super().__init__(policies[0], num_rows, seed)
+    def __init__(self, policies: Sequence[Policy], num_rows: int, seed: int | Sequence[int], graphs: Graphs):
+        super().__init__(policies[0], num_rows, seed if isinstance(seed, int) else 0)
         if num_rows % len(policies):
             raise HurtleError(f"{num_rows} rows cannot be shared evenly by {len(policies)} seeds.")
         self.policies, self._share = list(policies), num_rows // len(policies)
+        if not isinstance(seed, int):
+            self.streams = np.concatenate([stream_states(seed_range(own, self._share), ACTION_STREAM) for own in seed])
         shape = self.policy.observation_space.shape or ()
-        self._obs = torch.zeros((num_rows, *shape), device=self.device)
+        self._obs = torch.zeros((num_rows, *shape), dtype=torch_dtype(self.policy.observation_space.dtype), device=self.device)
         self._drawn = torch.zeros((num_rows, self.policy.num_uniforms), device=self.device)
         self._found: tuple[Tensor, Tensor, Tensor] | None = None  # actions, log-probs and values of all rows
         self._choose_all = graphs.wrap(self._choose, "rollout")

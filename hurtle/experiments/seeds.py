@@ -2,8 +2,8 @@
 
 settings → one process per seed (run_processes.py) → run folders → IQM, curve, summary. Imports no torch.
 
-How seeds share the machine is decided in one place, `plan`: on CPUs side by side in processes, on a GPU one after the other.
-Training several as one learner (`algorithms/side_by_side.py`) would be another kind of task there.
+How seeds share the machine is decided in one place, `plan`: on CPUs side by side in processes, on a GPU as one learner in one
+process (together_process.py), or one after the other where the algorithm cannot.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shlex
 import shutil
 import time
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from hurtle.experiments.run_processes import INSIDE, RunProcesses, Task
 from hurtle.experiments.seeds_display import SeedsDisplay, make_seeds_display
 from hurtle.experiments.seeds_progress import Progress, watch
 from hurtle.experiments.seeds_run import SeedsRun, closing_message
+from hurtle.experiments.together_process import TogetherProcess
 from hurtle.native.threads import free_cores
 from hurtle.references import absolute_reference, is_reference
+from hurtle.runners.seeds_obstacle import together_obstacle
 from hurtle.runners.settings import (
     Settings,
     check_settings,
@@ -69,14 +72,16 @@ def train_seeds(
     seed: int | None = None,
     *,
     parallel: int | None = None,
+    side_by_side: bool | None = None,
     config: str | Path | None = None,
     resume: str | Path | SeedsRun | None = None,
     trust: bool = False,
     **overrides: Any,
 ) -> SeedsRun:
-    """Train the same with several seeds: `seed`, `seed + 1` …, each in a process and a run folder of its own.
+    """Train the same with several seeds: `seed`, `seed + 1` …, each in a run folder of its own.
 
-    Ctrl-C saves all of them. One that crashes does not stop the others.
+    On CPUs each has a process of its own; on a GPU off-policy algorithms train all of them as one learner. Ctrl-C saves all of
+    them. One that crashes does not stop the others.
 
     Args:
         env: As for `hurtle.train`, but something that another process can find: a name, or a class or function at the
@@ -84,9 +89,10 @@ def train_seeds(
         seeds: How many.
         algorithm: As for `hurtle.train`.
         total_steps: Steps of each seed.
-        device: As for `hurtle.train`; on a GPU one seed is trained after the other.
+        device: As for `hurtle.train`.
         seed: The first seed.
         parallel: The most seeds at a time; None: as many as there are cores and memory for.
+        side_by_side: Train all seeds as one learner, in one process; see docs/experiments.md. None: on a GPU, where possible.
         config: A TOML file of settings.
         resume: A folder of many seeds, or "latest": go on with those that are not finished. `total_steps` may be raised.
         trust: See `hurtle.train`.
@@ -114,7 +120,7 @@ def train_seeds(
     if resume is not None:
         if env is not None or config is not None or seed is not None:
             raise HurtleError("resume goes on with the same env, settings and seeds: leave out env, config and seed.")
-        return _resume(resume.path if isinstance(resume, SeedsRun) else Path(resume), values, parallel, trust)
+        return _resume(resume.path if isinstance(resume, SeedsRun) else Path(resume), values, parallel, side_by_side, trust)
     env = name_of_env(env, "seed")
     if isinstance(algorithm, type) and not is_reference(given["algorithm"]):
         raise HurtleError(
@@ -123,16 +129,17 @@ def train_seeds(
     if config is not None:
         check_settings_file(config, values if env is None else {*values, "env"}, trust, given["algorithm"])
     settings = make_settings(env, values, config)
+    choose(settings, seeds, side_by_side)  # before there is a folder: it may be refused
     train = settings.train
     chosen = list(range(train.seed, train.seed + seeds))
     what = f"{seeds}-seeds" if train.seed == 0 else f"seeds-{chosen[0]}-to-{chosen[-1]}"
     folder = new_folder(train.runs, train.env, short_name(train.algorithm), what, train.name or None)
-    _write_settings(folder, settings_to_dict(settings), chosen)
+    _write_settings(folder, settings_to_dict(settings), chosen, side_by_side)
     about = {"name": folder.name, "count": seeds, "env": train.env, "path": shlex.quote(str(folder))}
     write_whole(folder / "README.md", README.format(**about))
     tasks = [_new_task(folder, settings_to_dict(settings), each) for each in chosen]
     with hold(folder):
-        return _run(folder, settings, chosen, tasks, parallel)
+        return _run(folder, settings, chosen, tasks, parallel, side_by_side)
 
 
 def find_seeds(place: str | Path, runs: str | Path = "runs") -> Path | None:
@@ -145,6 +152,12 @@ def find_seeds(place: str | Path, runs: str | Path = "runs") -> Path | None:
 
 def read_seeds(folder: Path) -> tuple[dict[str, Any], list[int]]:
     """The settings of seeds.toml, with their signature, and the seeds."""
+    values, seeds, _ = _read(folder)
+    return values, seeds
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], list[int], bool | None]:
+    """What `read_seeds` returns, and whether the user wants them side by side."""
     file = folder / SEEDS_FILE
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -153,13 +166,44 @@ def read_seeds(folder: Path) -> tuple[dict[str, Any], list[int]]:
         raise HurtleError(f"{file} could not be read: {error.strerror}.") from None
     except (ValueError, TypeError, KeyError) as error:
         raise HurtleError(f"{file} is damaged: {error!r}.") from None
-    return values, seeds
+    return values, seeds, values.pop("side_by_side", None)
 
 
-def plan(settings: Settings, tasks: list[Task], parallel: int | None) -> RunProcesses:
-    """How the seeds share the machine."""
-    device = settings.train.device
+@dataclass(frozen=True)
+class Choice:
+    """Whether seeds train side by side as one learner, and a line for the user: how they train, and why."""
+
+    together: bool
+    on_gpu: bool
+    message: str = ""
+
+
+def choose(settings: Settings, seeds: int, side_by_side: bool | None = None) -> Choice:
+    """How seeds train: side by side as one learner where the user asks for it, or on a GPU where nothing is in the way.
+
+    Raises:
+        HurtleError: The user asks for it, and it is impossible.
+    """
+    device, name = settings.train.device, short_name(settings.train.algorithm)
     on_gpu = device.startswith("cuda") or (device == "auto" and Path("/dev/nvidia0").exists())
+    why_not = together_obstacle(settings)
+    if side_by_side and why_not:
+        raise HurtleError(f"These seeds cannot train side by side: {why_not}. Leave out side_by_side, or --side-by-side.")
+    if side_by_side or (side_by_side is None and on_gpu and seeds > 1 and not why_not):
+        return Choice(True, on_gpu, f"{name}: {seeds} seeds side by side, as one learner")
+    if not on_gpu or seeds == 1:
+        return Choice(False, on_gpu)
+    return Choice(False, on_gpu, f"{name}: one seed after the other; {why_not or 'as asked for'}")
+
+
+def plan(
+    settings: Settings, tasks: list[Task], parallel: int | None, side_by_side: bool | None = None
+) -> RunProcesses | TogetherProcess:
+    """How the seeds share the machine."""
+    choice = choose(settings, len(tasks), side_by_side)
+    if choice.together:
+        return TogetherProcess(tasks, parallel)
+    on_gpu = choice.on_gpu
     return RunProcesses(tasks, min(len(tasks), parallel or (1 if on_gpu else free_cores())), afresh=on_gpu)
 
 
@@ -181,15 +225,17 @@ def _new_task(folder: Path, values: dict[str, Any], seed: int) -> Task:
     return Task(seed, folder / name, {"settings": {**values, **own}, "resume": "", "trust": False})
 
 
-def _write_settings(folder: Path, values: dict[str, Any], seeds: list[int]) -> None:
-    write_whole(folder / SEEDS_FILE, to_toml({"seeds": seeds, **signed(values)}))
+def _write_settings(folder: Path, values: dict[str, Any], seeds: list[int], side_by_side: bool | None) -> None:
+    own = {} if side_by_side is None else {"side_by_side": side_by_side}
+    write_whole(folder / SEEDS_FILE, to_toml({"seeds": seeds, **own, **signed(values)}))
 
 
-def _resume(place: Path, values: dict[str, Any], parallel: int | None, trust: bool) -> SeedsRun:
+def _resume(place: Path, values: dict[str, Any], parallel: int | None, side_by_side: bool | None, trust: bool) -> SeedsRun:
     folder = find_seeds(place)
     if folder is None:
         raise HurtleError(f"{place} is not a folder of many seeds: it has no {SEEDS_FILE}.")
-    saved, seeds = read_seeds(folder)
+    saved, seeds, before = _read(folder)
+    side_by_side = before if side_by_side is None else side_by_side
     if "algorithm" in values:
         raise HurtleError("Seeds go on with the algorithm that they began with: leave out algorithm.")
     allow_algorithm(folder / SEEDS_FILE, saved, trust)
@@ -211,8 +257,14 @@ def _resume(place: Path, values: dict[str, Any], parallel: int | None, trust: bo
                 tasks.append(Task(seed, path, {"settings": own, "resume": str(path), "trust": trust}))
         if not tasks:
             raise HurtleError(f"All {len(seeds)} seeds in {folder} are finished. To continue, ask for more with --total-steps.")
-        _write_settings(folder, flat, seeds)
-        return _run(folder, settings, seeds, tasks, parallel)
+        if choose(settings, len(tasks), side_by_side).together:  # all settings: those of their own files are not read
+            tasks = [Task(task.number, task.folder, {**task.words, **_all_settings(folder, flat, task)}) for task in tasks]
+        _write_settings(folder, flat, seeds, side_by_side)
+        return _run(folder, settings, seeds, tasks, parallel, side_by_side)
+
+
+def _all_settings(folder: Path, flat: dict[str, Any], task: Task) -> dict[str, Any]:
+    return {"settings": _new_task(folder, flat, task.number).words["settings"]}
 
 
 def _is_unfinished(run: RunRecord, total_steps: int | None) -> bool:
@@ -221,11 +273,15 @@ def _is_unfinished(run: RunRecord, total_steps: int | None) -> bool:
     return run.state != "finished" or (total_steps is not None and run.steps < total_steps)
 
 
-def _run(folder: Path, settings: Settings, seeds: list[int], tasks: list[Task], parallel: int | None) -> SeedsRun:
+def _run(
+    folder: Path, settings: Settings, seeds: list[int], tasks: list[Task], parallel: int | None, side_by_side: bool | None
+) -> SeedsRun:
     train, began = settings.train, time.monotonic()
     title = f"{train.env} · {short_name(train.algorithm)} · {len(seeds)} seeds"
     with make_seeds_display(train.progress, title, str(folder)) as display:
-        with plan(settings, tasks, parallel) as processes:
+        if (message := choose(settings, len(tasks), side_by_side).message) and train.progress != "quiet":
+            display.message(message)
+        with plan(settings, tasks, parallel, side_by_side) as processes:
             stopped_by = watch(processes, Progress(folder, seeds, processes, train.total_steps), display)
             failed = dict(processes.failed)
         found = SeedsRun.of(folder, seeds, time.monotonic() - began, failed, stopped_by)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
+from typing import Protocol
 
-from hurtle.experiments.run_processes import RunProcesses
+from hurtle.experiments.run_processes import Task
 from hurtle.experiments.seeds_display import Line, SeedsDisplay
 from hurtle.runners.signals import StopSignals
 from hurtle.tracking.metrics_tail import last_metrics
@@ -16,7 +17,27 @@ from hurtle.tracking.run_state import STOPPED_BY
 POLL_SECONDS, SHOW_SECONDS = 0.1, 0.5
 
 
-def watch(processes: RunProcesses, progress: Progress, display: SeedsDisplay) -> str:
+class Processes(Protocol):
+    """What trains seeds: see `RunProcesses`, and `TogetherProcess` for many in one."""
+
+    failed: dict[int, str]
+
+    @property
+    def running(self) -> dict[int, Task]:
+        """The tasks under way, by seed."""
+
+    @property
+    def waiting(self) -> set[int]:
+        """The seeds that have not been started."""
+
+    def poll(self) -> bool:
+        """Notice what has ended, start what may; returns whether anything is left to do."""
+
+    def stop(self) -> None:
+        """Ask all to save and end."""
+
+
+def watch(processes: Processes, progress: Progress, display: SeedsDisplay) -> str:
     """Train until nothing is left to do; returns the signal that ended it before, or an empty string."""
     signals: list[str] = []
     told: set[int] = set()
@@ -27,23 +48,31 @@ def watch(processes: RunProcesses, progress: Progress, display: SeedsDisplay) ->
                 is_stopping = True
                 display.message(f"{signals[0]}: saving {len(processes.running)} runs …")
                 processes.stop()
-            for seed in processes.failed.keys() - told:
-                told.add(seed)
-                display.message(f"seed {seed} crashed: {processes.failed[seed]}")
+            _tell_failures(processes, told, display)
             if time.monotonic() - shown_at >= SHOW_SECONDS:
                 display.show(progress.lines())
                 shown_at = time.monotonic()
             time.sleep(POLL_SECONDS)
-    for seed in processes.failed.keys() - told:
-        display.message(f"seed {seed} crashed: {processes.failed[seed]}")
+    _tell_failures(processes, told, display)
     display.show(progress.lines())
     return signals[0] if signals else ""
+
+
+def _tell_failures(processes: Processes, told: set[int], display: SeedsDisplay) -> None:
+    """Tell what went wrong, once: seeds of one process fail for one reason."""
+    by_reason: dict[str, list[int]] = {}
+    for seed in sorted(processes.failed.keys() - told):
+        by_reason.setdefault(processes.failed[seed], []).append(seed)
+        told.add(seed)
+    for reason, seeds in by_reason.items():
+        which = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
+        display.message(f"{which} crashed: {reason}")
 
 
 class Progress:
     """Where each seed is, from the ends of their metrics files; those that have ended are read once."""
 
-    def __init__(self, folder: Path, seeds: list[int], processes: RunProcesses, total_steps: int):
+    def __init__(self, folder: Path, seeds: list[int], processes: Processes, total_steps: int):
         self._folder, self._seeds, self._processes, self._total_steps = folder, seeds, processes, total_steps
         self._ended: dict[int, Line] = {}
 

@@ -18,6 +18,7 @@ from hurtle.envs.registry import EnvLike, resolve
 from hurtle.native.env import Env
 from hurtle.policies.policy import Policy
 from hurtle.runners.playing import EVAL_ACTION_STREAM, Player, RowPolicy, compiled_rows, eval_seed
+from hurtle.runners.settings import TrainConfig
 from hurtle.runners.signals import StopSignals
 from hurtle.runners.tally import Tally
 from hurtle.tracking.progress import progress_of
@@ -190,6 +191,22 @@ def _play_compiled(player: NativePlayer, tally: Tally, advance: Callable[[int], 
                 advance(tally.add_ended(*step))
     finally:
         player.close(envs=False)
+
+
+def evaluate_trained(train: TrainConfig, policy: Policy, env: EnvLike, emulate: bool, gear: str = "auto") -> Evaluation:
+    """Evaluate a policy as the settings of its run say; see `evaluate_policy`."""
+    return evaluate_policy(
+        policy,
+        env,
+        episodes=train.eval_episodes,
+        deterministic=not train.eval_sampled,
+        seed=train.seed,
+        backend=train.backend,
+        env_parameters={**train.env_parameters, **({"unsafe": True} if train.unsafe else {})},
+        device=train.device,
+        emulate=emulate,
+        gear=gear,
+    )
 
 
 def env_to_play(found: Restored, env: EnvLike | None, parameters: dict[str, Any] | None) -> tuple[EnvLike, dict[str, Any]]:

@@ -9,18 +9,39 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from hurtle.deploy.restore import find_checkpoint, load_weights
 from hurtle.errors import CheckpointError, HurtleError
+from hurtle.policies.policy import Policy
 from hurtle.runners.assembly import Parts
 from hurtle.tracking.checkpoints import Checkpoints, load_checkpoint
 from hurtle.tracking.run_folder import RunFolder
 
 PAUSE_SECONDS = 1.0
 """Shortest time between automatic checkpoints: a one-second run should not spend it on ten."""
+
+
+class Saved(Protocol):
+    """What a checkpoint holds of a run: its parts, or one seed's share of those of many."""
+
+    @property
+    def policy(self) -> Policy:
+        """What acts."""
+
+    @property
+    def learner(self) -> Any:
+        """Has a `state_dict`, as a `Learner`."""
+
+    @property
+    def collector(self) -> Any:
+        """Has a `state_dict`, as a `Collector`."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy is trained."""
 
 
 class Saver:
@@ -40,7 +61,7 @@ class Saver:
     def __init__(
         self,
         folder: RunFolder,
-        parts: Parts,
+        parts: Saved,
         described: dict[str, Any],
         progress: Callable[[bool], dict[str, Any]],
         keep: int,
@@ -70,12 +91,20 @@ class Saver:
         """Steps until the next checkpoint; infinite if it waits for its time."""
         return self._next_step - steps if self._next_step > steps else math.inf
 
+    def is_due(self, steps: int) -> bool:
+        """Whether it is time for a checkpoint."""
+        return steps >= self._next_step and time.perf_counter() >= self._not_before
+
     def save_if_due(self, steps: int) -> None:
         """Write a checkpoint if one is due."""
-        if steps >= self._next_step and time.perf_counter() >= self._not_before:
-            self._next_step = next_multiple(steps, self._every)
-            self.try_save(steps)
-            self._not_before = time.perf_counter() + self._pause
+        if self.is_due(steps):
+            self.save_and_wait(steps)
+
+    def save_and_wait(self, steps: int) -> None:
+        """Write a checkpoint, and start the clock for the next one."""
+        self._next_step = next_multiple(steps, self._every)
+        self.try_save(steps)
+        self._not_before = time.perf_counter() + self._pause
 
     def try_save(self, steps: int, best: bool = False, with_envs: bool = True) -> bool:
         """Write a checkpoint; on a full disk, warn and continue. Returns whether it was written."""
@@ -119,10 +148,10 @@ def restore_parts(parts: Parts, saved: dict[str, Any], source: Path) -> None:
     parts.collector.load_state_dict(saved["collector"])
 
 
-def load_policy(parts: Parts, source: str) -> None:
+def load_policy(policy: Policy, source: str) -> None:
     """Start with the weights of another run or checkpoint."""
     _, file = find_checkpoint(source)
-    load_weights(parts.policy, load_checkpoint(file)["policy"], file)
+    load_weights(policy, load_checkpoint(file)["policy"], file)
 
 
 def next_multiple(steps: int, every: int) -> int:

@@ -24,7 +24,7 @@ from hurtle.errors import HurtleError, UnknownNameError
 from hurtle.policies.policy import Policy
 from hurtle.runners.assembly import Module, Parts, assemble, run_seed
 from hurtle.runners.devices import gpu_errors, own_random_streams, torch_settings
-from hurtle.runners.evaluate import Evaluation, evaluate_policy
+from hurtle.runners.evaluate import Evaluation, evaluate_trained
 from hurtle.runners.reporting import Reporter
 from hurtle.runners.run import Run
 from hurtle.runners.saving import Saver, load_policy, next_multiple, restore_parts
@@ -87,7 +87,7 @@ class Trainer:
             if saved is not None and folder is not None:
                 self._continue(saved, folder)
             elif train.fine_tune:
-                load_policy(self._parts, train.fine_tune)
+                load_policy(self.policy, train.fine_tune)
             self.folder = folder or RunFolder.create(
                 train.runs, train.env, short_name(train.algorithm), train.seed, train.name or None
             )
@@ -300,18 +300,8 @@ class Trainer:
         self._evaluating = True
         try:
             with own_random_streams(self._device):  # so that evaluating does not change a policy's training draws
-                evaluation = evaluate_policy(
-                    self.policy,
-                    self._env,
-                    episodes=train.eval_episodes,
-                    deterministic=not train.eval_sampled,
-                    seed=train.seed,
-                    backend=train.backend,
-                    env_parameters={**train.env_parameters, **({"unsafe": True} if train.unsafe else {})},
-                    device=train.device,
-                    emulate=self._parts.spaces["structure"] is not None,
-                    gear="auto" if self._parts.gear.name == "native" else "general",
-                )
+                emulate, gear = self._parts.spaces["structure"] is not None, self._parts.gear.name
+                evaluation = evaluate_trained(train, self.policy, self._env, emulate, "auto" if gear == "native" else "general")
         except KeyboardInterrupt:
             return None
         except HurtleError as error:  # the policy is saved; failing to score it is not fatal

@@ -185,3 +185,54 @@ def test_seeds_draw_from_their_own_rows(alpha):
     assert replay.fused
     rows = replay.sample(512).ids.cpu() % 6
     assert [sorted(set(part)) for part in rows.tolist()] == [[0, 1], [2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("env", "algorithm", "options"),
+    [
+        ("pendulum", "sac", {"precision": "tf32"}),
+        ("cartpole", "dqn", {"priority_alpha": 0.6}),
+        ("Pendulum-v1", "td3", {"backend": "serial", "num_envs": 2}),
+    ],
+)
+def test_seeds_train_side_by_side_in_graphs_and_resume(env, algorithm, options, tmp_path):
+    """The loop of `hurtle train --seeds N --device cuda`: folders, checkpoints, and going on, together and alone."""
+    from hurtle.experiments.records import RunRecord
+    from hurtle.experiments.together_worker import train_together
+    from hurtle.runners.settings import make_settings, settings_to_dict
+
+    how = {**HOW, **REPLAY, "num_envs": 4, "runs": str(tmp_path), **options, "algorithm": algorithm}
+    told = []
+    for steps, resume in ((600, False), (900, True)):
+        flat = settings_to_dict(make_settings(env, {**how, "total_steps": steps}))
+        folders = [tmp_path / f"seed-{seed}" for seed in range(3)]
+        runs = [
+            {"settings": {**flat, "seed": k, "name": path.name}, "resume": str(path) if resume else "", "trust": False}
+            for k, path in enumerate(folders)
+        ]
+        train_together(runs, None, lambda *event: told.append(event))
+    assert told == [("ended", seed, "") for seed in range(3)] * 2
+    records = [RunRecord.read(path) for path in folders]
+    assert [record.state for record in records] == ["finished"] * 3
+    assert all(record.steps >= 900 for record in records)
+    assert len({record.evaluation for record in records}) == 3
+    assert hurtle.train(resume=folders[1], total_steps=1_000, progress="quiet").steps >= 1_000
+
+
+def test_the_replay_of_seeds_is_saved_and_loaded_seed_by_seed():
+    from hurtle.buffers.replay_groups import load_group, state_of_group
+
+    world = World(0, num_rows=6)
+    whole, again = (
+        DeviceReplay(moved(world.rollout(), world), 600, gamma=GAMMA, priority_alpha=0.6, groups=3) for _ in range(2)
+    )
+    for _ in range(8):
+        whole.add(moved(world.rollout(), world))
+    for k in range(3):
+        load_group(again, k, state_of_group(whole, k))
+    ids = whole.sample(128).ids.flatten()
+    for replay in (whole, again):
+        assert replay.written == whole.written
+    found, expected = (replay._read(ids // 6, ids % 6, torch.ones(len(ids), device="cuda")) for replay in (again, whole))
+    for one, other in zip(found[:5], expected[:5], strict=True):
+        torch.testing.assert_close(one, other)

@@ -431,7 +431,7 @@ def test_a_run_whose_policy_cannot_be_evaluated_is_kept(small, monkeypatch, caps
     def fails(*args, **kwargs):
         raise HurtleError("an episode took more than 100,000 steps")
 
-    monkeypatch.setattr("hurtle.runners.trainer.evaluate_policy", fails)
+    monkeypatch.setattr("hurtle.runners.trainer.evaluate_trained", fails)
     run = hurtle.train("cartpole", total_steps=64, **small)
     assert run.evaluation is None
     assert (run.path / "summary.json").exists()

@@ -1,0 +1,117 @@
+"""`SeedsCollector`: one vector of envs for many seeds; each seed's envs, actions, episodes and saved state are its own.
+
+rows of the first seed, then of the second … → `GeneralCollector` → one rollout; episodes and states by seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+
+from hurtle.collect.general_collector import GeneralCollector
+from hurtle.collect.rows import VecRows
+from hurtle.collect.seeds_actor import SeedsActor
+from hurtle.contracts import Episodes, ListedEpisodes
+from hurtle.tracking.timing import Timer
+from hurtle.vector.states_of_rows import joined_states, state_of_envs
+
+
+class SeedsRows(VecRows):
+    """Rows of many seeds: remembers the ended episodes of each.
+
+    Args:
+        vec: The envs of all seeds.
+        names: Each seed's number, for messages.
+    """
+
+    def __init__(self, vec: VectorEnv, names: Sequence[int]):
+        super().__init__(vec)
+        self.names, self.envs_each = list(names), int(vec.num_envs) // len(names)
+        self._ended: dict[int, list[ListedEpisodes]] = {}  # by the seed's place
+
+    def name_of(self, row: int) -> str:
+        """A row's seed, env and agent."""
+        seed, own = divmod(row, self.envs_each * self.num_agents)
+        return f"{super().name_of(own)} of seed {self.names[seed]}"
+
+    def ended_episodes(
+        self, infos: dict[str, Any], rewards: np.ndarray, ended: np.ndarray, stepped: np.ndarray | None
+    ) -> ListedEpisodes | None:
+        """See `VecRows.ended_episodes`."""
+        found = super().ended_episodes(infos, rewards, ended, stepped)
+        if found is None:
+            return None
+        returns, lengths, metrics = found
+        over = np.asarray(infos["_episode"]).reshape(-1) if "_episode" in infos else ended
+        seeds = over.nonzero()[0] // (self.envs_each * self.num_agents)
+        reported = seeds
+        if self.num_agents > 1 and "_metrics" in infos:
+            reported = np.asarray(infos["_metrics"]).nonzero()[0] // self.envs_each
+        for seed in np.unique(seeds).tolist():
+            own = {name: values[reported == seed] for name, values in metrics.items()}
+            self._ended.setdefault(seed, []).append((returns[seeds == seed], lengths[seeds == seed], own))
+        return found
+
+    def take_episodes(self) -> dict[int, Episodes]:
+        """The episodes that have ended since the last call, by the places of their seeds; most steps end none."""
+        found = {seed: Episodes.listed(parts) for seed, parts in self._ended.items()}
+        self._ended.clear()
+        return found
+
+
+class SeedsCollector(GeneralCollector):
+    """Fills rollouts for learners side by side. Each seed's envs and actions are seeded as those of a run of its own.
+
+    Args:
+        vec: As many envs for each seed, those of the first one first.
+        actor: Acts for all.
+        seeds: The base seed of each seed's envs: its env i gets that seed + i.
+        names: Each seed's number, for messages; None: 0, 1 …
+        timer: Records where the time goes.
+    """
+
+    def __init__(
+        self,
+        vec: VectorEnv,
+        actor: SeedsActor,
+        seeds: Sequence[int],
+        names: Sequence[int] | None = None,
+        timer: Timer | None = None,
+    ):
+        share = int(vec.num_envs) // len(seeds)
+        super().__init__(vec, actor, (np.array(seeds)[:, None] + np.arange(share)).reshape(-1), timer)
+        self.rows: SeedsRows = SeedsRows(vec, range(len(seeds)) if names is None else names)
+        actor.name_of = self.rows.name_of
+
+    def take_episodes(self) -> dict[int, Episodes]:
+        """The episodes that have ended since the last call, by the places of their seeds."""
+        return self.rows.take_episodes()
+
+    def states(self, with_envs: bool = True) -> list[dict[str, Any]]:
+        """The state of each seed, as a collector of its own would save it."""
+        whole, found = self.state_dict(with_envs), []
+        envs, rows = self.rows.envs_each, self.rows.envs_each * self.rows.num_agents
+        for k in range(len(self.rows.names)):
+            own = slice(k * rows, (k + 1) * rows)
+            part = {"actor": {"steps": whole["actor"]["steps"][own].clone(), "state": []}, "steps": whole["steps"]}
+            if "envs" in whole:
+                part["envs"] = state_of_envs(whole["envs"], k * envs, envs)
+                part |= {name: whole[name][own].copy() for name in ("starts", "resetting")}
+            found.append(part)
+        return found
+
+    def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Continue from what `states` returned, or from the states of single runs."""
+        whole: dict[str, Any] = {
+            "actor": {"steps": torch.cat([state["actor"]["steps"] for state in states]), "state": []},
+            "steps": max(int(state["steps"]) for state in states),
+            "num_envs": self.rows.envs_each,  # so that new episodes have the seeds that they would have alone
+        }
+        if all("envs" in state for state in states):
+            whole["envs"] = joined_states([state["envs"] for state in states])
+            whole |= {name: np.concatenate([state[name] for state in states]) for name in ("starts", "resetting")}
+        self.load_state_dict(whole)

@@ -1,0 +1,282 @@
+"""Seeds side by side in one loop, in this process: each leaves the run folder that it would leave alone."""
+
+import json
+import math
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+import hurtle
+from hurtle.errors import HurtleError
+from hurtle.experiments.records import RunRecord
+from hurtle.runners import seeds_assembly, seeds_together
+from hurtle.runners.evaluate import evaluate_run
+from hurtle.runners.seed_record import SeedStart
+from hurtle.runners.seeds_obstacle import together_obstacle
+from hurtle.runners.seeds_together import SeedsTogether, grouped
+from hurtle.runners.settings import make_settings, settings_from_dict, settings_to_dict
+from hurtle.tracking.checkpoints import Checkpoints, load_checkpoint
+from hurtle.tracking.run_state import is_running
+
+SMALL = {
+    "num_envs": 2, "hidden_sizes": (8,), "learning_starts": 16, "batch_size": 8, "capacity": 400, "replay_ratio": 0.25,
+    "eval_episodes": 2, "trackers": (), "progress": "quiet", "preset": False,
+}  # fmt: skip
+SEEDS = (3, 4, 5)
+FIXED = {"epsilon_fraction": 0.0, "priority_beta": 1.0}
+"""Nothing depends on the length of the run."""
+
+
+def starts(tmp_path, algorithm="sac", env="pendulum", folders=None, seeds=SEEDS, **options):
+    """New seeds, or those that go on from their newest checkpoints."""
+    flat = settings_to_dict(make_settings(env, {**SMALL, "algorithm": algorithm, "runs": str(tmp_path), **options}))
+    found = []
+    for seed in seeds:
+        settings = settings_from_dict({**flat, "seed": seed, "name": f"seed-{seed}"})
+        folder = None if folders is None else folders / f"seed-{seed}"
+        found.append(SeedStart(settings, folder, folder and Checkpoints(folder / "checkpoints").latest()))
+    return found
+
+
+def trained(given, **patches):
+    """Train them; what was told."""
+    told = []
+    together = SeedsTogether(given, lambda *event: told.append(event))
+    for name, replacement in patches.items():
+        setattr(together, name, replacement(together))
+    together.run()
+    return told
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_each_seed_has_the_folder_of_a_run(tmp_path):
+    told = trained(starts(tmp_path, total_steps=440, eval_every=220, checkpoint_every=200, replay_ratio=0.05))
+    assert told == [("ended", seed, "") for seed in SEEDS]
+    values = set()
+    for seed in SEEDS:
+        folder = tmp_path / f"seed-{seed}"
+        record, newest = RunRecord.read(folder), lines(folder)
+        assert (record.seed, record.state, record.steps) == (seed, "finished", 440)
+        assert math.isfinite(record.evaluation)
+        assert math.isfinite(record.steps_per_second)
+        assert json.loads((folder / "about.json").read_text())["gear"] == "side by side"
+        assert json.loads((folder / "summary.json").read_text())["stopped_by"] == "total_steps"
+        assert {"README.md", "config.toml", "checkpoints"} < {path.name for path in folder.iterdir()}
+        saved = [path.name for path in sorted((folder / "checkpoints").iterdir())]
+        assert saved == ["best.pt", "step-000000000200.pt", "step-000000000400.pt", "step-000000000440.pt"]
+        assert [line["step"] for line in newest if "eval_return" in line] == [220, 440, 440]
+        last = [line for line in newest if "value_loss" in line][-1]
+        assert (last["steps"], last["updates"], last["episodes"]) == (440, 220, 2)
+        values.add((last["value_loss"], last["episode_return"], record.evaluation))
+        policy = hurtle.load(folder)
+        assert policy.act(np.zeros((2, 3), np.float32)).shape == (2, 1)
+        assert evaluate_run(folder, episodes=2).episodes == 2
+        assert not is_running(folder)
+    assert len(values) == len(SEEDS)
+
+
+@pytest.mark.parametrize(("algorithm", "env"), [("sac", "pendulum"), ("dqn", "cartpole")])
+def test_until_it_learns_a_seed_is_the_run_that_it_would_be_alone(algorithm, env, tmp_path):
+    """The same envs, actions, episodes and first weights."""
+    how = {"total_steps": 420, "learning_starts": 10_000, "capacity": 2_000}
+    trained(starts(tmp_path / "together", algorithm, env, **how))
+    for seed in SEEDS[::2]:
+        alone = hurtle.train(env, algorithm, seed=seed, runs=tmp_path, name=f"alone-{seed}", gear="general", **SMALL | how)
+        own = tmp_path / "together" / f"seed-{seed}"
+        expected, found = lines(alone.path)[-2], lines(own)[-2]
+        same = [name for name in expected if not name.startswith(("seconds", "steps_per", "time/", "threads/", "replay"))]
+        assert found["episodes"] > 0
+        assert {name: found[name] for name in same} == {name: expected[name] for name in same}
+        assert RunRecord.read(own).evaluation == alone.evaluation.mean
+        one, other = (load_checkpoint(Checkpoints(path / "checkpoints").latest()) for path in (own, alone.path))
+        for name, array in other["collector"]["envs"].items():
+            if name != "actions":  # the last ones, which differ in rounding
+                np.testing.assert_allclose(one["collector"]["envs"][name], array, atol=1e-6, err_msg=name)
+        own, expected = ({**saved["settings"], "runs": "", "name": ""} for saved in (one, other))
+        assert settings_from_dict({**own, "gear": "general"}) == settings_from_dict(expected)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env", "options"),
+    [
+        ("sac", "pendulum", {}),
+        ("dqn", "cartpole", {**FIXED, "priority_alpha": 0.6, "n_step": 3, "env_parameters": {"max_steps": 9}}),
+    ],
+)
+def test_going_on_is_exact(algorithm, env, options, tmp_path):
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    trained(starts(straight, algorithm, env, total_steps=64, **options))
+    trained(starts(stopped, algorithm, env, total_steps=40, **options))
+    trained(starts(stopped, algorithm, env, folders=stopped, total_steps=64, **options))
+    for seed in SEEDS:
+        one, other = (Checkpoints(path / f"seed-{seed}" / "checkpoints").latest() for path in (straight, stopped))
+        one, other = load_checkpoint(one), load_checkpoint(other)
+        for name in ("policy", "learner", "collector"):
+            assert_equal(other[name], one[name], name)
+        assert lines(stopped / f"seed-{seed}")[-1]["eval_return"] == lines(straight / f"seed-{seed}")[-1]["eval_return"]
+
+
+def assert_equal(found, expected, where):
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), where
+        for name, value in expected.items():
+            assert_equal(found[name], value, f"{where} {name}")
+    elif isinstance(expected, torch.Tensor):
+        assert torch.equal(found, expected), where
+    elif isinstance(expected, list | tuple):
+        for k, (one, other) in enumerate(zip(found, expected, strict=True)):
+            assert_equal(one, other, f"{where} {k}")
+    elif isinstance(expected, np.ndarray):
+        np.testing.assert_array_equal(found, expected, where)
+    else:
+        assert found == expected, where
+
+
+def test_a_seed_that_diverges_fails_alone(tmp_path):
+    def break_one(together):
+        update = together._update
+
+        def broken():
+            if together.clock.updates == 12:
+                for parameter in together.parts.learner.learners[1].critics.parameters():
+                    parameter.data.fill_(torch.nan)
+            return update()
+
+        return broken
+
+    told = trained(starts(tmp_path, total_steps=64, checkpoint_every=10), _update=break_one)
+    assert [(what, seed) for what, seed, _ in told] == [("failed", 4), ("ended", 3), ("ended", 5)]
+    assert "value_loss" in told[0][2]
+    assert "step-000000000020.pt" in told[0][2]
+    states = [RunRecord.read(tmp_path / f"seed-{seed}").state for seed in SEEDS]
+    assert states == ["finished", "crashed", "finished"]
+    for seed, steps in zip(SEEDS, (64, 26, 64), strict=True):
+        assert lines(tmp_path / f"seed-{seed}")[-1]["steps"] == pytest.approx(steps, abs=2)
+        policy = load_checkpoint(Checkpoints(tmp_path / f"seed-{seed}" / "checkpoints").latest())["policy"]
+        assert all(part.isfinite().all() for part in policy.values())
+
+
+def test_if_all_diverge_all_fail(tmp_path):
+    def break_all(together):
+        def broken():
+            for learner in together.parts.learner.learners:
+                for parameter in learner.critics.parameters():
+                    parameter.data.fill_(torch.nan)
+            return type(together)._update(together)
+
+        return broken
+
+    told = trained(starts(tmp_path, total_steps=64), _update=break_all)
+    assert [(what, seed) for what, seed, _ in told] == [("failed", seed) for seed in SEEDS]
+
+
+def test_ctrl_c_saves_all(tmp_path):
+    def interrupt(together):
+        def save(*_):
+            os.kill(os.getpid(), signal.SIGINT)
+
+        return lambda: (save() if together.clock.updates == 10 else None, type(together)._update(together))[1]
+
+    told = trained(starts(tmp_path, total_steps=400), _update=interrupt)
+    assert [what for what, *_ in told] == ["ended"] * 3
+    records = [RunRecord.read(tmp_path / f"seed-{seed}") for seed in SEEDS]
+    assert [(record.state, record.steps) for record in records] == [("stopped", 22)] * 3
+    assert all((record.path / "checkpoints" / "step-000000000022.pt").is_file() for record in records)
+    assert all(math.isnan(record.evaluation) for record in records)
+    trained(starts(tmp_path, folders=tmp_path, total_steps=30))
+    assert [RunRecord.read(record.path).state for record in records] == ["finished"] * 3
+
+
+def test_an_env_that_fails_ends_all_and_names_the_seed(tmp_path):
+    def fail(together):
+        together.parts.vec.step = lambda actions: (_ for _ in ()).throw(HurtleError("it broke"))
+        return type(together)._update.__get__(together)
+
+    with pytest.raises(HurtleError, match=r"it broke Last checkpoint: .*step-000000000000.pt"):
+        trained(starts(tmp_path, total_steps=64), _update=fail)
+    assert [RunRecord.read(tmp_path / f"seed-{seed}").state for seed in SEEDS] == ["crashed"] * 3
+    together = SeedsTogether(starts(tmp_path / "other"), lambda *_: None)
+    assert together.parts.collector.rows.name_of(3) == "env 1 of seed 4"
+    together.parts.close()
+
+
+def test_a_seed_stops_at_its_return_while_others_go_on(tmp_path):
+    told = trained(starts(tmp_path, "dqn", "bandit", total_steps=600, stop_at_return=0.1, learning_starts=10_000))
+    assert sorted(seed for _, seed, _ in told) == list(SEEDS)
+    for seed in SEEDS:
+        summary = json.loads((tmp_path / f"seed-{seed}" / "summary.json").read_text())
+        assert summary["stopped_by"] in ("stop_at_return", "total_steps")
+        assert (summary["steps"] < 600) == (summary["stopped_by"] == "stop_at_return")
+    assert {json.loads((tmp_path / f"seed-{seed}" / "summary.json").read_text())["stopped_by"] for seed in SEEDS} != {
+        "total_steps"
+    }
+
+
+def test_a_seed_goes_on_alone(tmp_path, capfd):
+    """On the same kind of learner with its replay buffer; in compiled code with an empty one."""
+    trained(starts(tmp_path, total_steps=64))
+    run = hurtle.train(resume=tmp_path / "seed-4", total_steps=80, gear="device")
+    assert run.steps == 80
+    assert "empty replay" not in capfd.readouterr().err
+    run = hurtle.train(resume=tmp_path / "seed-5", total_steps=80, gear="general")
+    assert run.steps == 80
+    assert "begins with an empty replay buffer" in capfd.readouterr().err
+
+
+def test_what_does_not_fit_is_left_for_another_turn(tmp_path, monkeypatch):
+    given = starts(tmp_path, total_steps=4, seeds=range(5))
+    monkeypatch.setattr(seeds_assembly, "replay_bytes", lambda like, capacity: 1000)
+    monkeypatch.setattr(seeds_assembly, "available_memory", lambda: 4 * 1000 / seeds_assembly.REPLAY_SHARE)
+    told = trained(given)
+    assert told == [("left", 3, ""), ("left", 4, ""), *(("ended", seed, "") for seed in range(3))]  # 3 and 2, not 4 and 1
+    monkeypatch.setattr(seeds_assembly, "available_memory", lambda: 900)
+    with pytest.raises(HurtleError, match="use a smaller capacity than 400"):
+        trained(given)
+
+
+def test_seeds_are_grouped_by_their_checkpoints(tmp_path, monkeypatch):
+    monkeypatch.setattr(seeds_together, "is_whole", lambda file: file.read_text() != "damaged")
+
+    def folder(name, *steps, damaged=()):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        for step in steps:
+            file = tmp_path / name / "checkpoints" / f"step-{step:012}.pt"
+            file.write_text("damaged" if step in damaged else "")
+        return tmp_path / name
+
+    def steps_of(*folders):
+        found = grouped(folders)
+        return [[(k, None if file is None else int(file.stem[5:])) for k, file in group] for group in found]
+
+    a, b = folder("a", 10, 20, 30), folder("b", 10, 20)
+    assert steps_of(a, b) == [[(0, 20), (1, 20)]]
+    assert steps_of(a, None, a) == [[(0, 30), (2, 30)], [(1, None)]]
+    assert steps_of(a, folder("c", 10), a) == [[(0, 30), (2, 30)], [(1, 10)]]
+    assert steps_of(a, folder("d", 20, 30, damaged=(30,))) == [[(0, 20), (1, 20)]]
+    assert steps_of(None, None) == [[(0, None), (1, None)]]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"algorithm": "ppo"}, "ppo has no replay buffer"),
+        ({"algorithm": "rainbow"}, "noisy layers"),
+        ({"algorithm": "r2d2"}, "has a memory"),
+        ({"algorithm": "apex"}, "collects with actors"),
+        ({"algorithm": "dqn", "normalize_observations": True}, "running statistics"),
+        ({"algorithm": "dqn", "pool_batch_size": 1}, "not in step"),
+        ({"algorithm": "dqn", "curriculum": {"max_steps": "uniform:10:20"}}, "a curriculum"),
+        ({"algorithm": "dqn", "gear": "native"}, "gear='native' is for single runs"),
+        ({"algorithm": "xqc"}, ""),
+        ({"algorithm": "dqn", "reward_mode": "sign"}, ""),
+    ],
+)
+def test_what_cannot_be_trained_side_by_side_is_named(options, why):
+    found = together_obstacle(make_settings("cartpole", {"preset": False, **options}))
+    assert why in found if why else found is None
