@@ -52,6 +52,13 @@ def pytest_collection_finish():
     gc.set_threshold(50_000, 20, 100)  # tests that look for what was left behind collect it themselves
 
 
+@pytest.fixture(scope="module", autouse=True)
+def earlier_files_are_frozen():
+    """Keep what the files before this one imported and compiled out of garbage collections too, of this process and its forks."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """With several processes, those files go to the same one, as the tests of each file do."""
