@@ -50,7 +50,7 @@ def test_numbers_beside_numbers(name, parameters):
 
 
 def test_planes_behind_grids():
-    plain, *_ = played("asterix", 60)
+    plain, *_ = played("asterix", 60, debug=True)  # the same steps, and nothing to compile
     shown, actions, rewards, starts = played("asterix", 60, show_last=True)
     size = plain.shape[-1]
     np.testing.assert_array_equal(shown[..., :size], plain)
