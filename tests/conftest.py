@@ -54,7 +54,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="module", autouse=True)
 def earlier_files_are_frozen():
-    """Keep what the files before this one imported and compiled out of garbage collections too, of this process and its forks."""
+    """Keep what earlier files imported and compiled out of garbage collections too, of this process and of its forks."""
     gc.collect()
     gc.freeze()
 

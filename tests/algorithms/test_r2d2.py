@@ -268,6 +268,6 @@ def test_actors_explore_differently():
 
 def test_apex_trains_with_its_actors(tmp_path, capsys):
     how = {"progress": "plain", "trackers": (), "eval_episodes": 2, "preset": False, "runs": str(tmp_path)}
-    run = hurtle.train("cartpole", algorithm="apex", total_steps=3000, learning_starts=500, **how)
-    assert run.steps >= 3000
+    run = hurtle.train("cartpole", algorithm="apex", total_steps=1500, learning_starts=500, **how)
+    assert run.steps >= 1500
     assert "async: 4 actors (2 + 2 + 2 + 2 envs), lag 1" in capsys.readouterr().out
