@@ -40,8 +40,15 @@ TOGETHER = (
         "tests/deploy/test_without_hurtle.py",
         "tests/serving/backends/test_policy_backends.py",
     ),
+    (  # few tests that take long: files with fewer tests begin later, and the last of them would be waited for
+        "tests/vector/test_ray.py",
+        "tests/kernels/test_kernel_loader.py",
+        "tests/kernels/test_simulated.py",
+        "tests/kernels/triton_kernels/test_replay_sampling.py",
+        "tests/envs/test_minatar_seaquest.py",
+    ),
 )
-"""Files that compile or export the same: in one process, none of them waits for another or does it again."""
+"""Files that one process takes; most compile or export the same: none of them waits for another or does it again."""
 
 
 def pytest_collection_finish():
