@@ -40,8 +40,15 @@ TOGETHER = (
         "tests/deploy/test_without_hurtle.py",
         "tests/serving/backends/test_policy_backends.py",
     ),
+    (  # few tests that take long: files with fewer tests begin later, and the last of them would be waited for
+        "tests/vector/test_ray.py",
+        "tests/kernels/test_kernel_loader.py",
+        "tests/kernels/test_simulated.py",
+        "tests/kernels/triton_kernels/test_replay_sampling.py",
+        "tests/envs/test_minatar_seaquest.py",
+    ),
 )
-"""Files that compile or export the same: in one process, none of them waits for another or does it again."""
+"""Files that one process takes; most compile or export the same: none of them waits for another or does it again."""
 
 
 def pytest_collection_finish():
@@ -50,6 +57,13 @@ def pytest_collection_finish():
     gc.freeze()
     gc.enable()
     gc.set_threshold(50_000, 20, 100)  # tests that look for what was left behind collect it themselves
+
+
+@pytest.fixture(scope="module", autouse=True)
+def earlier_files_are_frozen():
+    """Keep what earlier files imported and compiled out of garbage collections too, of this process and of its forks."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

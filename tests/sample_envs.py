@@ -8,6 +8,7 @@ from hurtle.native import Box, Discrete, Env, MultiDiscrete, bool_, float32, int
 from hurtle.native import rng as reference
 
 # Parameters that several files share: with each set the env is one more program to compile, snake for up to half a minute.
+ASTERIX = {"max_steps": 17, "sticky_action_prob": 0.0}  # compiled for the comparison with MinAtar too
 SHORT_CARTPOLE, SHORT_PENDULUM = {"max_steps": 14}, {"max_steps": 9}
 SNAKES = {"num_agents": 3, "height": 6, "width": 6, "vision": 1, "respawn_delay": 2, "max_steps": 23}
 

@@ -8,6 +8,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,9 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
+@cache
 def _versions() -> dict[str, str]:
+    """Read once: it takes longer than a short run, of which a process may have many."""
     found = {}
     for package in PACKAGES:
         try:

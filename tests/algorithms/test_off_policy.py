@@ -220,7 +220,7 @@ def test_what_cannot_be_is_refused(env, options, message, tmp_path):
 
 def test_pqn_has_no_masks(tmp_path):
     with pytest.raises(HurtleError, match="does not support action masks"):
-        hurtle.train(masked_guess, algorithm="pqn", total_steps=64, runs=tmp_path, **HOW, **SETTINGS["pqn"])
+        hurtle.train(masked_guess, algorithm="pqn", total_steps=64, runs=tmp_path, backend="serial", **HOW, **SETTINGS["pqn"])
 
 
 def test_a_module_of_the_users_own_is_refused(tmp_path):

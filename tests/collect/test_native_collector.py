@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sample_envs import SHORT_CARTPOLE, SHORT_PENDULUM, SNAKES, Levers, Masked, Thrust
+from sample_envs import ASTERIX, SHORT_CARTPOLE, SHORT_PENDULUM, SNAKES, Levers, Masked, Thrust
 from scripted_envs import Staged, assert_finals_of_truncations, finals_of
 
 import hurtle
@@ -210,7 +210,7 @@ CASES = {
     "pendulum": ("pendulum", SHORT_PENDULUM, {}),
     "pendulum beta": ("pendulum", SHORT_PENDULUM, {"distribution": "beta", "normalize": True}),
     "squared": ("squared", {}, {"separate_networks": False, "activation": "relu"}),
-    "asterix": ("asterix", {"max_steps": 17}, {"hidden_sizes": (32,)}),
+    "asterix": ("asterix", ASTERIX, {"hidden_sizes": (32,)}),
     "memory": ("memory", {}, {}),
     "snake": ("snake", SNAKES, {}),
     "levers": (Levers, {}, {}),
@@ -223,9 +223,9 @@ CASES = {
     "comings gru": (Comings, {}, {"recurrent": "gru"}),
     "masked mingru": (Masked, {}, {"recurrent": "mingru", "hidden_sizes": (20,)}),
     "pendulum lstm": ("pendulum", SHORT_PENDULUM, {"recurrent": "lstm", "hidden_sizes": (9,)}),
-    "asterix cnn": ("asterix", {"max_steps": 17}, {"policy": "grid_cnn"}),
-    "asterix cnn, separate": ("asterix", {"max_steps": 17}, {"policy": "grid_cnn", "separate_networks": True}),
-    "asterix cnn with gru": ("asterix", {"max_steps": 17}, {"policy": "grid_cnn", "recurrent": "gru"}),
+    "asterix cnn": ("asterix", ASTERIX, {"policy": "grid_cnn"}),
+    "asterix cnn, separate": ("asterix", ASTERIX, {"policy": "grid_cnn", "separate_networks": True}),
+    "asterix cnn with gru": ("asterix", ASTERIX, {"policy": "grid_cnn", "recurrent": "gru"}),
 }
 BOTH_ENDS = {"cartpole", "masked", "comings"}
 

@@ -315,9 +315,9 @@ def test_fire_reset():
 
 
 def test_size_stack_and_scale():
-    env, scaled = make_atari("Pong", size=42, num_stack=3), make_atari("Pong", size=42, num_stack=3, scale=True)
+    env, scaled = make_atari("Pong", size=64, num_stack=3), make_atari("Pong", size=64, num_stack=3, scale=True)
     obs, before = env.reset(seed=0)[0], scaled.reset(seed=0)[0]
-    assert (obs.shape, obs.dtype, before.dtype) == ((3, 42, 42), np.uint8, np.float32)
+    assert (obs.shape, obs.dtype, before.dtype) == ((3, 64, 64), np.uint8, np.float32)
     assert (obs == obs[0]).all()
     for action in (2, 3, 2, 2, 5):
         newer, scaled_obs = env.step(action)[0], scaled.step(action)[0]

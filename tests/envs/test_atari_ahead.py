@@ -157,7 +157,7 @@ def test_a_vector_plays_like_its_envs_alone(lives, capsys, monkeypatch):
     ("backend", "mode"), [("serial", "NEXT_STEP"), pytest.param("process", "SAME_STEP", marks=pytest.mark.slow)]
 )
 def test_a_vector_resumes_exactly(backend, mode, tmp_path):
-    options = {"backend": backend, "autoreset_mode": mode, "episodic_life": False, "noop_max": 2}
+    options = {"backend": backend, "autoreset_mode": mode, "episodic_life": False, "noop_max": 2, "check": False}
     vec, rng, ended = hurtle.make_vec("atari/Breakout", 2, **options), np.random.default_rng(0), 0
     vec.reset(seed=0)
     while not ended:  # with NEXT_STEP, the next step of the env that has ended is a reset

@@ -50,7 +50,7 @@ def test_numbers_beside_numbers(name, parameters):
 
 
 def test_planes_behind_grids():
-    plain, *_ = played("asterix", 60)
+    plain, *_ = played("asterix", 60, debug=True)  # the same steps, and nothing to compile
     shown, actions, rewards, starts = played("asterix", 60, show_last=True)
     size = plain.shape[-1]
     np.testing.assert_array_equal(shown[..., :size], plain)
@@ -101,7 +101,7 @@ def test_others_are_refused(env):
 
 def test_runs_are_played_as_they_were_trained(tmp_path):
     run = hurtle.train(
-        "memory", algorithm="r2d2", env_parameters={"show_last": True}, total_steps=640, num_steps=8, sequence_length=12,
+        "memory", algorithm="r2d2", env_parameters={"show_last": True}, total_steps=320, num_steps=8, sequence_length=12,
         burn_in=2, learning_starts=200, eval_episodes=3, preset=False, progress="quiet", trackers=(), runs=str(tmp_path),
     )  # fmt: skip
     assert run.evaluation.episodes == 3

@@ -49,8 +49,17 @@ def test_an_example_by_hand(compute):
     assert returns.tolist() == [7.0, 6.0, 35.5]
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
+@pytest.mark.parametrize(
+    ("dtype", "masked"),
+    [
+        (np.float32, False),
+        (np.float32, True),
+        (np.float64, False),
+        (np.int64, True),
+        pytest.param(np.float64, True, marks=pytest.mark.slow),  # each is compiled; dtype and mask have nothing to do with
+        pytest.param(np.int64, False, marks=pytest.mark.slow),  # each other
+    ],
+)
 @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (9, 1), (0, 3), (33, 17), (128, 64)])
 def test_every_row_has_one_column(shape, dtype, masked):
     rewards, ended, valid = random_steps(*shape, seed=sum(shape), dtype=dtype)

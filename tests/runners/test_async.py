@@ -463,7 +463,9 @@ def test_a_stop_that_wakes_nobody_is_found(monkeypatch):
     collector.close()
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(  # test_trainer.py sends both to a local run, which takes them the same way
+    "sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_signals_save_and_end_it(tmp_path, sent):
     code = (
         "import hurtle; from functools import partial; from slow_envs import Simulator\n"

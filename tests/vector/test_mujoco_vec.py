@@ -14,7 +14,6 @@ from gymnasium.utils.env_checker import check_env
 import hurtle
 from hurtle.errors import ActionError, EnvDefinitionError, HurtleError, ResetMaskError, UnknownNameError
 from hurtle.mujoco import Task
-from hurtle.tracking.checkpoints import load_checkpoint
 from hurtle.vector.mujoco_vec import MujocoVecEnv
 from hurtle.vector.vec_env import VecEnvClosedError
 
@@ -474,6 +473,8 @@ def test_a_run_that_was_resumed_is_the_run_that_was_not(tmp_path):
         "Hopper-v5", env_parameters={"max_episode_steps": 30}, callbacks=[lambda trainer: trainer.updates < 3], **settings
     )
     rest = hurtle.train(resume=half)
+    from hurtle.tracking.checkpoints import load_checkpoint  # torch; workers import this file for its tasks
+
     weights = [load_checkpoint(max((run.path / "checkpoints").glob("step-*.pt")))["policy"] for run in (whole, rest)]
     assert (half.steps, rest.steps) == (192, 384)
     assert weights[0].keys() == weights[1].keys()
