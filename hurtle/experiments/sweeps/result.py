@@ -185,11 +185,16 @@ def closing_message(found: SweepRun, seconds: float) -> str:
     if winner(found.trials) is None:
         return "\n".join([*lines, f"No trial was trained to its end. folder  {found.path}"])
     best, metric = found.best, found.plan.metric
-    lines.append(f"best        {best.name}: {metric} {figure(found.shown(best.score))} in {best.seconds:.1f} s of training")
-    for number, estimate in sorted(found.checks.items(), key=lambda item: item[0] != best.number):
-        who = next(trial for trial in found.searched if trial.number == number)
-        name = "baseline" if who.origin == "baseline" else who.name
-        lines.append(f"{'checked' if number == best.number else '':<12}{name}: {estimate} with fresh seeds")
+    by_number = {trial.number: trial for trial in found.searched}
+    others = [number for number in sorted(found.checks) if number != best.number]
+    for number in [best.number, *others]:
+        trial = by_number[number]
+        name = "baseline" if trial.origin == "baseline" else trial.name
+        scored = f"{figure(found.shown(trial.score))} in the search"
+        if number in found.checks:
+            scored = f"{found.checks[number]} with fresh seeds, {scored}"
+        label = "best" if number == best.number else "checked too" if number == others[0] else ""
+        lines.append(f"{label:<12}{name}: {metric} {scored}, {trial.seconds:.1f} s of training")
     if found.importance:
         top = [f"{name} {100 * share:.0f} %" for name, share in list(found.importance.items())[:4]]
         lines.append(f"matters     {', '.join(top)}")
