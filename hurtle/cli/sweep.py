@@ -64,7 +64,7 @@ def run_sweep(arguments: list[str]) -> int:
         return 0
     settings = settings_to_dict(read_settings(rest + ["--trust"] * ("trust" in switches)))
     if "show_space" in switches:
-        from hurtle.experiments.sweeps.space import default_space, read_space
+        from hurtle.experiments.space import default_space, read_space
 
         found = read_space(values["space"], settings) if values.get("space") else default_space(settings)
         print(found.to_toml(), end="")

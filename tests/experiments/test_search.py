@@ -1,19 +1,20 @@
 """Parts of a search: spaces, the Gaussian process against its formulas, acquisition, pruning, finalists, the journal."""
 
 import math
+import random
 
 import numpy as np
 import pytest
 
 from hurtle.algorithms.algorithm import algorithm_names
 from hurtle.errors import HurtleError
+from hurtle.experiments.space import Dimension, Space, default_space, read_space
 from hurtle.experiments.sweeps.cost_aware import CostAwareSearch, expected_improvement
 from hurtle.experiments.sweeps.finalists import checked, choose_finalists, winner
 from hurtle.experiments.sweeps.gaussian_process import GaussianProcess
 from hurtle.experiments.sweeps.importance import importance
 from hurtle.experiments.sweeps.pruning import falls_behind
 from hurtle.experiments.sweeps.search import RandomSearch, normal_scores
-from hurtle.experiments.sweeps.space import Dimension, Space, default_space, read_space
 from hurtle.experiments.sweeps.trials import Journal, Trial, pareto_front
 from hurtle.runners.settings import make_settings, settings_to_dict
 
@@ -53,6 +54,24 @@ def test_values_and_places_of_a_dimension_are_inverse(dimension):
     assert dimension.value(dimension.unit(dimension.high * 2)) == dimension.high
     if dimension.whole:
         assert all(isinstance(value, int) for value in values)
+
+
+@pytest.mark.parametrize(
+    ("dimension", "value", "nearby"),
+    [
+        (Dimension("a", 1e-5, 1.0, "log"), 1e-3, {8e-4, 1.25e-3}),
+        (Dimension("a", 1e-5, 1.0, "log"), 1.0, {0.8}),  # at the end only the other way is open
+        (Dimension("a", 0.8, 0.999, "near_one"), 0.99, {0.992, 0.9875}),
+        (Dimension("a", 4.0, 64.0, "power_of_two", whole=True), 16, {8, 32}),
+        (Dimension("a", 1.0, 20.0, "log", whole=True), 2, {1, 3}),
+        (Dimension("a", -1.0, 1.0), 0.0, {-0.2, 0.2}),
+        (Dimension("a", choices=(1, 2, 3)), 2, {1, 3}),
+        (Dimension("a", choices=(1, 2, 3)), 3, {2}),
+    ],
+)
+def test_a_small_change_is_a_neighbour_in_bounds(dimension, value, nearby):
+    found = {dimension.changed(value, random.Random(seed)) for seed in range(30)}
+    assert sorted(found) == pytest.approx(sorted(nearby))
 
 
 def test_discounts_are_spread_by_their_distance_from_one():
@@ -106,7 +125,9 @@ def test_a_space_is_read_back_as_it_was_written(tmp_path):
         ("gamma = { low = 0.5, high = 0.9, step = 1 }", "a range takes low, high and scale"),
         ("optimizer = ['adam', 'sgd']", "optimizer in .* must be one of"),
         ("optimizer = { low = 1, high = 2 }", "is not a number: give a list of choices"),
-        ("seed = [1, 2]", "seed in .* is the same for all trials"),
+        ("seed = [1, 2]", "seed in .* is the same for all runs"),
+        ("gamma = [0.9, 0.9]", "the same choice twice"),
+        ("gamma = [0.9]", "needs a range"),
         ("", "nothing to search"),
         ("= 3", "not a TOML file"),
     ],

@@ -355,9 +355,9 @@ def test_a_page_of_a_sweep(workers, monkeypatch):
         score = 100 - 40 * abs(math.log10(values["learning_rate"]) + 3)
         trials.append(Trial(k, values, k, "search", state="finished", score=score, seconds=rng.uniform(1, 9)))
     trials += [Trial(30 + k, trials[1].values, 10**6 + k, "check", 1, "finished", 90.0, 2.0) for k in range(2)]
+    from hurtle.experiments.space import Dimension, Space
     from hurtle.experiments.sweeps.page import sweep_page
     from hurtle.experiments.sweeps.result import SweepRun
-    from hurtle.experiments.sweeps.space import Dimension, Space
     from hurtle.runners.settings import settings_to_dict
 
     space = Space((Dimension("learning_rate", 1e-4, 1e-2, "log"), Dimension("gamma", choices=(0.9, 0.99))))

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from hurtle.experiments.space import Space
 from hurtle.experiments.sweeps.gaussian_process import GaussianProcess
 from hurtle.experiments.sweeps.search import STARTS, IsValid, RandomSearch, normal_scores, reached, usable, valid
-from hurtle.experiments.sweeps.space import Space
 from hurtle.experiments.sweeps.trials import Trial, pareto_front
 
 CANDIDATES = 1024

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hurtle.experiments.space import Space
 from hurtle.experiments.statistics import Estimate
 from hurtle.experiments.sweeps.gaussian_process import GaussianProcess
 from hurtle.experiments.sweeps.search import STARTS, normal_scores
-from hurtle.experiments.sweeps.space import Space
 from hurtle.experiments.sweeps.trials import Trial
 
 FINALISTS = 3

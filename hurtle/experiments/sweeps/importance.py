@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hurtle.experiments.space import Space
 from hurtle.experiments.sweeps.gaussian_process import GaussianProcess
 from hurtle.experiments.sweeps.search import normal_scores, reached, usable
-from hurtle.experiments.sweeps.space import Space
 from hurtle.experiments.sweeps.trials import Trial
 
 LEAST = 12

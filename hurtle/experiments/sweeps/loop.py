@@ -21,12 +21,12 @@ from hurtle.errors import HurtleError
 from hurtle.experiments.curves_of_runs import RunCurves
 from hurtle.experiments.records import RunRecord
 from hurtle.experiments.run_processes import RunProcesses, Task
+from hurtle.experiments.space import Space
 from hurtle.experiments.sweeps.finalists import choose_finalists
 from hurtle.experiments.sweeps.plan import SweepPlan
 from hurtle.experiments.sweeps.pruning import falls_behind
 from hurtle.experiments.sweeps.scores import Metric
 from hurtle.experiments.sweeps.search import Search
-from hurtle.experiments.sweeps.space import Space
 from hurtle.experiments.sweeps.trials import Journal, Trial
 from hurtle.tracking.run_state import hold
 

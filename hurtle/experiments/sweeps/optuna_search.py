@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hurtle.errors import HurtleError
+from hurtle.experiments.space import Dimension, Space
 from hurtle.experiments.sweeps.search import IsValid
-from hurtle.experiments.sweeps.space import Dimension, Space
 from hurtle.experiments.sweeps.trials import Trial
 
 

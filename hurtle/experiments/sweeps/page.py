@@ -21,8 +21,8 @@ from hurtle.tracking.formatting import figure
 from hurtle.tracking.run_folder import write_whole
 
 if TYPE_CHECKING:
+    from hurtle.experiments.space import Dimension
     from hurtle.experiments.sweeps.result import SweepRun
-    from hurtle.experiments.sweeps.space import Dimension
     from hurtle.experiments.sweeps.trials import Trial
 
 BLUE, RED, GREEN = COLOURS[0], COLOURS[1], COLOURS[2]

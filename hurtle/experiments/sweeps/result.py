@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from hurtle.errors import HurtleError
+from hurtle.experiments.space import Space
 from hurtle.experiments.statistics import Estimate
 from hurtle.experiments.sweeps.finalists import checked, winner
 from hurtle.experiments.sweeps.importance import importance
 from hurtle.experiments.sweeps.plan import SweepPlan
 from hurtle.experiments.sweeps.scores import Metric
-from hurtle.experiments.sweeps.space import Space
 from hurtle.experiments.sweeps.trials import Journal, Trial, pareto_front
 from hurtle.runners.settings import settings_from_dict, settings_to_dict
 from hurtle.runners.values import shown

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hurtle.errors import HurtleError
-from hurtle.experiments.sweeps.space import Space
+from hurtle.experiments.space import Space
 from hurtle.experiments.sweeps.trials import Trial
 
 METHODS = ("cost_aware", "random", "optuna_tpe", "optuna_gp")

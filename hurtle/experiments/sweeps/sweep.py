@@ -18,13 +18,13 @@ from hurtle.errors import HurtleError
 from hurtle.experiments.records import latest_with
 from hurtle.experiments.run_processes import INSIDE, RunProcesses
 from hurtle.experiments.seeds import name_of_env
+from hurtle.experiments.space import Space, default_space, read_space
 from hurtle.experiments.sweeps.cost_aware import CostAwareSearch
 from hurtle.experiments.sweeps.display import State, make_sweep_display
 from hurtle.experiments.sweeps.loop import SweepLoop
 from hurtle.experiments.sweeps.plan import SPACE_FILE, SWEEP_FILE, SweepPlan, seconds, size
 from hurtle.experiments.sweeps.result import SweepRun, closing_message
 from hurtle.experiments.sweeps.search import IsValid, RandomSearch, Search
-from hurtle.experiments.sweeps.space import Space, default_space, read_space
 from hurtle.experiments.sweeps.trials import Journal, Trial
 from hurtle.native.threads import free_cores
 from hurtle.runners.settings import Settings, check_settings_file, make_settings, settings_from_dict, settings_to_dict
@@ -240,7 +240,9 @@ def _processes(plan: SweepPlan, device: str) -> RunProcesses:
 
         return ray_processes(plan.ray, plan.parallel, device)
     gpus = visible_gpus() if device in ("cuda", "auto") else []
-    return RunProcesses([], plan.parallel or len(gpus) or free_cores(), afresh=bool(gpus), devices=gpus)
+    on_gpu = bool(gpus) or device.startswith("cuda")
+    at_once = plan.parallel or (max(1, len(gpus)) if on_gpu else free_cores())
+    return RunProcesses([], at_once, afresh=on_gpu, devices=gpus)
 
 
 def visible_gpus() -> list[str]:

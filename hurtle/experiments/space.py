@@ -1,11 +1,12 @@
-"""What a sweep searches: settings with their ranges or choices, and their places in a unit cube.
+"""What sweeps and populations search: settings with their ranges or choices, and their places in a unit cube.
 
-TOML or spaces.toml → `Space` ⇄ settings of a trial ⇄ point in [0, 1]^d. Knows nothing of searching.
+TOML, a dict or spaces.toml → `Space` ⇄ settings of a run ⇄ point in [0, 1]^d. Knows nothing of searching.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,10 @@ from hurtle.runners.settings import check_settings, setting_types
 from hurtle.tracking.toml_text import to_toml
 
 SCALES = ("linear", "log", "near_one", "power_of_two")
+FACTORS = (0.8, 1.25)
+"""What a small change multiplies numbers by."""
+NEAR_ONE = ("gamma", "gae_lambda", "trace_lambda", "return_lambda")
+"""Settings whose distance from 1 is what matters."""
 NOT_SEARCHED = (
     "env",
     "algorithm",
@@ -89,6 +94,31 @@ class Dimension:
         at = {"linear": lambda: value, "log": lambda: math.log(value), "near_one": lambda: math.log(1 - value)}[self.scale]()
         return (at - low) / (high - low)
 
+    def changed(self, value: Any, rng: random.Random) -> Any:
+        """A value nearby: a neighbour among choices, else the number times one of FACTORS, in bounds."""
+        if self.choices:
+            at = self.choices.index(value)
+            return rng.choice([self.choices[near] for near in (at - 1, at + 1) if 0 <= near < len(self.choices)])
+        first = rng.randrange(2)
+        for factor in (FACTORS[first], FACTORS[1 - first]):
+            if (found := self._times(value, factor)) != value:
+                return found
+        return value
+
+    def _times(self, value: float, factor: float) -> Any:
+        if self.scale == "power_of_two":
+            found = value * 2 if factor > 1 else value / 2
+        elif self.scale == "near_one":
+            found = round(1 - (1 - value) * factor, 6)
+        elif self.low <= 0:  # multiplying would stop at 0
+            found = value + math.copysign(0.1, factor - 1) * (self.high - self.low)
+        else:
+            found = value * factor
+        if self.whole:
+            found = round(found) if round(found) != value else value + (1 if factor > 1 else -1)
+            return int(min(max(found, self.low), self.high))
+        return min(max(found if self.scale == "near_one" else float(f"{found:.4g}"), self.low), self.high)
+
     def _ends(self) -> tuple[float, float]:
         """The range on its scale."""
         if self.scale == "log":
@@ -157,7 +187,7 @@ def default_space(base: Mapping[str, Any]) -> Space:
         table |= {name: tables["ppo"][name] for name in sorted(known)}
     if "cnn" in str(base.get("policy")):
         table.pop("normalize_observations", None)  # images have a scale
-    return _space(table, base, "", widen=True)
+    return make_space(table, base, widen=True)
 
 
 def read_space(file: str | Path, base: Mapping[str, Any]) -> Space:
@@ -172,10 +202,26 @@ def read_space(file: str | Path, base: Mapping[str, Any]) -> Space:
         raise HurtleError(f"The space {file} could not be read: {error.strerror}.") from None
     except ValueError as error:
         raise HurtleError(f"{file} is not a TOML file: {error}.") from None
-    return _space(table, base, f" in {file}")
+    return make_space(table, base, f" in {file}")
 
 
-def _space(table: Mapping[str, Any], base: Mapping[str, Any], where: str, widen: bool = False) -> Space:
+def make_space(table: Mapping[str, Any], base: Mapping[str, Any], where: str = "", widen: bool = False) -> Space:
+    """The space of a table as in a TOML file.
+
+    Args:
+        table: By name: a range, `{"low": …, "high": …, "scale": …}`, or a list of choices. Without a scale, one is chosen:
+            near_one for discounts, log for positive ranges of a factor of 10 or more, else linear.
+        base: The settings of a run without a search; "algorithm" is needed.
+        where: For errors: where the table comes from, such as " in space.toml".
+        widen: Whether ranges are widened to include the settings in `base`.
+
+    Raises:
+        HurtleError: Something does not fit the settings.
+
+    Example:
+        >>> make_space({"gamma": {"low": 0.9, "high": 0.99}}, {"algorithm": "ppo"}).dimensions[0].scale
+        'near_one'
+    """
     algorithm = str(base["algorithm"])
     types = setting_types(algorithm)
     found = []
@@ -183,11 +229,13 @@ def _space(table: Mapping[str, Any], base: Mapping[str, Any], where: str, widen:
         if name not in types:
             raise UnknownNameError(f"No setting {name}{where}. {did_you_mean(name, types)}")
         if name in NOT_SEARCHED:
-            raise HurtleError(f"{name}{where} is the same for all trials of a sweep: leave it out.")
+            raise HurtleError(f"{name}{where} is the same for all runs of a search: leave it out.")
         if isinstance(entry, Mapping):
             found.append(_range(name, dict(entry), types[name], base.get(name), algorithm, where, widen))
-        elif isinstance(entry, list) and entry:
+        elif isinstance(entry, list | tuple) and len(entry) > 1:
             choices = [check_settings({name: choice}, algorithm, where)[name] for choice in entry]
+            if any(choice in choices[:k] for k, choice in enumerate(choices)):
+                raise HurtleError(f"{name}{where} has the same choice twice: {entry!r}.")
             found.append(Dimension(name, choices=tuple(choices)))
         else:
             raise HurtleError(
@@ -201,15 +249,17 @@ def _space(table: Mapping[str, Any], base: Mapping[str, Any], where: str, widen:
 def _range(name: str, entry: dict[str, Any], kind: Any, base: Any, algorithm: str, where: str, widen: bool) -> Dimension:
     if times := entry.pop("times", None):  # relative to the setting of a run without a sweep
         entry |= {"low": base * times[0], "high": base * times[1]}
-    scale = entry.pop("scale", "linear")
+    scale = entry.pop("scale", None)
     low, high = (entry.pop(end, None) for end in ("low", "high"))
     whole = kind is int
     if entry:
         raise HurtleError(f"{name}{where} has {', '.join(entry)}: a range takes low, high and scale.")
-    if scale not in SCALES:
+    if scale is not None and scale not in SCALES:
         raise HurtleError(f"The scale of {name}{where} must be one of {', '.join(SCALES)}, got {scale!r}.")
     if not all(isinstance(end, int | float) and not isinstance(end, bool) and math.isfinite(end) for end in (low, high)):
         raise HurtleError(f"{name}{where} needs low and high, two numbers.")
+    if scale is None:
+        scale = "near_one" if name in NEAR_ONE and high < 1 else "log" if low > 0 and high >= 10 * low else "linear"
     if not (whole or kind is float or kind == float | None or kind == int | None):
         raise HurtleError(f"{name}{where} is not a number: give a list of choices.")
     if whole:
