@@ -15,7 +15,7 @@ from hurtle.errors import HurtleError
 from hurtle.tracking.run_folder import RunFolder
 
 STATES = ("running", "finished", "stopped", "crashed")
-STOPPED_BY = ("Ctrl-C", "SIGTERM")
+STOPPED_BY = ("Ctrl-C", "SIGTERM", "until")
 """What ends a run before it is done, as `stopped_by` in summary.json has it."""
 PATIENCE = 0.3
 """Seconds to wait for whoever only looks at the lock."""
