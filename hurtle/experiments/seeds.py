@@ -2,7 +2,7 @@
 
 settings → one process per seed (run_processes.py) → run folders → IQM, curve, summary. Imports no torch.
 
-How seeds share the machine is decided in one place, `plan`: on CPUs side by side in processes, on a GPU one after the other.
+How seeds share the machine is decided in one place, `plan`: on CPUs side by side in processes, on each GPU one after the other.
 Training several as one learner (`algorithms/side_by_side.py`) would be another kind of task there.
 """
 
@@ -12,32 +12,31 @@ import os
 import shlex
 import shutil
 import time
-import tomllib
 from pathlib import Path
 from typing import Any
 
-from hurtle.algorithms.algorithm import algorithm_name, allow_algorithm, short_name
+from hurtle.algorithms.algorithm import short_name
 from hurtle.errors import HurtleError
-from hurtle.experiments.records import SEEDS_FILE, RunRecord, latest
+from hurtle.experiments.many_runs import (
+    change_settings,
+    check_counts,
+    find_folder,
+    given_values,
+    make_shared_settings,
+    reading,
+)
+from hurtle.experiments.records import SEEDS_FILE, RunRecord
 from hurtle.experiments.run_processes import INSIDE, RunProcesses, Task
 from hurtle.experiments.seeds_display import SeedsDisplay, make_seeds_display
 from hurtle.experiments.seeds_progress import Progress, watch
 from hurtle.experiments.seeds_run import SeedsRun, closing_message
 from hurtle.native.threads import free_cores
-from hurtle.references import absolute_reference, is_reference
-from hurtle.runners.settings import (
-    Settings,
-    check_settings,
-    check_settings_file,
-    make_settings,
-    settings_from_dict,
-    settings_to_dict,
-)
+from hurtle.runners.settings import Settings, settings_to_dict
 from hurtle.tracking.json_text import to_json
 from hurtle.tracking.run_folder import new_folder, write_whole
 from hurtle.tracking.run_state import hold
 from hurtle.tracking.toml_text import to_toml
-from hurtle.trust import SIGNATURE, check_code, is_signed, signed
+from hurtle.trust import signed
 
 README = """\
 # {name}
@@ -102,27 +101,13 @@ def train_seeds(
     """
     if INSIDE in os.environ:
         raise HurtleError('Seeds would train seeds: call train_seeds under `if __name__ == "__main__":`.')
-    given: dict[str, Any] = {
-        "algorithm": None if algorithm is None else algorithm_name(algorithm),
-        "total_steps": total_steps,
-        "device": device,
-    }
-    values = {name: value for name, value in {**given, "seed": seed, **overrides}.items() if value is not None}
-    for name, number in (("seeds", seeds), ("parallel", parallel)):
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-            raise HurtleError(f"{name} must be a whole number of at least 1, got {number!r}.")
+    values = given_values(overrides, algorithm=algorithm, total_steps=total_steps, device=device, seed=seed)
+    check_counts(seeds=seeds, parallel=parallel)
     if resume is not None:
         if env is not None or config is not None or seed is not None:
             raise HurtleError("resume goes on with the same env, settings and seeds: leave out env, config and seed.")
         return _resume(resume.path if isinstance(resume, SeedsRun) else Path(resume), values, parallel, trust)
-    env = _name(env)
-    if isinstance(algorithm, type) and not is_reference(given["algorithm"]):
-        raise HurtleError(
-            f"Each seed has its own process, which cannot find {algorithm.__name__}: define it at the top level of a file."
-        )
-    if config is not None:
-        check_settings_file(config, values if env is None else {*values, "env"}, trust, given["algorithm"])
-    settings = make_settings(env, values, config)
+    settings = make_shared_settings(env, algorithm, values, config, trust, "seed")
     train = settings.train
     chosen = list(range(train.seed, train.seed + seeds))
     what = f"{seeds}-seeds" if train.seed == 0 else f"seeds-{chosen[0]}-to-{chosen[-1]}"
@@ -136,43 +121,32 @@ def train_seeds(
 
 
 def find_seeds(place: str | Path, runs: str | Path = "runs") -> Path | None:
-    """The folder of many seeds that `--resume` means; None if it means a run."""
-    if str(place) == "latest":
-        newest = latest(runs)
-        return newest if (newest / SEEDS_FILE).is_file() else None
-    return next((path for path in (Path(place), Path(runs) / place) if (path / SEEDS_FILE).is_file()), None)
+    """The folder of many seeds that `--resume` means; None if it means something else."""
+    return find_folder(place, SEEDS_FILE, runs)
 
 
 def read_seeds(folder: Path) -> tuple[dict[str, Any], list[int]]:
     """The settings of seeds.toml, with their signature, and the seeds."""
-    file = folder / SEEDS_FILE
-    try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    with reading(folder / SEEDS_FILE) as values:
         seeds = [int(seed) for seed in values.pop("seeds")]
-    except OSError as error:
-        raise HurtleError(f"{file} could not be read: {error.strerror}.") from None
-    except (ValueError, TypeError, KeyError) as error:
-        raise HurtleError(f"{file} is damaged: {error!r}.") from None
     return values, seeds
 
 
 def plan(settings: Settings, tasks: list[Task], parallel: int | None) -> RunProcesses:
-    """How the seeds share the machine."""
+    """How runs share the machine: one per core; one after the other on a GPU; on several GPUs one each."""
     device = settings.train.device
     on_gpu = device.startswith("cuda") or (device == "auto" and Path("/dev/nvidia0").exists())
-    return RunProcesses(tasks, min(len(tasks), parallel or (1 if on_gpu else free_cores())), afresh=on_gpu)
+    several = gpus() if on_gpu and ":" not in device else []
+    at_once = parallel or (max(1, len(several)) if on_gpu else free_cores())
+    return RunProcesses(tasks, min(len(tasks), at_once), afresh=on_gpu, devices=several if len(several) > 1 else ())
 
 
-def _name(env: Any) -> str | None:
-    """The name by which another process finds the env."""
-    if env is None or isinstance(env, str):
-        return absolute_reference(env)
-    from hurtle.envs.registry import name_of
-
-    try:
-        return name_of(env)
-    except HurtleError as error:
-        raise HurtleError(f"Each seed has its own process, which cannot find this env: {error}.") from None
+def gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; found without torch."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name.strip() for name in named.split(",") if name.strip()]
+    return [str(n) for n in range(sum(path.name[6:].isdecimal() for path in Path("/dev").glob("nvidia*")))]
 
 
 def _new_task(folder: Path, values: dict[str, Any], seed: int) -> Task:
@@ -190,13 +164,7 @@ def _resume(place: Path, values: dict[str, Any], parallel: int | None, trust: bo
     if folder is None:
         raise HurtleError(f"{place} is not a folder of many seeds: it has no {SEEDS_FILE}.")
     saved, seeds = read_seeds(folder)
-    if "algorithm" in values:
-        raise HurtleError("Seeds go on with the algorithm that they began with: leave out algorithm.")
-    allow_algorithm(folder / SEEDS_FILE, saved, trust)
-    signature = saved.pop(SIGNATURE, None)
-    check_code(folder / SEEDS_FILE, saved, trust or is_signed(saved, signature), signature)
-    values = check_settings(values, saved.get("algorithm", "ppo"))
-    settings = settings_from_dict({**saved, **values})
+    values, settings = change_settings(folder / SEEDS_FILE, saved, values, trust, "Seeds go")
     flat, tasks = settings_to_dict(settings), []
     with hold(folder):
         changed = {name: flat[name] for name in values}
