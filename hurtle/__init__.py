@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hurtle.envs.registry import make, register
     from hurtle.errors import HurtleError
     from hurtle.experiments.comparison import compare
+    from hurtle.experiments.population import train_population
     from hurtle.experiments.seeds import train_seeds
     from hurtle.runners.training import train
     from hurtle.vector.factory import make_vec
@@ -33,6 +34,7 @@ __all__ = [
     "native",
     "register",
     "train",
+    "train_population",
     "train_seeds",
 ]
 
@@ -46,6 +48,7 @@ _HOMES = {
     "make_vec": "hurtle.vector.factory",
     "register": "hurtle.envs.registry",
     "train": "hurtle.runners.training",
+    "train_population": "hurtle.experiments.population",
     "train_seeds": "hurtle.experiments.seeds",
 }
 

@@ -132,13 +132,20 @@ def read_seeds(folder: Path) -> tuple[dict[str, Any], list[int]]:
     return values, seeds
 
 
-def plan(settings: Settings, tasks: list[Task], parallel: int | None) -> RunProcesses:
-    """How runs share the machine: one per core; one after the other on a GPU; on several GPUs one each."""
+def plan(settings: Settings, tasks: list[Task], parallel: int | None, count: int = 0) -> RunProcesses:
+    """How runs share the machine: one per core; one after the other on a GPU; on several GPUs one each.
+
+    Args:
+        settings: Those of the runs.
+        tasks: What to do.
+        parallel: The most at a time; None: as many as fit.
+        count: How many runs there are; 0: as many as tasks.
+    """
     device = settings.train.device
     on_gpu = device.startswith("cuda") or (device == "auto" and Path("/dev/nvidia0").exists())
     several = gpus() if on_gpu and ":" not in device else []
     at_once = parallel or (max(1, len(several)) if on_gpu else free_cores())
-    return RunProcesses(tasks, min(len(tasks), at_once), afresh=on_gpu, devices=several if len(several) > 1 else ())
+    return RunProcesses(tasks, min(count or len(tasks), at_once), afresh=on_gpu, devices=several if len(several) > 1 else ())
 
 
 def gpus() -> list[str]:

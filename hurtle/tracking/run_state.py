@@ -85,7 +85,7 @@ def state_of(folder: RunFolder, summary: dict[str, Any]) -> str:
 
 def last_written(folder: Path) -> float:
     """When the run last wrote metrics, else its settings; 0 if never."""
-    for name in ("metrics.jsonl", "config.toml", "seeds.toml"):
+    for name in ("metrics.jsonl", "config.toml", "seeds.toml", "population.toml"):
         try:
             return (folder / name).stat().st_mtime
         except OSError:
