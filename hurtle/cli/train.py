@@ -18,6 +18,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from hurtle.algorithms.algorithm import algorithm_name, allow_algorithm, find_algorithm
+from hurtle.cli.flags import all_flags, count_flag, given_flag
 from hurtle.errors import HurtleError
 from hurtle.runners.presets import preset_for
 from hurtle.runners.settings import (
@@ -33,7 +34,7 @@ from hurtle.runners.settings import (
     settings_to_dict,
     unknown_setting,
 )
-from hurtle.runners.values import fit, shown
+from hurtle.runners.values import shown
 
 _EXAMPLES = """\
   hurtle train cartpole
@@ -41,6 +42,7 @@ _EXAMPLES = """\
   hurtle train my_env.py:MyEnv --config my.toml
   hurtle train cartpole --algorithm my_algo.py:Reinforce
   hurtle train cartpole --seeds 5
+  hurtle train pendulum --population 8 --population-every 20_000
   hurtle train --resume runs/cartpole-ppo-0-20260101-120000"""
 
 # The help shows the settings of TrainConfig in these groups; the policy and the algorithm have their own groups.
@@ -54,22 +56,23 @@ _GROUPS = {
 }
 _METAVARS = {"env_parameters": "NAME=VALUE", "fine_tune": "RUN", "name": "NAME"}  # where the default is empty
 _WIDTH = 32  # of the flag column
+_OF_POPULATIONS = ("population", "population_every", "search")  # flags that are no settings
 
 
 def run_train(arguments: list[str]) -> int:
     """Parse the arguments of `hurtle train` and train, or print the help; returns the exit code."""
     given = [argument for argument in arguments if argument not in ("-h", "--help")]
     wants_help = len(given) < len(arguments)
-    resume, config = _given(given, "--resume"), _given(given, "--config")
-    seeds, parallel = _count(given, "--seeds"), _count(given, "--parallel")
+    resume, config = given_flag(given, "--resume"), given_flag(given, "--config")
+    seeds, parallel = count_flag(given, "--seeds"), count_flag(given, "--parallel")
     if resume:
-        if (many := _seeds_to_resume(given, resume)) is not None:
-            return _resume_seeds(given, many, config, wants_help)
-        if seeds or parallel:
-            raise HurtleError(f"{resume} is one run: {'--seeds' if seeds else '--parallel'} is for many seeds.")
+        if (many := _many_to_resume(given, resume)) is not None:
+            return _resume_many(given, many, config, wants_help)
+        if several := all_flags(given).keys() & {"seeds", "parallel", *_OF_POPULATIONS}:
+            raise HurtleError(f"{resume} is one run: {_spelled(min(several))} is for many.")
         _resume(given, resume, config, wants_help)
         return 0
-    algorithm = algorithm_name(_given(given, "--algorithm"))
+    algorithm = algorithm_name(given_flag(given, "--algorithm"))
     if config and not algorithm:
         allow_algorithm_of_file(config, "--trust" in given)
     in_file: dict[str, Any] = read_settings_file(config, algorithm) if config else {}
@@ -88,14 +91,21 @@ def run_train(arguments: list[str]) -> int:
         return 0
     settings = _settings(given, base)
     if config:
-        check_settings_file(config, {*_flags(given), *(["env"] if first.train.env else [])}, "--trust" in given, algorithm)
+        check_settings_file(config, {*all_flags(given), *(["env"] if first.train.env else [])}, "--trust" in given, algorithm)
     _check_name(settings.train.env)
+    if "population" in all_flags(given):
+        if seeds is not None:
+            raise HurtleError("--population already trains many runs, with seeds of their own: leave out --seeds.")
+        _train_population(given, settings, config)
+        return 0  # members that failed were replaced
+    if alone := all_flags(given).keys() & set(_OF_POPULATIONS):
+        raise HurtleError(f"{_spelled(min(alone))} is for populations: add --population 8.")
     if seeds is not None:
         from hurtle.experiments.seeds import train_seeds
 
         return 1 if train_seeds(seeds=seeds, parallel=parallel, **settings_to_dict(settings)).failed else 0
     if parallel is not None:
-        raise HurtleError("--parallel is for many seeds: add --seeds 5.")
+        raise HurtleError("--parallel is for many seeds: add --seeds 5, or --population 8.")
     from hurtle.runners.training import train
 
     train(**settings_to_dict(settings))
@@ -115,9 +125,9 @@ def _resume(arguments: list[str], resume: str, config: str, wants_help: bool) ->
     from hurtle.tracking.run_folder import RunFolder
 
     file = Path(resume)  # a checkpoint is RUN/checkpoints/step-….pt
-    folder = file.parent.parent if file.is_file() else Path(find_run(resume, _given(arguments, "--runs") or "runs"))
+    folder = file.parent.parent if file.is_file() else Path(find_run(resume, given_flag(arguments, "--runs") or "runs"))
     saved = RunFolder.open(folder).read_config()
-    if moved := _given(arguments, "--algorithm"):  # the user names it, perhaps in another place
+    if moved := given_flag(arguments, "--algorithm"):  # the user names it, perhaps in another place
         saved["algorithm"] = algorithm_name(moved)
     else:
         allow_algorithm(folder / "config.toml", saved, "--trust" in arguments)
@@ -138,74 +148,62 @@ def _resume(arguments: list[str], resume: str, config: str, wants_help: bool) ->
 
     # All flags, not only those that differ from config.toml: a resume that crashed before saving has written them there.
     values = settings_to_dict(settings)
-    overrides = {name: values[name] for name in _flags(arguments) if name in values}
+    overrides = {name: values[name] for name in all_flags(arguments) if name in values}
     if "--trust" in arguments:
         overrides["trust"] = True
     train(resume=resume if file.is_file() else str(folder), **overrides)
 
 
-def _seeds_to_resume(arguments: list[str], resume: str) -> Path | None:
-    """The folder of many seeds that --resume names, or None."""
+def _many_to_resume(arguments: list[str], resume: str) -> Path | None:
+    """The folder of many seeds, or of a population, that --resume names, or None."""
+    from hurtle.experiments.population import find_population
     from hurtle.experiments.seeds import find_seeds
 
-    return find_seeds(resume, _given(arguments, "--runs") or "runs")
+    runs = given_flag(arguments, "--runs") or "runs"
+    return find_seeds(resume, runs) or find_population(resume, runs)
 
 
-def _resume_seeds(arguments: list[str], folder: Path, config: str, wants_help: bool) -> int:
+def _resume_many(arguments: list[str], folder: Path, config: str, wants_help: bool) -> int:
+    from hurtle.experiments.population import read_population, train_population
+    from hurtle.experiments.records import POPULATION_FILE, SEEDS_FILE
     from hurtle.experiments.seeds import read_seeds, train_seeds
 
-    saved, _ = read_seeds(folder)
+    is_population = (folder / POPULATION_FILE).is_file()
+    saved = (read_population if is_population else read_seeds)(folder)[0]
     trusts = "--trust" in arguments
-    allow_algorithm(folder / "seeds.toml", saved, trusts)
+    allow_algorithm(folder / (POPULATION_FILE if is_population else SEEDS_FILE), saved, trusts)
     base = settings_from_dict(saved)
     if wants_help:
         _print_help(base)
         return 0
-    if config or "seeds" in _flags(arguments):
-        raise HurtleError(f"--resume goes on with the settings and seeds of {folder}: leave out --config and --seeds.")
+    if config or (again := all_flags(arguments).keys() & {"seeds", *_OF_POPULATIONS}):
+        what = "--config" if config else _spelled(min(again))
+        raise HurtleError(f"--resume goes on with the settings of {folder}, and as many runs: leave out {what}.")
     settings = _settings(arguments, base)
     if settings.train.env != base.train.env:
         raise HurtleError(f"{folder} holds runs on {base.train.env}: leave out {settings.train.env!r} to continue them.")
     values = settings_to_dict(settings)
-    overrides = {name: values[name] for name in _flags(arguments) if name in values and name != "runs"}
-    found = train_seeds(resume=folder, parallel=_count(arguments, "--parallel"), trust=trusts, **overrides)
-    return 1 if found.failed else 0
+    overrides = {name: values[name] for name in all_flags(arguments) if name in values and name != "runs"}
+    train = train_population if is_population else train_seeds
+    found = train(resume=folder, parallel=count_flag(arguments, "--parallel"), trust=trusts, **overrides)
+    return 1 if found.failed and not is_population else 0
 
 
-def _count(arguments: list[str], flag: str) -> int | None:
-    """The value of a flag that takes a number of at least 1; None if it is not given."""
-    text = _given(arguments, flag)
-    if not text:
-        return None
-    try:
-        number = fit(text, int)
-    except ValueError as error:
-        raise HurtleError(f"{flag} {error}") from None
-    if number < 1:
-        raise HurtleError(f"{flag} must be at least 1, got {number}.")
-    return number
+def _train_population(arguments: list[str], settings: Settings, config: str) -> None:
+    """Train a population; what the user has not given stays open, such as whether rates are annealed."""
+    from hurtle.experiments.population import train_population
 
-
-def _given(arguments: list[str], flag: str) -> str:
-    """The value of one flag, before the rest are parsed; "" if it is not given."""
-    value = ""
-    for argument, following in zip_longest(arguments, arguments[1:], fillvalue=""):
-        name, equals, attached = argument.partition("=")
-        if name == flag:
-            value = attached if equals else following
-            if not value or (not equals and value.startswith("--")):
-                raise HurtleError(f"{flag} needs a value.")
-    return value
-
-
-def _flags(arguments: list[str]) -> dict[str, tuple[str | None, str]]:
-    """The given flags by the names of their settings: the value after "=", or None, and the next argument."""
-    found = {}
-    for argument, following in zip_longest(arguments, arguments[1:], fillvalue=""):
-        if argument.startswith("--"):
-            flag, equals, attached = argument.partition("=")
-            found[flag[2:].replace("-", "_").removeprefix("no_")] = (attached if equals else None, following)
-    return found
+    values = settings_to_dict(settings)
+    train_population(
+        settings.train.env,
+        count_flag(arguments, "--population") or 0,
+        count_flag(arguments, "--population-every"),
+        search=given_flag(arguments, "--search") or None,
+        parallel=count_flag(arguments, "--parallel"),
+        config=config or None,
+        trust="--trust" in arguments,
+        **{name: values[name] for name in all_flags(arguments) if name in values},
+    )
 
 
 def _settings(arguments: list[str], base: Settings) -> Settings:
@@ -213,7 +211,7 @@ def _settings(arguments: list[str], base: Settings) -> Settings:
     parsed, algorithm = _parse(arguments, base), base.train.algorithm
     raw = vars(parsed.train) | vars(parsed.policy) | vars(parsed.algorithm)
     changed: dict[str, Any] = {}
-    for name in filter(raw.__contains__, _flags(arguments)):  # without --config and --resume
+    for name in filter(raw.__contains__, all_flags(arguments)):  # without --config and --resume
         try:
             changed |= check_settings({name: raw[name]}, algorithm, spelling=_spelled)
         except HurtleError as error:
@@ -232,7 +230,7 @@ def _preset_value(name: str, base: Settings) -> str:
 
 def _check_form(arguments: list[str], types: dict[str, Any]) -> None:
     """Reject a switch with a value, and any other flag without one."""
-    for name, (attached, following) in _flags(arguments).items():
+    for name, (attached, following) in all_flags(arguments).items():
         kind, flag = types.get(name), _spelled(name)
         if kind is bool and (
             attached is not None or following.lower() in ("true", "false", "yes", "no", "on", "off", "1", "0")
@@ -248,7 +246,7 @@ def _parse(arguments: list[str], base: Settings) -> Settings:
     _check_form(arguments, setting_types(base.train.algorithm))
     parts = [("train", TrainConfig), ("policy", type(base.policy)), ("algorithm", type(base.algorithm))]
     switch = tyro.conf.FlagCreatePairsOff[bool]
-    texts = ("config", "resume", "seeds", "parallel")  # read before, by `_given`
+    texts = ("config", "resume", "seeds", "parallel", *_OF_POPULATIONS)  # read before, by `given_flag`
     command = make_dataclass("Train", [*parts, *((name, str) for name in texts), ("trust", switch)], frozen=True)
     parsed: Any
     parsed, unknown = tyro.cli(
@@ -311,8 +309,11 @@ def _print_help(settings: Settings) -> None:
     rows["Run"] += [
         ("--config FILE", "A TOML file of settings, flat or in tables"),
         ("--seeds N", "Train N seeds, from --seed on, each in its own process"),
-        ("--parallel N", "The most seeds at a time; default: what cores and memory allow"),
-        ("--resume RUN", "Continue a run, or the seeds of one that are not finished"),
+        ("--population N", "Train N members; the worst copy the best and change settings"),
+        ("--population-every N", "Steps between two comparisons; default: a tenth of all"),
+        ("--search WHAT", "What a population searches: names, or a TOML file of ranges"),
+        ("--parallel N", "The most seeds or members at a time; default: what cores and memory allow"),
+        ("--resume RUN", "Continue a run, a population, or the seeds that are not finished"),
         ("--trust", "Run code named by the file of --config or --resume"),
     ]
     for group, lines in rows.items():

@@ -109,7 +109,7 @@ def train_population(
     _check_rules(size, share, score, time_limit=time_limit, memory_limit=memory_limit)
     settings = make_shared_settings(env, algorithm, values, config, trust, "member")
     train = settings.train
-    space = make_space(search, train.algorithm)
+    space = make_space(search, train.algorithm, fixed=values.keys())
     rules = Rules(size, interval or max(1, train.total_steps // 10), share, score, time_limit, memory_limit)
     given = {*values, *(read_settings_file(config, train.algorithm) if config is not None else ())}
     settings = _adjusted(settings, space, rules, given)
@@ -195,9 +195,7 @@ def _run(settings: Settings, population: Population, parallel: int | None) -> Po
         members = list(range(rules.size))
         with plan(settings, [], parallel, rules.size) as processes:
             progress = Progress(folder, members, processes, train.total_steps, noun="member")
-            stopped_by = watch(
-                processes, progress, display, advance=lambda: population.advance(processes, progress, display)
-            )
+            stopped_by = watch(processes, progress, display, advance=lambda: population.advance(processes, progress, display))
         found = PopulationRun.of(folder, population.lineage, rules.score, time.monotonic() - began, stopped_by)
         write_whole(folder / "summary.json", to_json(found.to_dict(), indent=2))
         if found.schedule:

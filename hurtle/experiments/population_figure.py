@@ -55,9 +55,8 @@ def _colours(lineage: Lineage) -> Any:
 
     scores = [entry.score for entries in lineage.generations for entry in entries if math.isfinite(entry.score)]
     low, high = (min(scores), max(scores)) if scores else (0.0, 1.0)
-    mapping = mpl.cm.ScalarMappable(mpl.colors.Normalize(low, high if high > low else low + 1), COLOURS)
-    mapping.cmap.set_bad("#cbd5e0")
-    return mapping
+    colours = mpl.colormaps[COLOURS].with_extremes(bad="#cbd5e0")
+    return mpl.cm.ScalarMappable(mpl.colors.Normalize(low, high if high > low else low + 1), colours)
 
 
 def _stretches(lineage: Lineage) -> list[tuple[int, Entry, Entry, Entry]]:

@@ -1,7 +1,7 @@
 """`Population`: trains members interval by interval; between two intervals it compares them, and lets some copy others.
 
-lineage → tasks of the generation under way → run folders → scores → rules → copies put aside → lineage → copies adopted. What is
-on disk says at every moment how to go on.
+lineage → tasks of the generation under way → run folders → scores → rules → copies put aside → lineage → copies adopted.
+What is on disk says at every moment how to go on.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
 from hurtle.experiments.many_runs import reading
@@ -134,24 +134,25 @@ class Choices:
 Space = dict[str, Between | Choices]
 
 
-def make_space(given: Any, algorithm: str) -> Space:
+def make_space(given: Any, algorithm: str, fixed: Collection[str] = ()) -> Space:
     """The settings to search.
 
     Args:
         given: None (SEARCHED), names, or a dict or TOML file of `name = [low, high]`, `name = [a, b, c]`,
             `name = { low = 1e-4, high = 1e-2, scale = "log" }` or `name = { choices = [32, 64] }`.
         algorithm: The algorithm.
+        fixed: Settings that the user has given a value.
 
     Raises:
         UnknownNameError: There is no such setting; suggests the closest name.
         HurtleError: A range does not fit its setting, or a resumed run cannot change that.
     """
     types = setting_types(algorithm)
-    if isinstance(given, str | Path) and Path(given).is_file():
+    if isinstance(given, Path) or (isinstance(given, str) and given.endswith(".toml")):
         with reading(Path(given)) as given:
             pass
     if given is None:
-        given = [name for name in SEARCHED if name in types]
+        given = [name for name in SEARCHED if name in types and name not in fixed]
         if not given:
             raise HurtleError(f"Which settings of {algorithm} to search? For example search={{'learning_rate': [1e-4, 1e-2]}}.")
     if isinstance(given, str | Path):
@@ -164,6 +165,8 @@ def make_space(given: Any, algorithm: str) -> Space:
     for name, values in given.items():
         if name not in types:
             raise unknown_setting(name, algorithm, " to search")
+        if name in fixed:
+            raise HurtleError(f"{name} is searched by the population: do not give it a value, or leave it out of the search.")
         _check_may_change(name, algorithm)
         if values is None and name not in DEFAULTS:
             raise HurtleError(f"{name} has no range of its own: give one, such as {name} = [low, high].")
@@ -179,7 +182,7 @@ def _check_may_change(name: str, algorithm: str) -> None:
     why = FIXED.get(name, "")
     if name == "priority_alpha" and issubclass(config, ReplayConfig):
         why = _REPLAY
-    if name not in config.__dataclass_fields__:  # of the env, the policy, the machine, the results
+    if name not in get_type_hints(config):  # of the env, the policy, the machine, the results
         why = "only settings of the algorithm change in mid-run: envs and networks stay as they are"
     if why:
         raise HurtleError(f"{name} cannot be searched by a population: {why}. Compare runs with other values instead.")

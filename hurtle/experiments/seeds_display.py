@@ -20,7 +20,14 @@ from hurtle.tracking.dashboard import QuietDisplay, can_redraw, ignoring_closed_
 from hurtle.tracking.formatting import count, duration, figure, quantity
 from hurtle.tracking.frame import MAX_WIDTH, MIN_WIDTH
 
-STYLES = {"waiting": "bright_black", "starting": "bright_black", "paused": "bright_black", "training": "cyan", "finished": "green", "stopped": "yellow"}
+STYLES = {
+    "waiting": "bright_black",
+    "starting": "bright_black",
+    "paused": "bright_black",
+    "training": "cyan",
+    "finished": "green",
+    "stopped": "yellow",
+}
 """Styles of states; that of crashed seeds is red."""
 
 
@@ -157,9 +164,7 @@ class LiveSeeds(SeedsDisplay):
         return draw(self._lines, self._title, self._about, elapsed, size.width, size.height - 1, self._noun)
 
 
-def make_seeds_display(
-    mode: str, title: str, about: str, console: Console | None = None, noun: str = "seed"
-) -> SeedsDisplay:
+def make_seeds_display(mode: str, title: str, about: str, console: Console | None = None, noun: str = "seed") -> SeedsDisplay:
     """The display of many seeds; the modes are those of `tracking.dashboard.make_display`, `noun` is what they are called."""
     console = console or Console()
     if mode == "auto":
@@ -168,9 +173,7 @@ def make_seeds_display(
     return kinds[mode](title, about, console, noun)
 
 
-def draw(
-    lines: list[Line], title: str, about: str, elapsed: float, width: int, height: int, noun: str = "seed"
-) -> Panel:
+def draw(lines: list[Line], title: str, about: str, elapsed: float, width: int, height: int, noun: str = "seed") -> Panel:
     """The dashboard in at most `height` lines: the aggregate, then as many seeds as fit, those under way first."""
     inner = max(min(width, MAX_WIDTH), MIN_WIDTH) - 4
     room = max(1, height - 6)

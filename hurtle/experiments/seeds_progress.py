@@ -1,4 +1,7 @@
-"""Watches seeds, or members of a population, while they train: processes and the ends of their metrics files → lines of a display; signals → stop."""
+"""Watches seeds, or the members of a population, while they train.
+
+processes and the ends of their metrics files → lines of a display; signals → stop.
+"""
 
 from __future__ import annotations
 

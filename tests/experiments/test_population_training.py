@@ -1,0 +1,128 @@
+"""A population that really trains, in this process; and its picture."""
+
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+
+import hurtle
+from hurtle.errors import HurtleError
+from hurtle.experiments import population
+from hurtle.experiments.lineage import Entry, Lineage
+from hurtle.experiments.population_space import make_space
+from hurtle.experiments.run_worker import train_run
+from hurtle.tracking.checkpoints import load_checkpoint
+
+
+class InThisProcess:
+    """Runs tasks one after the other, without processes: importing torch again would take seconds."""
+
+    def __init__(self):
+        self.running, self.failed, self.expects_more, self._tasks = {}, {}, False, []
+
+    waiting = property(lambda self: {task.number for task in self._tasks})
+
+    def add(self, task):
+        self._tasks.append(task)
+
+    def poll(self):
+        if self._tasks:
+            task = self._tasks.pop(0)
+            try:
+                train_run(**task.words)
+            except HurtleError as error:
+                self.failed[task.number] = str(error)
+        return bool(self._tasks)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    """Trains in this process; returns the settings of small runs."""
+    monkeypatch.setattr(population, "plan", lambda *_: InThisProcess())
+    monkeypatch.setattr("hurtle.experiments.seeds_progress.POLL_SECONDS", 0.0)
+    monkeypatch.chdir(tmp_path)
+    return {
+        "trackers": (), "progress": "quiet", "eval_episodes": 5, "preset": False, "num_envs": 4, "num_steps": 16,
+        "minibatch_size": 32, "hidden_sizes": (8,), "keep_checkpoints": 9,
+    }  # fmt: skip
+
+
+def parts(file):
+    """The weights, the optimizer's moments and everything else that is saved, flat."""
+    found = {}
+
+    def walk(value, name):
+        if isinstance(value, dict):
+            for key, item in value.items():
+                walk(item, f"{name}.{key}")
+        elif isinstance(value, list | tuple):
+            for key, item in enumerate(value):
+                walk(item, f"{name}.{key}")
+        elif hasattr(value, "shape"):
+            found[name] = value
+
+    walk({key: value for key, value in load_checkpoint(file).items() if key != "settings"}, "")
+    return found
+
+
+def differing(one, other):
+    """What two checkpoints do not have in common."""
+    return [name for name in one.keys() | other.keys() if name not in one or not (one[name] == other[name]).all()]
+
+
+def test_a_copy_has_weights_and_moments_of_whom_it_copied_and_trains_on_with_other_settings(small):
+    search = {"learning_rate": [1e-4, 1e-2], "num_epochs": [1, 2, 4]}
+    found = hurtle.train_population("cartpole", 2, 256, total_steps=512, search=search, **small)
+    first = Lineage.read(found.path, 2).generations[1]
+    (copy,) = [entry for entry in first if entry.copied_from is not None]
+    source = found.path / f"member-{copy.copied_from}"
+    copied, own = (run / "checkpoints" / "step-000000000256.pt" for run in (found.path / f"member-{copy.member}", source))
+    assert not differing(parts(copied), parts(own))
+    moments = [name for name in parts(copied) if "exp_avg" in name]
+    assert moments
+    assert all(parts(copied)[name].abs().sum() > 0 for name in moments)
+    ends = [found.path / f"member-{k}" / "checkpoints" / "step-000000000512.pt" for k in range(2)]
+    assert any("policy" in name for name in differing(*map(parts, ends)))
+    shutil.copytree(source, "alone")  # the same by hand
+    for file in Path("alone/checkpoints").glob("step-*512.pt"):
+        file.unlink()
+    hurtle.train(resume="alone", progress="quiet", seed=copy.member, **copy.settings)
+    assert not differing(parts(Path("alone/checkpoints/step-000000000512.pt")), parts(ends[copy.member]))
+    saved = load_checkpoint(ends[copy.member])["settings"]
+    assert {name: saved[name] for name in search} == copy.settings
+    assert (saved["seed"], saved["name"]) == (copy.member, f"member-{copy.member}")
+    assert hurtle.load(found.best).act(hurtle.make("cartpole").reset(seed=0)[0]) in (0, 1)
+
+
+def test_the_picture_has_a_panel_for_the_scores_and_one_for_each_setting(tmp_path, monkeypatch):
+    from hurtle.experiments import population_figure
+
+    drawn = []
+    monkeypatch.setattr(population_figure, "save", lambda figure, file: drawn.append(figure) or file)
+    lineage = Lineage(tmp_path, 3)
+    ranges = {"learning_rate": [1e-4, 1.0], "gamma": [0.9, 0.99], "num_epochs": [1, 2, 4]}
+
+    def entry(generation, member, score, copied_from, rate):
+        settings = {"learning_rate": rate, "gamma": 0.95, "num_epochs": 2}
+        return Entry(generation, member, 100 * generation, score, copied_from, "", settings)
+
+    lineage.generations = [
+        [entry(0, k, math.nan, None, 0.1 * (k + 1)) for k in range(3)],
+        [entry(1, 0, 1.0, 1, 0.25), entry(1, 1, 3.0, None, 0.2), entry(1, 2, math.nan, None, 0.3)],
+        [entry(2, 0, 5.0, None, 0.25), entry(2, 1, 4.0, None, 0.2), entry(2, 2, 1.0, None, 0.3)],
+    ]
+    population_figure.draw_population(lineage, make_space(ranges, "ppo"), tmp_path / "p.png")
+    panels = drawn[0].axes
+    assert [axes.get_title(loc="left") for axes in panels[:4]] == ["score", "learning rate", "gamma", "num epochs"]
+    best = [line for line in panels[1].lines if line.get_color() == population_figure.BEST]
+    assert [list(zip(*line.get_data(), strict=True)) for line in best] == [[(0, 0.2), (100, 0.2), (100, 0.25), (200, 0.25)]]
+    (rise,) = [line for line in panels[0].lines if line.get_color() == population_figure.BEST]
+    assert list(zip(*rise.get_data(), strict=True)) == [(100, 3.0), (200, 5.0)]  # from whom it copied
+    drawn[0].canvas.draw()
