@@ -66,7 +66,11 @@ def run_train(arguments: list[str]) -> int:
     resume, config = given_flag(given, "--resume"), given_flag(given, "--config")
     seeds, parallel = count_flag(given, "--seeds"), count_flag(given, "--parallel")
     if resume:
-        if (many := _many_to_resume(given, resume)) is not None:
+        from hurtle.experiments.population import find_population
+        from hurtle.experiments.seeds import find_seeds
+
+        runs = given_flag(given, "--runs") or "runs"
+        if (many := find_seeds(resume, runs) or find_population(resume, runs)) is not None:
             return _resume_many(given, many, config, wants_help)
         if several := all_flags(given).keys() & {"seeds", "parallel", *_OF_POPULATIONS}:
             raise HurtleError(f"{resume} is one run: {_spelled(min(several))} is for many.")
@@ -152,15 +156,6 @@ def _resume(arguments: list[str], resume: str, config: str, wants_help: bool) ->
     if "--trust" in arguments:
         overrides["trust"] = True
     train(resume=resume if file.is_file() else str(folder), **overrides)
-
-
-def _many_to_resume(arguments: list[str], resume: str) -> Path | None:
-    """The folder of many seeds, or of a population, that --resume names, or None."""
-    from hurtle.experiments.population import find_population
-    from hurtle.experiments.seeds import find_seeds
-
-    runs = given_flag(arguments, "--runs") or "runs"
-    return find_seeds(resume, runs) or find_population(resume, runs)
 
 
 def _resume_many(arguments: list[str], folder: Path, config: str, wants_help: bool) -> int:
