@@ -33,6 +33,8 @@ SEARCH: dict[str, tuple[float, float]] = {
 POPULATION, INDEPENDENT = "population", "independent runs"
 COLOURS = {POPULATION: "#d55e00", INDEPENDENT: "#0072b2"}
 PICTURE = ROOT / "docs" / "images" / "population-gain.png"
+INTERVAL = 20_480
+"""100 episodes, so that a score, the mean of the last 100, is of one interval; and ten of the preset's rollouts."""
 SEED_STRIDE = 100
 """Between the seeds of two populations: members have seeds of their own."""
 
@@ -84,9 +86,10 @@ def report(runs: list[dict[str, Any]], size: int, steps: int, interval: int) -> 
             f"# Population-based training beside independent runs, {ENV}",
             "",
             f"{size} members with the preset's PPO, {steps:,} steps each, {len(seeds)} seeds. Settings are drawn from wide",
-            f"ranges: {ranges}. Both kinds begin with the same members; in a population, the worst quarter copies the best every",
-            f"{interval:,} steps. Numbers are final evaluations of 100 episodes: that of the member with the highest training",
-            "return, which is the policy that one would take, and the mean, median and lowest of all members.",
+            f"ranges: {ranges}. Both kinds begin with the same members; in a",
+            f"population, the worst quarter copies the best every {interval:,} steps. Numbers are final evaluations of 100",
+            "episodes: that of the member with the highest training return, which is the policy that one would take, and the",
+            "mean, median and lowest of all members.",
             "",
             table(["seed", "", "chosen", "mean", "median", "lowest", "copies"], rows),
             "",
@@ -122,8 +125,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--size", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=102_400)
-    parser.add_argument("--interval", type=int, default=10_240)
+    parser.add_argument("--steps", type=int, default=6 * INTERVAL)
+    parser.add_argument("--interval", type=int, default=INTERVAL)
     given = parser.parse_args()
     runs = []
     with tempfile.TemporaryDirectory() as folder:

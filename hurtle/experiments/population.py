@@ -194,6 +194,7 @@ def _run(settings: Settings, population: Population, parallel: int | None) -> Po
     with make_seeds_display(train.progress, title, str(folder), noun="member") as display:
         members = list(range(rules.size))
         with plan(settings, [], parallel, rules.size) as processes:
+            processes.tries_all = True
             progress = Progress(folder, members, processes, train.total_steps, noun="member")
             stopped_by = watch(processes, progress, display, advance=lambda: population.advance(processes, progress, display))
         found = PopulationRun.of(folder, population.lineage, rules.score, time.monotonic() - began, stopped_by)

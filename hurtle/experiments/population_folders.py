@@ -17,6 +17,7 @@ from hurtle.errors import HurtleError
 from hurtle.experiments.lineage import Entry
 from hurtle.tracking.run_folder import README, RunFolder, write_whole
 
+_CONFIG = "settings-of-source.toml"  # not config.toml, which would make it a run
 _STAGED = re.compile(r"\.member-(\d+)-at-(\d+)")
 
 
@@ -46,9 +47,10 @@ def stage(folder: Path, entries: list[Entry]) -> None:
         shutil.rmtree(staged, ignore_errors=True)
         try:
             staged.mkdir()
-            for file in (newest, newest.with_name("best.pt"), source / "config.toml"):
+            for file in (newest, newest.with_name("best.pt")):
                 if file.is_file():
                     _link(file, staged / file.name)
+            _link(source / "config.toml", staged / _CONFIG)
         except OSError as error:
             raise HurtleError(f"{staged} could not be written: {error.strerror}.") from None
 
@@ -86,9 +88,9 @@ def _adopt(run: Path, staged: Path) -> None:
     checkpoints = run / "checkpoints"
     checkpoints.mkdir(parents=True, exist_ok=True)
     if not (run / "config.toml").is_file():  # it failed before it had begun
-        about = {"name": run.name, "path": shlex.quote(str(run)), "env": "its env"}
+        _link(staged / _CONFIG, run / "config.toml")
+        about = {"name": run.name, "path": shlex.quote(str(run)), "env": shlex.quote(RunFolder(run).read_config()["env"])}
         write_whole(run / "README.md", README.format(**about))
-        _link(staged / "config.toml", run / "config.toml")
     given = [file for file in staged.iterdir() if file.suffix == ".pt"]
     for file in given:
         _link(file, checkpoints / file.name)

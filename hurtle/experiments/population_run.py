@@ -128,7 +128,6 @@ class PopulationRun:
 
 def closing_message(found: PopulationRun, size: int, picture: Path | None) -> str:
     """The message at the end: how it ended, what came out, what to do next."""
-    finished = sum(run.state == "finished" for run in found.members)
     how = f"Stopped by {found.stopped_by}," if found.stopped_by else "Done:"
     lines = [f"{how} {found.generations} generations of {size} members after {found.seconds:.1f} s; {found.copies} copies."]
     if found.best is not None:
@@ -143,7 +142,7 @@ def closing_message(found: PopulationRun, size: int, picture: Path | None) -> st
     if picture is not None:
         lines.append(f"picture     {picture}")
     path = shlex.quote(str(found.path))
-    if finished < size or found.best is None:
+    if found.stopped_by or found.best is None:
         lines.append(f"next        hurtle train --resume {path}")
     else:
         lines.append(f"next        hurtle watch {shlex.quote(str(found.best.path))}")

@@ -168,6 +168,7 @@ class RunProcesses:
     Attributes:
         failed: What went wrong, by number.
         expects_more: Processes without a task wait for one that is yet to be added.
+        tries_all: Every task is tried, even if the first ones all end with an error of settings: others have other settings.
     """
 
     def __init__(
@@ -187,7 +188,7 @@ class RunProcesses:
         self._is_stopping = False
         self._ended: list[Task] = []
         self.failed: dict[int, str] = {}
-        self.expects_more = False
+        self.expects_more = self.tries_all = False
 
     @property
     def running(self) -> dict[int, Task]:
@@ -221,7 +222,12 @@ class RunProcesses:
             if worker.is_gone:
                 self._workers.remove(worker)
                 worker.kill()
-        if self._refused >= self._at_once and not self._worked and not any(map(_began, self.running.values())):
+        if (
+            not self.tries_all
+            and self._refused >= self._at_once
+            and not self._worked
+            and not any(map(_began, self.running.values()))
+        ):
             self._waiting.clear()
         for worker in [worker for worker in self._workers if worker.task is None]:
             if self._waiting and not self._afresh:

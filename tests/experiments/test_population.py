@@ -209,6 +209,13 @@ def test_if_all_fail_the_error_is_that_of_the_first(workers):
     assert hurtle.train_population(resume="runs/mine", progress="quiet").generations == 3
 
 
+def test_settings_that_fit_nobody_but_the_last_are_no_reason_to_stop(workers):
+    workers(m0_at_0="refuse", m1_at_0="refuse", m2_at_0="refuse")
+    found = train()
+    assert [entry.copied_from for entry in lineage_of(found.path)[1]] == [3, 3, 3, None]
+    check_lineage(found.path)
+
+
 def test_a_member_that_takes_too_long_has_failed(workers):
     workers(m3_at_100="hang")
     found = train(time_limit=0.5)

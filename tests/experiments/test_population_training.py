@@ -1,5 +1,6 @@
 """A population that really trains, in this process; and its picture."""
 
+import json
 import math
 import shutil
 from pathlib import Path
@@ -99,6 +100,20 @@ def test_a_copy_has_weights_and_moments_of_whom_it_copied_and_trains_on_with_oth
     assert {name: saved[name] for name in search} == copy.settings
     assert (saved["seed"], saved["name"]) == (copy.member, f"member-{copy.member}")
     assert hurtle.load(found.best).act(hurtle.make("cartpole").reset(seed=0)[0]) in (0, 1)
+
+
+def test_members_can_be_compared_by_evaluations(small):
+    found = hurtle.train_population("cartpole", 2, 128, total_steps=256, search=["learning_rate"], score="evaluation", **small)
+    lineage = Lineage.read(found.path, 2)
+    for run in found.members:
+        lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+        seen = {line["step"]: line["eval_return"] for line in lines if "eval_return" in line}
+        entries = [entries[int(run.path.name[-1])] for entries in lineage.generations]
+        assert entries[2].score == seen[256]
+        assert entries[1].score == seen[128]
+    assert found.score == found.best.evaluation
+    compared = hurtle.compare([found])
+    assert sum(len(group.runs) for group in compared.groups) == 2
 
 
 def test_the_picture_has_a_panel_for_the_scores_and_one_for_each_setting(tmp_path, monkeypatch):
