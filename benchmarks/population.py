@@ -117,7 +117,7 @@ def draw(runs: list[dict[str, Any]], interval: int, size: int) -> None:
         if column == 0:
             axes.set_ylabel("training return", fontsize=9, color=GRAY)
             axes.legend(frameon=False, fontsize=9, labelcolor=TEXT, loc="lower right")
-    figure.savefig(PICTURE, dpi=110)
+    figure.savefig(PICTURE, dpi=96)
 
 
 def main() -> None:

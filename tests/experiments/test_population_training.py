@@ -2,7 +2,11 @@
 
 import json
 import math
+import os
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -114,6 +118,37 @@ def test_members_can_be_compared_by_evaluations(small):
     assert found.score == found.best.evaluation
     compared = hurtle.compare([found])
     assert sum(len(group.runs) for group in compared.groups) == 2
+
+
+REAL = """
+import sys
+import hurtle
+if __name__ == "__main__":
+    hurtle.train_population("cartpole", 3, 30_000, total_steps=90_000, search=["learning_rate", "gamma"], runs=sys.argv[1],
+        name="mine", trackers=(), progress="quiet", parallel=2, eval_episodes=5)
+"""
+
+
+@pytest.mark.slow
+def test_a_population_that_was_killed_in_mid_interval_ends_as_if_it_had_not_been(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(REAL)
+    paths = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": paths}
+    subprocess.run([sys.executable, script, tmp_path / "whole"], env=environment, check=True)
+    process = subprocess.Popen([sys.executable, script, tmp_path / "killed"], env=environment)
+    lineage, until = tmp_path / "killed" / "mine" / "lineage.jsonl", time.monotonic() + 120
+    while not (lineage.is_file() and len(lineage.read_text().splitlines()) > 3) and time.monotonic() < until:
+        time.sleep(0.02)
+    time.sleep(0.3)  # the second interval is under way
+    process.kill()
+    process.wait()
+    again = hurtle.train_population(resume=tmp_path / "killed" / "mine", progress="quiet", parallel=1)
+    assert lineage.read_text() == (tmp_path / "whole" / "mine" / "lineage.jsonl").read_text()
+    for run in again.members:
+        whole = tmp_path / "whole" / "mine" / run.path.name
+        newest = [max((path / "checkpoints").glob("step-*.pt")) for path in (run.path, whole)]
+        assert not differing(*map(parts, newest))
 
 
 def test_the_picture_has_a_panel_for_the_scores_and_one_for_each_setting(tmp_path, monkeypatch):
