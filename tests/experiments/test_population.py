@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import hurtle
 from hurtle.cli import main
@@ -23,6 +24,8 @@ from hurtle.experiments.lineage import Entry, Lineage
 from hurtle.experiments.population_folders import adopt, member_folder, saved_steps
 from hurtle.experiments.population_loop import Population
 from hurtle.experiments.records import find_runs
+from hurtle.experiments.seeds_display import draw
+from hurtle.experiments.seeds_progress import Progress
 from hurtle.tracking.run_state import hold, is_running
 
 WORKER = """
@@ -432,3 +435,24 @@ def test_until_is_a_multiple_of_the_interval_whatever_rollouts_take(tmp_path):
     assert at(1000) == (1000, 0, True)
     assert at(0, total=250) == (100, 3, False)
     assert at(212, total=250) == (250, 1, False)
+
+
+def test_the_dashboard_calls_them_members_and_shows_who_waits_for_the_others(workers, tmp_path):
+    found = train(total_steps=200)
+    with population.plan(population.make_shared_settings("cartpole", None, {}, None, False, "member"), [], 1, 4) as processes:
+        progress = Progress(found.path, [0, 1, 2, 3], processes, 200, noun="member")
+        assert [line.state for line in progress.lines()] == ["finished"] * 4
+        summary = found.path / "member-2" / "summary.json"
+        summary.write_text(summary.read_text().replace("total_steps", "until"))
+        assert progress.lines()[2].state == "finished"  # those that have ended are read once …
+        progress.forget()
+        lines = progress.lines()  # … in each generation
+    assert [line.state for line in lines] == ["finished", "finished", "paused", "finished"]
+    console = Console(width=100, color_system=None)
+    with console.capture() as capture:
+        console.print(draw(lines, "cartpole · ppo · population of 4", "runs/mine", 1.0, 100, 30, "member"))
+    shown = capture.get().splitlines()
+    assert "IQM of 4 members" in shown[1]
+    assert shown[6].startswith("│ member 2 ━━━")
+    assert shown[6].split()[-2] == "paused"
+    assert {len(line) for line in shown} == {100}
