@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hurtle.envs.registry import make, register
     from hurtle.errors import HurtleError
     from hurtle.experiments.comparison import compare
+    from hurtle.experiments.population import train_population
     from hurtle.experiments.seeds import train_seeds
     from hurtle.experiments.sweeps.sweep import sweep
     from hurtle.runners.training import train
@@ -35,6 +36,7 @@ __all__ = [
     "register",
     "sweep",
     "train",
+    "train_population",
     "train_seeds",
 ]
 
@@ -49,6 +51,7 @@ _HOMES = {
     "register": "hurtle.envs.registry",
     "sweep": "hurtle.experiments.sweeps.sweep",
     "train": "hurtle.runners.training",
+    "train_population": "hurtle.experiments.population",
     "train_seeds": "hurtle.experiments.seeds",
 }
 

@@ -18,6 +18,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from hurtle.algorithms.algorithm import algorithm_name, allow_algorithm, find_algorithm
+from hurtle.cli.flags import all_flags, count_flag, given_flag
 from hurtle.errors import HurtleError
 from hurtle.runners.presets import preset_for
 from hurtle.runners.settings import (
@@ -33,7 +34,7 @@ from hurtle.runners.settings import (
     settings_to_dict,
     unknown_setting,
 )
-from hurtle.runners.values import fit, shown
+from hurtle.runners.values import shown
 
 _EXAMPLES = """\
   hurtle train cartpole
@@ -41,6 +42,7 @@ _EXAMPLES = """\
   hurtle train my_env.py:MyEnv --config my.toml
   hurtle train cartpole --algorithm my_algo.py:Reinforce
   hurtle train cartpole --seeds 5
+  hurtle train pendulum --population 8 --population-every 20_000
   hurtle train --resume runs/cartpole-ppo-0-20260101-120000"""
 
 # The help shows the settings of TrainConfig in these groups; the policy and the algorithm have their own groups.
@@ -59,33 +61,45 @@ _METAVARS = {
     "name": "NAME",
 }  # where the default is empty
 _WIDTH = 32  # of the flag column
+_OF_POPULATIONS = ("population", "population_every", "search")  # flags that are no settings
 
 
 def run_train(arguments: list[str]) -> int:
     """Parse the arguments of `hurtle train` and train, or print the help; returns the exit code."""
     given = [argument for argument in arguments if argument not in ("-h", "--help")]
     wants_help = len(given) < len(arguments)
-    resume, config = _given(given, "--resume"), _given(given, "--config")
-    seeds, parallel, together = _count(given, "--seeds"), _count(given, "--parallel"), _together(given)
+    resume, config = given_flag(given, "--resume"), given_flag(given, "--config")
+    seeds, parallel, together = count_flag(given, "--seeds"), count_flag(given, "--parallel"), _together(given)
     if resume:
-        if (many := _seeds_to_resume(given, resume)) is not None:
-            return _resume_seeds(given, many, config, wants_help)
-        if seeds or parallel or together is not None:
-            flag = "--seeds" if seeds else "--parallel" if parallel else "--side-by-side"
-            raise HurtleError(f"{resume} is one run: {flag} is for many seeds.")
+        from hurtle.experiments.population import find_population
+        from hurtle.experiments.seeds import find_seeds
+
+        runs = given_flag(given, "--runs") or "runs"
+        if (many := find_seeds(resume, runs) or find_population(resume, runs)) is not None:
+            return _resume_many(given, many, config, wants_help)
+        if several := all_flags(given).keys() & {"seeds", "parallel", "side_by_side", *_OF_POPULATIONS}:
+            raise HurtleError(f"{resume} is one run: {_spelled(min(several))} is for many.")
         _resume(given, resume, config, wants_help)
         return 0
     if wants_help:
         print_help(read_settings(given, wants_help=True))
         return 0
     settings = read_settings(given)
+    if "population" in all_flags(given):
+        if seeds is not None:
+            raise HurtleError("--population already trains many runs, with seeds of their own: leave out --seeds.")
+        _train_population(given, settings, config)
+        return 0  # members that failed were replaced
+    if alone := all_flags(given).keys() & set(_OF_POPULATIONS):
+        raise HurtleError(f"{_spelled(min(alone))} is for populations: add --population 8.")
     if seeds is not None:
         from hurtle.experiments.seeds import train_seeds
 
         values = settings_to_dict(settings)
         return 1 if train_seeds(seeds=seeds, parallel=parallel, side_by_side=together, **values).failed else 0
     if parallel is not None or together is not None:
-        raise HurtleError(f"--{'side-by-side' if parallel is None else 'parallel'} is for many seeds: add --seeds 5.")
+        flag = "side-by-side" if parallel is None else "parallel"
+        raise HurtleError(f"--{flag} is for many seeds: add --seeds 5{', or --population 8' * (parallel is not None)}.")
     from hurtle.runners.training import train
 
     train(**settings_to_dict(settings))
@@ -98,8 +112,8 @@ def read_settings(arguments: list[str], wants_help: bool = False) -> Settings:
     Raises:
         HurtleError: There is no env, or a flag or its value does not fit.
     """
-    config = _given(arguments, "--config")
-    algorithm = algorithm_name(_given(arguments, "--algorithm"))
+    config = given_flag(arguments, "--config")
+    algorithm = algorithm_name(given_flag(arguments, "--algorithm"))
     if config and not algorithm:
         allow_algorithm_of_file(config, "--trust" in arguments)
     in_file: dict[str, Any] = read_settings_file(config, algorithm) if config else {}
@@ -117,7 +131,7 @@ def read_settings(arguments: list[str], wants_help: bool = False) -> Settings:
         return base
     settings = _settings(arguments, base)
     if config:
-        given = {*_flags(arguments), *(["env"] if first.train.env else [])}
+        given = {*all_flags(arguments), *(["env"] if first.train.env else [])}
         check_settings_file(config, given, "--trust" in arguments, algorithm)
     _check_name(settings.train.env)
     return settings
@@ -136,9 +150,9 @@ def _resume(arguments: list[str], resume: str, config: str, wants_help: bool) ->
     from hurtle.tracking.run_folder import RunFolder
 
     file = Path(resume)  # a checkpoint is RUN/checkpoints/step-….pt
-    folder = file.parent.parent if file.is_file() else Path(find_run(resume, _given(arguments, "--runs") or "runs"))
+    folder = file.parent.parent if file.is_file() else Path(find_run(resume, given_flag(arguments, "--runs") or "runs"))
     saved = RunFolder.open(folder).read_config()
-    if moved := _given(arguments, "--algorithm"):  # the user names it, perhaps in another place
+    if moved := given_flag(arguments, "--algorithm"):  # the user names it, perhaps in another place
         saved["algorithm"] = algorithm_name(moved)
     else:
         allow_algorithm(folder / "config.toml", saved, "--trust" in arguments)
@@ -159,53 +173,41 @@ def _resume(arguments: list[str], resume: str, config: str, wants_help: bool) ->
 
     # All flags, not only those that differ from config.toml: a resume that crashed before saving has written them there.
     values = settings_to_dict(settings)
-    overrides = {name: values[name] for name in _flags(arguments) if name in values}
+    overrides = {name: values[name] for name in all_flags(arguments) if name in values}
     if "--trust" in arguments:
         overrides["trust"] = True
     train(resume=resume if file.is_file() else str(folder), **overrides)
 
 
-def _seeds_to_resume(arguments: list[str], resume: str) -> Path | None:
-    """The folder of many seeds that --resume names, or None."""
-    from hurtle.experiments.seeds import find_seeds
-
-    return find_seeds(resume, _given(arguments, "--runs") or "runs")
-
-
-def _resume_seeds(arguments: list[str], folder: Path, config: str, wants_help: bool) -> int:
+def _resume_many(arguments: list[str], folder: Path, config: str, wants_help: bool) -> int:
+    from hurtle.experiments.population import read_population, train_population
+    from hurtle.experiments.records import POPULATION_FILE, SEEDS_FILE
     from hurtle.experiments.seeds import read_seeds, train_seeds
 
-    saved, _ = read_seeds(folder)
+    is_population = (folder / POPULATION_FILE).is_file()
+    saved = (read_population if is_population else read_seeds)(folder)[0]
     trusts = "--trust" in arguments
-    allow_algorithm(folder / "seeds.toml", saved, trusts)
+    allow_algorithm(folder / (POPULATION_FILE if is_population else SEEDS_FILE), saved, trusts)
     base = settings_from_dict(saved)
     if wants_help:
         print_help(base)
         return 0
-    if config or "seeds" in _flags(arguments):
-        raise HurtleError(f"--resume goes on with the settings and seeds of {folder}: leave out --config and --seeds.")
+    if config or (again := all_flags(arguments).keys() & {"seeds", *_OF_POPULATIONS}):
+        what = "--config" if config else _spelled(min(again))
+        raise HurtleError(f"--resume goes on with the settings of {folder}, and as many runs: leave out {what}.")
     settings = _settings(arguments, base)
     if settings.train.env != base.train.env:
         raise HurtleError(f"{folder} holds runs on {base.train.env}: leave out {settings.train.env!r} to continue them.")
     values = settings_to_dict(settings)
-    overrides = {name: values[name] for name in _flags(arguments) if name in values and name != "runs"}
-    parallel, together = _count(arguments, "--parallel"), _together(arguments)
+    overrides = {name: values[name] for name in all_flags(arguments) if name in values and name != "runs"}
+    parallel, together = count_flag(arguments, "--parallel"), _together(arguments)
+    if is_population:
+        if together is not None:
+            raise HurtleError(f"{folder} is a population, whose members have processes of their own: leave out --side-by-side.")
+        train_population(resume=folder, parallel=parallel, trust=trusts, **overrides)
+        return 0
     found = train_seeds(resume=folder, parallel=parallel, side_by_side=together, trust=trusts, **overrides)
     return 1 if found.failed else 0
-
-
-def _count(arguments: list[str], flag: str) -> int | None:
-    """The value of a flag that takes a number of at least 1; None if it is not given."""
-    text = _given(arguments, flag)
-    if not text:
-        return None
-    try:
-        number = fit(text, int)
-    except ValueError as error:
-        raise HurtleError(f"{flag} {error}") from None
-    if number < 1:
-        raise HurtleError(f"{flag} must be at least 1, got {number}.")
-    return number
 
 
 def _together(arguments: list[str]) -> bool | None:
@@ -214,26 +216,21 @@ def _together(arguments: list[str]) -> bool | None:
     return next((found[argument] for argument in reversed(arguments) if argument in found), None)
 
 
-def _given(arguments: list[str], flag: str) -> str:
-    """The value of one flag, before the rest are parsed; "" if it is not given."""
-    value = ""
-    for argument, following in zip_longest(arguments, arguments[1:], fillvalue=""):
-        name, equals, attached = argument.partition("=")
-        if name == flag:
-            value = attached if equals else following
-            if not value or (not equals and value.startswith("--")):
-                raise HurtleError(f"{flag} needs a value.")
-    return value
+def _train_population(arguments: list[str], settings: Settings, config: str) -> None:
+    """Train a population; what the user has not given stays open, such as whether rates are annealed."""
+    from hurtle.experiments.population import train_population
 
-
-def _flags(arguments: list[str]) -> dict[str, tuple[str | None, str]]:
-    """The given flags by the names of their settings: the value after "=", or None, and the next argument."""
-    found = {}
-    for argument, following in zip_longest(arguments, arguments[1:], fillvalue=""):
-        if argument.startswith("--"):
-            flag, equals, attached = argument.partition("=")
-            found[flag[2:].replace("-", "_").removeprefix("no_")] = (attached if equals else None, following)
-    return found
+    values = settings_to_dict(settings)
+    train_population(
+        settings.train.env,
+        count_flag(arguments, "--population") or 0,
+        count_flag(arguments, "--population-every"),
+        search=given_flag(arguments, "--search") or None,
+        parallel=count_flag(arguments, "--parallel"),
+        config=config or None,
+        trust="--trust" in arguments,
+        **{name: values[name] for name in all_flags(arguments) if name in values},
+    )
 
 
 def _settings(arguments: list[str], base: Settings) -> Settings:
@@ -241,7 +238,7 @@ def _settings(arguments: list[str], base: Settings) -> Settings:
     parsed, algorithm = _parse(arguments, base), base.train.algorithm
     raw = vars(parsed.train) | vars(parsed.policy) | vars(parsed.algorithm)
     changed: dict[str, Any] = {}
-    for name in filter(raw.__contains__, _flags(arguments)):  # without --config and --resume
+    for name in filter(raw.__contains__, all_flags(arguments)):  # without --config and --resume
         try:
             changed |= check_settings({name: raw[name]}, algorithm, spelling=_spelled)
         except HurtleError as error:
@@ -260,7 +257,7 @@ def _preset_value(name: str, base: Settings) -> str:
 
 def _check_form(arguments: list[str], types: dict[str, Any]) -> None:
     """Reject a switch with a value, and any other flag without one."""
-    for name, (attached, following) in _flags(arguments).items():
+    for name, (attached, following) in all_flags(arguments).items():
         kind, flag = types.get(name), _spelled(name)
         if kind is bool and (
             attached is not None or following.lower() in ("true", "false", "yes", "no", "on", "off", "1", "0")
@@ -276,8 +273,8 @@ def _parse(arguments: list[str], base: Settings) -> Settings:
     _check_form(arguments, setting_types(base.train.algorithm))
     parts = [("train", TrainConfig), ("policy", type(base.policy)), ("algorithm", type(base.algorithm))]
     switch = tyro.conf.FlagCreatePairsOff[bool]
-    texts = ("config", "resume", "seeds", "parallel")  # read before, by `_given`
-    own = [*((name, str) for name in texts), ("side_by_side", bool), ("trust", switch)]  # read before, too
+    texts = ("config", "resume", "seeds", "parallel", *_OF_POPULATIONS)  # read before, by `given_flag`
+    own = [*((name, str) for name in texts), ("side_by_side", bool), ("trust", switch)]
     command = make_dataclass("Train", [*parts, *own], frozen=True)
     parsed: Any
     parsed, unknown = tyro.cli(
@@ -340,9 +337,12 @@ def print_help(settings: Settings) -> None:
     rows["Run"] += [
         ("--config FILE", "A TOML file of settings, flat or in tables"),
         ("--seeds N", "Train N seeds, from --seed on"),
-        ("--parallel N", "The most seeds at a time; default: what cores and memory allow"),
         ("--[no-]side-by-side", "Seeds as one learner; default: on a GPU, if possible"),
-        ("--resume RUN", "Continue a run, or the seeds of one that are not finished"),
+        ("--population N", "Train N members; the worst copy the best and change settings"),
+        ("--population-every N", "Steps between two comparisons; default: a tenth of all"),
+        ("--search WHAT", "What a population searches: names, or a TOML file of ranges"),
+        ("--parallel N", "The most seeds or members at a time; default: what cores and memory allow"),
+        ("--resume RUN", "Continue a run, a population, or the seeds that are not finished"),
         ("--trust", "Run code named by the file of --config or --resume"),
     ]
     for group, lines in rows.items():

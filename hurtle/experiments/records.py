@@ -22,6 +22,8 @@ from hurtle.tracking.run_state import last_written, state_of
 
 SEEDS_FILE = "seeds.toml"
 """In the folder of many seeds: their settings, and which seeds there are."""
+POPULATION_FILE = "population.toml"
+"""In the folder of a population: its settings, its rules, and what it searches."""
 NAN = math.nan
 
 
@@ -172,15 +174,15 @@ def latest_with(file: str, runs: str | Path = "runs") -> Path:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """The runs and folders of seeds directly in a folder, seed-2 before seed-10."""
-    found = {file.parent for name in ("config.toml", SEEDS_FILE) for file in folder.glob(f"*/{name}")}
+    """The runs, folders of seeds and populations directly in a folder, seed-2 before seed-10."""
+    found = {file.parent for name in ("config.toml", SEEDS_FILE, POPULATION_FILE) for file in folder.glob(f"*/{name}")}
     return sorted(found, key=lambda path: [part.zfill(20) if part.isdecimal() else part for part in path.name.split("-")])
 
 
 def _started_ns(path: Path) -> int:
-    """Settings are rewritten when a run or many seeds are started or resumed."""
-    file = path / SEEDS_FILE
-    return (file if file.is_file() else path / "config.toml").stat().st_mtime_ns
+    """Settings are rewritten when what is there is started or resumed."""
+    files = (path / name for name in (SEEDS_FILE, POPULATION_FILE, "config.toml"))
+    return next(file.stat().st_mtime_ns for file in files if file.is_file())
 
 
 def _started(folder: RunFolder) -> float:

@@ -283,6 +283,34 @@ class RunProcesses:
         return False
 
 
+def share_machine(device: str, tasks: Iterable[Task], parallel: int | None, most: int | None = None) -> RunProcesses:
+    """Processes for runs on a device: one per core; one after the other on a GPU; on several GPUs one each.
+
+    Args:
+        device: Of the runs, as `hurtle.train` takes it.
+        tasks: What to do.
+        parallel: The most at a time; None: as many as fit.
+        most: How many there will be in all; None: unknown.
+    """
+    on_gpu = is_on_gpu(device)
+    several = gpus() if on_gpu and ":" not in device else []
+    at_once = parallel or (max(1, len(several)) if on_gpu else free_cores())
+    return RunProcesses(tasks, min(at_once, most or at_once), afresh=on_gpu, devices=several if len(several) > 1 else ())
+
+
+def is_on_gpu(device: str) -> bool:
+    """Whether runs on this device take a GPU; found without torch."""
+    return device.startswith("cuda") or (device == "auto" and Path("/dev/nvidia0").exists())
+
+
+def gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; found without torch."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name.strip() for name in named.split(",") if name.strip()]
+    return [str(n) for n in range(sum(path.name[6:].isdecimal() for path in Path("/dev").glob("nvidia*")))]
+
+
 def _began(task: Task) -> bool:
     file = task.folder / "metrics.jsonl"
     return file.is_file() and file.stat().st_size > 0

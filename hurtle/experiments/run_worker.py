@@ -58,20 +58,21 @@ def _log_to(file: str) -> None:
     os.close(descriptor)
 
 
-def train_run(settings: dict[str, Any], resume: str, trust: bool) -> None:
+def train_run(settings: dict[str, Any], resume: str, trust: bool, until: int | None = None) -> None:
     """Train a new run, or go on with one.
 
     Args:
         settings: All settings of a new run, or those to change.
         resume: The folder of the run to go on with, or an empty string.
         trust: See `hurtle.train`.
+        until: See `hurtle.train`.
     """
     from hurtle.runners.training import train
 
     if not resume:
-        train(**settings)
-    elif not _only_needs_evaluation(Path(resume), settings):
-        train(resume=resume, trust=trust, **settings)
+        train(until=until, **settings)
+    elif until is not None or not _only_needs_evaluation(Path(resume), settings):
+        train(resume=resume, trust=trust, until=until, **settings)
     else:
         _evaluate(Path(resume), trust)
 

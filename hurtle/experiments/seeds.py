@@ -3,7 +3,7 @@
 settings → one process per seed (run_processes.py) → run folders → IQM, curve, summary. Imports no torch.
 
 How seeds share the machine is decided in one place, `plan`: on CPUs side by side in processes, on a GPU as one learner in one
-process (together_process.py), or one after the other where the algorithm cannot.
+process (together_process.py), or one after the other on each GPU where the algorithm cannot.
 """
 
 from __future__ import annotations
@@ -12,35 +12,33 @@ import os
 import shlex
 import shutil
 import time
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hurtle.algorithms.algorithm import algorithm_name, allow_algorithm, short_name
+from hurtle.algorithms.algorithm import short_name
 from hurtle.errors import HurtleError
-from hurtle.experiments.records import SEEDS_FILE, RunRecord, latest
-from hurtle.experiments.run_processes import INSIDE, RunProcesses, Task
+from hurtle.experiments.many_runs import (
+    change_settings,
+    check_counts,
+    find_folder,
+    given_values,
+    make_shared_settings,
+    reading,
+)
+from hurtle.experiments.records import SEEDS_FILE, RunRecord
+from hurtle.experiments.run_processes import INSIDE, RunProcesses, Task, is_on_gpu, share_machine
 from hurtle.experiments.seeds_display import SeedsDisplay, make_seeds_display
 from hurtle.experiments.seeds_progress import Progress, watch
 from hurtle.experiments.seeds_run import SeedsRun, closing_message
 from hurtle.experiments.together_process import TogetherProcess
-from hurtle.native.threads import free_cores
-from hurtle.references import absolute_reference, is_reference
 from hurtle.runners.seeds_obstacle import together_obstacle
-from hurtle.runners.settings import (
-    Settings,
-    check_settings,
-    check_settings_file,
-    make_settings,
-    settings_from_dict,
-    settings_to_dict,
-)
+from hurtle.runners.settings import Settings, settings_to_dict
 from hurtle.tracking.json_text import to_json
 from hurtle.tracking.run_folder import new_folder, write_whole
 from hurtle.tracking.run_state import hold
 from hurtle.tracking.toml_text import to_toml
-from hurtle.trust import SIGNATURE, check_code, is_signed, signed
+from hurtle.trust import signed
 
 README = """\
 # {name}
@@ -108,27 +106,13 @@ def train_seeds(
     """
     if INSIDE in os.environ:
         raise HurtleError('Seeds would train seeds: call train_seeds under `if __name__ == "__main__":`.')
-    given: dict[str, Any] = {
-        "algorithm": None if algorithm is None else algorithm_name(algorithm),
-        "total_steps": total_steps,
-        "device": device,
-    }
-    values = {name: value for name, value in {**given, "seed": seed, **overrides}.items() if value is not None}
-    for name, number in (("seeds", seeds), ("parallel", parallel)):
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-            raise HurtleError(f"{name} must be a whole number of at least 1, got {number!r}.")
+    values = given_values(overrides, algorithm=algorithm, total_steps=total_steps, device=device, seed=seed)
+    check_counts(seeds=seeds, parallel=parallel)
     if resume is not None:
         if env is not None or config is not None or seed is not None:
             raise HurtleError("resume goes on with the same env, settings and seeds: leave out env, config and seed.")
         return _resume(resume.path if isinstance(resume, SeedsRun) else Path(resume), values, parallel, side_by_side, trust)
-    env = name_of_env(env, "seed")
-    if isinstance(algorithm, type) and not is_reference(given["algorithm"]):
-        raise HurtleError(
-            f"Each seed has its own process, which cannot find {algorithm.__name__}: define it at the top level of a file."
-        )
-    if config is not None:
-        check_settings_file(config, values if env is None else {*values, "env"}, trust, given["algorithm"])
-    settings = make_settings(env, values, config)
+    settings = make_shared_settings(env, algorithm, values, config, trust, "seed")
     choose(settings, seeds, side_by_side)  # before there is a folder: it may be refused
     train = settings.train
     chosen = list(range(train.seed, train.seed + seeds))
@@ -143,11 +127,8 @@ def train_seeds(
 
 
 def find_seeds(place: str | Path, runs: str | Path = "runs") -> Path | None:
-    """The folder of many seeds that `--resume` means; None if it means a run."""
-    if str(place) == "latest":
-        newest = latest(runs)
-        return newest if (newest / SEEDS_FILE).is_file() else None
-    return next((path for path in (Path(place), Path(runs) / place) if (path / SEEDS_FILE).is_file()), None)
+    """The folder of many seeds that `--resume` means; None if it means something else."""
+    return find_folder(place, SEEDS_FILE, runs)
 
 
 def read_seeds(folder: Path) -> tuple[dict[str, Any], list[int]]:
@@ -158,14 +139,8 @@ def read_seeds(folder: Path) -> tuple[dict[str, Any], list[int]]:
 
 def _read(folder: Path) -> tuple[dict[str, Any], list[int], bool | None]:
     """What `read_seeds` returns, and whether the user wants them side by side."""
-    file = folder / SEEDS_FILE
-    try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    with reading(folder / SEEDS_FILE) as values:
         seeds = [int(seed) for seed in values.pop("seeds")]
-    except OSError as error:
-        raise HurtleError(f"{file} could not be read: {error.strerror}.") from None
-    except (ValueError, TypeError, KeyError) as error:
-        raise HurtleError(f"{file} is damaged: {error!r}.") from None
     return values, seeds, values.pop("side_by_side", None)
 
 
@@ -184,8 +159,7 @@ def choose(settings: Settings, seeds: int, side_by_side: bool | None = None) -> 
     Raises:
         HurtleError: The user asks for it, and it is impossible.
     """
-    device, name = settings.train.device, short_name(settings.train.algorithm)
-    on_gpu = device.startswith("cuda") or (device == "auto" and Path("/dev/nvidia0").exists())
+    name, on_gpu = short_name(settings.train.algorithm), is_on_gpu(settings.train.device)
     why_not = together_obstacle(settings)
     if side_by_side and why_not:
         raise HurtleError(f"These seeds cannot train side by side: {why_not}. Leave out side_by_side, or --side-by-side.")
@@ -193,30 +167,16 @@ def choose(settings: Settings, seeds: int, side_by_side: bool | None = None) -> 
         return Choice(True, on_gpu, f"{name}: {seeds} seeds side by side, as one learner")
     if not on_gpu or seeds == 1:
         return Choice(False, on_gpu)
-    return Choice(False, on_gpu, f"{name}: one seed after the other; {why_not or 'as asked for'}")
+    return Choice(False, on_gpu, f"{name}: one seed after the other on each GPU; {why_not or 'as asked for'}")
 
 
 def plan(
     settings: Settings, tasks: list[Task], parallel: int | None, side_by_side: bool | None = None
 ) -> RunProcesses | TogetherProcess:
     """How the seeds share the machine."""
-    choice = choose(settings, len(tasks), side_by_side)
-    if choice.together:
+    if choose(settings, len(tasks), side_by_side).together:
         return TogetherProcess(tasks, parallel)
-    on_gpu = choice.on_gpu
-    return RunProcesses(tasks, min(len(tasks), parallel or (1 if on_gpu else free_cores())), afresh=on_gpu)
-
-
-def name_of_env(env: Any, what: str) -> str | None:
-    """The name by which another process finds the env; `what` is what each has its own process."""
-    if env is None or isinstance(env, str):
-        return absolute_reference(env)
-    from hurtle.envs.registry import name_of
-
-    try:
-        return name_of(env)
-    except HurtleError as error:
-        raise HurtleError(f"Each {what} has its own process, which cannot find this env: {error}.") from None
+    return share_machine(settings.train.device, tasks, parallel, len(tasks))
 
 
 def _new_task(folder: Path, values: dict[str, Any], seed: int) -> Task:
@@ -236,13 +196,7 @@ def _resume(place: Path, values: dict[str, Any], parallel: int | None, side_by_s
         raise HurtleError(f"{place} is not a folder of many seeds: it has no {SEEDS_FILE}.")
     saved, seeds, before = _read(folder)
     side_by_side = before if side_by_side is None else side_by_side
-    if "algorithm" in values:
-        raise HurtleError("Seeds go on with the algorithm that they began with: leave out algorithm.")
-    allow_algorithm(folder / SEEDS_FILE, saved, trust)
-    signature = saved.pop(SIGNATURE, None)
-    check_code(folder / SEEDS_FILE, saved, trust or is_signed(saved, signature), signature)
-    values = check_settings(values, saved.get("algorithm", "ppo"))
-    settings = settings_from_dict({**saved, **values})
+    values, settings = change_settings(folder / SEEDS_FILE, saved, values, trust, "Seeds go")
     flat, tasks = settings_to_dict(settings), []
     with hold(folder):
         changed = {name: flat[name] for name in values}

@@ -1,4 +1,4 @@
-"""The progress of many seeds: a dashboard with a line for each and the aggregate, plain lines in a log, or nothing.
+"""The progress of many seeds, or of a population: a dashboard with a line for each and the aggregate, plain lines, or nothing.
 
 lines → aggregate → rich panel or text. Pure drawing: where the numbers come from is seeds.py's business.
 """
@@ -20,16 +20,23 @@ from hurtle.tracking.dashboard import QuietDisplay
 from hurtle.tracking.formatting import count, duration, figure, quantity
 from hurtle.tracking.frame import MAX_WIDTH, MIN_WIDTH
 
-STYLES = {"waiting": "bright_black", "starting": "bright_black", "training": "cyan", "finished": "green", "stopped": "yellow"}
+STYLES = {
+    "waiting": "bright_black",
+    "starting": "bright_black",
+    "paused": "bright_black",
+    "training": "cyan",
+    "finished": "green",
+    "stopped": "yellow",
+}
 """Styles of states; that of crashed seeds is red."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One seed.
+    """One seed or member.
 
     Attributes:
-        state: "waiting", "starting", "training", "finished", "stopped" or "crashed".
+        state: "waiting", "starting", "training", "paused", "finished", "stopped" or "crashed".
         steps_per_second: NaN if it does not train.
         mean_return: Of the last 100 training episodes; NaN if unknown.
     """
@@ -81,8 +88,8 @@ class Aggregate:
 class SeedsDisplay(QuietDisplay):
     """Shows nothing; messages go to standard error."""
 
-    def __init__(self, title: str, about: str, console: Console):
-        self._title, self._about, self._console = title, about, console
+    def __init__(self, title: str, about: str, console: Console, noun: str = "seed"):
+        self._title, self._about, self._console, self._noun = title, about, console, noun
 
     def show(self, lines: list[Line]) -> None:
         """Set the newest numbers."""
@@ -93,8 +100,8 @@ class PlainSeeds(Plain, SeedsDisplay):
 
     every, at_least_every = 2.0, 60.0
 
-    def __init__(self, title: str, about: str, console: Console):
-        super().__init__(title, about, console)
+    def __init__(self, title: str, about: str, console: Console, noun: str = "seed"):
+        super().__init__(title, about, console, noun)
         self._printed_at, self._percent, self._pending = -math.inf, -1, ""
         self.message(f"{title}  {about}")
 
@@ -120,8 +127,8 @@ class PlainSeeds(Plain, SeedsDisplay):
 class LiveSeeds(Redrawn, SeedsDisplay):
     """A dashboard that redraws itself in place."""
 
-    def __init__(self, title: str, about: str, console: Console):
-        super().__init__(title, about, console)
+    def __init__(self, title: str, about: str, console: Console, noun: str = "seed"):
+        super().__init__(title, about, console, noun)
         self._lines: list[Line] = []
         self._began = monotonic()
         self.start_live(console)
@@ -132,17 +139,17 @@ class LiveSeeds(Redrawn, SeedsDisplay):
 
     def frame(self, width: int, height: int) -> Panel:
         """See `Redrawn.frame`."""
-        return draw(self._lines, self._title, self._about, monotonic() - self._began, width, height)
+        return draw(self._lines, self._title, self._about, monotonic() - self._began, width, height, self._noun)
 
 
-def make_seeds_display(mode: str, title: str, about: str, console: Console | None = None) -> SeedsDisplay:
-    """The display of many seeds; the modes are those of `tracking.dashboard.make_display`."""
+def make_seeds_display(mode: str, title: str, about: str, console: Console | None = None, noun: str = "seed") -> SeedsDisplay:
+    """The display of many seeds; the modes are those of `tracking.dashboard.make_display`, `noun` is what they are called."""
     console = console or Console()
     kinds: dict[str, Any] = {"live": LiveSeeds, "plain": PlainSeeds, "quiet": SeedsDisplay}
-    return kinds[kind_of_display(mode, console)](title, about, console)
+    return kinds[kind_of_display(mode, console)](title, about, console, noun)
 
 
-def draw(lines: list[Line], title: str, about: str, elapsed: float, width: int, height: int) -> Panel:
+def draw(lines: list[Line], title: str, about: str, elapsed: float, width: int, height: int, noun: str = "seed") -> Panel:
     """The dashboard in at most `height` lines: the aggregate, then as many seeds as fit, those under way first."""
     inner = max(min(width, MAX_WIDTH), MIN_WIDTH) - 4
     room = max(1, height - 6)
@@ -150,7 +157,8 @@ def draw(lines: list[Line], title: str, about: str, elapsed: float, width: int, 
     if len(lines) > room:
         urgent = sorted(lines, key=lambda line: (line.state != "training", line.state != "crashed"))[: room - 1]
         shown = sorted(urgent, key=lambda line: line.seed)
-    rows = [*_head(Aggregate.of(lines), len(lines), elapsed), Text(), *(_row(line, lines, inner) for line in shown)]
+    head = _head(Aggregate.of(lines), len(lines), elapsed, noun)
+    rows = [*head, Text(), *(_row(line, lines, inner, noun) for line in shown)]
     if len(shown) < len(lines):
         rows.append(Text(f"and {len(lines) - len(shown)} more", "dim"))
     for row in rows:
@@ -161,11 +169,11 @@ def draw(lines: list[Line], title: str, about: str, elapsed: float, width: int, 
     )  # fmt: skip
 
 
-def _head(found: Aggregate, seeds: int, elapsed: float) -> list[Text]:
+def _head(found: Aggregate, seeds: int, elapsed: float, noun: str) -> list[Text]:
     returns = Text.assemble(("return ", "dim"), (figure(found.returns.value) if found.returns else "-", "bold cyan"))
     if found.returns is not None:
         interval = f"{figure(found.returns.low)}…{figure(found.returns.high)}" if found.known > 1 else "-"
-        returns.append_text(Text.assemble(("   95 % ", "dim"), interval, (f"   IQM of {found.known} seeds", "dim")))
+        returns.append_text(Text.assemble(("   95 % ", "dim"), interval, (f"   IQM of {found.known} {noun}s", "dim")))
     progress = Text.assemble(
         (f"{found.finished} of {seeds}", "bold"), (" finished", "dim"),
         *([(f", {found.crashed} crashed", "red")] if found.crashed else []),
@@ -175,15 +183,15 @@ def _head(found: Aggregate, seeds: int, elapsed: float) -> list[Text]:
     return [returns, progress]
 
 
-def _row(line: Line, lines: list[Line], width: int) -> Text:
+def _row(line: Line, lines: list[Line], width: int, noun: str) -> Text:
     style = STYLES.get(line.state, "red")
     digits = max(len(str(other.seed)) for other in lines)
     tail = f" {100 * line.share:>4.0f} %  {quantity(line.steps):>6}  {quantity(line.steps_per_second):>6}/s"
     tail += f"  return {figure(line.mean_return):>7}  {line.state:<8}"
-    cells = max(4, width - len(tail) - digits - 6)
+    cells = max(4, width - len(tail) - digits - len(noun) - 2)
     filled = round(line.share * cells)
     return Text.assemble(
-        ("seed ", "dim"), f"{line.seed:>{digits}} ", ("━" * filled, style), ("─" * (cells - filled), "bright_black"),
+        (f"{noun} ", "dim"), f"{line.seed:>{digits}} ", ("━" * filled, style), ("─" * (cells - filled), "bright_black"),
         (tail[:-8], ""), (tail[-8:], style),
     )  # fmt: skip
 

@@ -1,9 +1,13 @@
-"""Watches seeds while they train: processes and the ends of their metrics files → lines of a display; signals → stop."""
+"""Watches seeds, or the members of a population, while they train.
+
+processes and the ends of their metrics files → lines of a display; signals → stop.
+"""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -37,53 +41,84 @@ class Processes(Protocol):
         """Ask all to save and end."""
 
 
-def watch(processes: Processes, progress: Progress, display: SeedsDisplay) -> str:
-    """Train until nothing is left to do; returns the signal that ended it before, or an empty string."""
+def watch(processes: Processes, progress: Progress, display: SeedsDisplay, advance: Callable[[], bool] = lambda: False) -> str:
+    """Train until nothing is left to do.
+
+    Args:
+        processes: What trains.
+        progress: Where each run is.
+        display: Shows it.
+        advance: Called when everything is done; adds more to do, or returns False.
+
+    Returns:
+        The signal that ended it before, or an empty string.
+    """
     signals: list[str] = []
     told: set[int] = set()
     shown_at, is_stopping = -math.inf, False
+
+    def is_busy() -> bool:
+        if processes.poll():
+            return True
+        _tell_failures(processes, told, display, progress.noun)
+        return not signals and advance()
+
     with StopSignals(signals.append):
-        while processes.poll():
+        while is_busy():
+            told &= processes.failed.keys()
             if signals and not is_stopping:
                 is_stopping = True
                 display.message(f"{signals[0]}: saving {len(processes.running)} runs …")
                 processes.stop()
-            _tell_failures(processes, told, display)
+            _tell_failures(processes, told, display, progress.noun)
             if time.monotonic() - shown_at >= SHOW_SECONDS:
                 display.show(progress.lines())
                 shown_at = time.monotonic()
             time.sleep(POLL_SECONDS)
-    _tell_failures(processes, told, display)
+    _tell_failures(processes, told, display, progress.noun)
     display.show(progress.lines())
     return signals[0] if signals else ""
 
 
-def _tell_failures(processes: Processes, told: set[int], display: SeedsDisplay) -> None:
+def _tell_failures(processes: Processes, told: set[int], display: SeedsDisplay, noun: str) -> None:
     """Tell what went wrong, once: seeds of one process fail for one reason."""
     by_reason: dict[str, list[int]] = {}
     for seed in sorted(processes.failed.keys() - told):
         by_reason.setdefault(processes.failed[seed], []).append(seed)
         told.add(seed)
     for reason, seeds in by_reason.items():
-        which = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
+        which = f"{noun} {seeds[0]}" if len(seeds) == 1 else f"{noun}s {', '.join(map(str, seeds))}"
         display.message(f"{which} crashed: {reason}")
 
 
 class Progress:
-    """Where each seed is, from the ends of their metrics files; those that have ended are read once."""
+    """Where each seed is, from the ends of their metrics files; those that have ended are read once.
 
-    def __init__(self, folder: Path, seeds: list[int], processes: Processes, total_steps: int):
+    Args:
+        folder: Holds their run folders.
+        seeds: Their numbers.
+        processes: What trains them.
+        total_steps: Of each.
+        noun: What they are called, also in the names of their folders.
+    """
+
+    def __init__(self, folder: Path, seeds: list[int], processes: Processes, total_steps: int, noun: str = "seed"):
         self._folder, self._seeds, self._processes, self._total_steps = folder, seeds, processes, total_steps
+        self.noun = noun
         self._ended: dict[int, Line] = {}
 
     def lines(self) -> list[Line]:
         """One per seed."""
         return [self._line(seed) for seed in self._seeds]
 
+    def forget(self) -> None:
+        """Read all again: those that have ended go on."""
+        self._ended.clear()
+
     def _line(self, seed: int) -> Line:
         if seed in self._ended:
             return self._ended[seed]
-        folder, waiting = RunFolder(self._folder / f"seed-{seed}"), self._processes.waiting
+        folder, waiting = RunFolder(self._folder / f"{self.noun}-{seed}"), self._processes.waiting
         newest, is_running = last_metrics(folder.metrics_file), seed in self._processes.running
         summary = {} if is_running else folder.read_summary()
         if is_running:
@@ -92,6 +127,8 @@ class Progress:
             state = "crashed"
         elif seed in waiting or not folder.path.exists():
             state = "waiting"
+        elif summary.get("stopped_by") == "until":
+            state = "paused"
         else:
             state = "finished" if summary and summary.get("stopped_by") not in STOPPED_BY else "stopped"
         line = Line(

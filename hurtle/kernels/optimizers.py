@@ -24,6 +24,8 @@ MOMENTS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq")
 """What torch's optimizers call their first and second moments; optimizers not listed here have no flat version."""
 BETAS = {"adam": ADAM_BETAS, "adamw": ADAM_BETAS, "rmsprop": (0.0, RMSPROP_ALPHA)}
 """Decay of the two moments."""
+SETTINGS = ("lr", "eps", "weight_decay")
+"""What a resumed run may set anew."""
 
 
 class Optimizers:
@@ -100,10 +102,13 @@ class Optimizers:
         return {"name": self.name, "parts": [part.state_dict() for part in self.parts]}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Continue with saved moments."""
+        """Continue with saved moments; the learning rate, eps and weight decay are this run's, not the saved ones."""
         self.check_name(saved)
         for part, state in zip(self.parts, saved["parts"], strict=True):
+            own = [{name: group[name] for name in SETTINGS if name in group} for group in part.param_groups]
             part.load_state_dict(state)
+            for group, settings in zip(part.param_groups, own, strict=True):
+                group.update(settings)
 
     def check_name(self, saved: dict[str, Any]) -> None:
         """Reject moments saved by another optimizer."""

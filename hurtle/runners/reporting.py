@@ -139,7 +139,7 @@ class Reporter:
         }
         self.folder.write_summary(self._summary)
         self.display.stop()
-        curve = self._plot() if self._draws_curve else None
+        curve = self._plot() if self._draws_curve and run.stopped_by != "until" else None
         if not self._quiet:
             self.display.message(closing_message(run, curve, threads_in_words(self._threads), advice, unplayable))
 

@@ -18,7 +18,7 @@ class Run:
         seconds: Training time, excluding the final evaluation and, in the device gear, compilation.
         mean_return: Mean return of the last 100 training episodes.
         evaluation: The final evaluation, or None if the run was stopped.
-        stopped_by: "total_steps", "stop_at_return", "callback", "Ctrl-C" or "SIGTERM".
+        stopped_by: "total_steps", "stop_at_return", "callback", "until", "Ctrl-C" or "SIGTERM".
     """
 
     path: Path

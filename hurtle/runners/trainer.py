@@ -33,7 +33,7 @@ from hurtle.runners.signals import StopSignals
 from hurtle.tracking.dashboard import Display
 from hurtle.tracking.episode_window import EpisodeWindow
 from hurtle.tracking.run_folder import RunFolder
-from hurtle.tracking.run_state import Held, hold
+from hurtle.tracking.run_state import STOPPED_BY, Held, hold
 from hurtle.tracking.trackers import make_trackers
 from hurtle.trust import signed
 
@@ -135,9 +135,10 @@ class Trainer:
         """Training time so far, including time before a resume."""
         return self._seconds_before + time.perf_counter() - self._began
 
-    def run(self) -> Run:
-        """Train until the end, save, evaluate; always closes the envs."""
+    def run(self, until: int | None = None) -> Run:
+        """Train until the end, or pause after `until` steps; save, evaluate; always closes the envs."""
         train, gear = self.settings.train, self._parts.gear
+        self._end = train.total_steps if until is None else min(until, train.total_steps)
         self._began, self._first_step = time.perf_counter(), self.steps
         try:
             with (
@@ -159,7 +160,7 @@ class Trainer:
                 seconds = self.seconds
                 self.save()
                 evaluation = None
-                if self._stopped_by not in ("Ctrl-C", "SIGTERM"):
+                if self._stopped_by not in STOPPED_BY:
                     evaluation = self._evaluate()
                 return self._finish(seconds, evaluation)
         except HurtleError as error:
@@ -198,7 +199,7 @@ class Trainer:
 
     def _loop(self) -> None:
         train = self.settings.train
-        while self.steps < train.total_steps and not self._stopped_by:
+        while self.steps < self._end and not self._stopped_by:
             if (count := self._fitting()) > 1:
                 self._update_together(count)
             else:
@@ -216,7 +217,7 @@ class Trainer:
                 self._stopped_by = "stop_at_return"
             if self._callbacks_end_it():
                 self._stopped_by = self._stopped_by or "callback"
-        self._stopped_by = self._stopped_by or "total_steps"
+        self._stopped_by = self._stopped_by or ("total_steps" if self.steps >= train.total_steps else "until")
 
     def _callbacks_end_it(self) -> bool:
         try:
@@ -253,7 +254,7 @@ class Trainer:
         loop, train, steps = self._parts.gear.loop, self.settings.train, self.steps
         if loop is None or self._callbacks or train.stop_at_return is not None:
             return 1
-        left = min(train.total_steps - steps, self._saver.steps_left(steps))
+        left = min(self._end - steps, self._saver.steps_left(steps))
         if train.eval_every:
             left = min(left, self._next_evaluation - steps)
         return min(loop.fitting(self._parts.rollout), math.ceil(left / self._parts.rollout.num_valid))

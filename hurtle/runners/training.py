@@ -41,6 +41,7 @@ def train(
     callbacks: Callback | Sequence[Callback] = (),
     config: str | Path | None = None,
     resume: str | Path | Run | None = None,
+    until: int | None = None,
     trust: bool = False,
     **overrides: Any,
 ) -> Run:
@@ -58,6 +59,8 @@ def train(
         callbacks: One or several, called with the `Trainer` after every update; returning False ends the run.
         config: A TOML file of settings.
         resume: A run folder, "latest" or a checkpoint file: continue where it stopped. Overrides apply, such as total_steps.
+        until: Pause after so many steps: saved, without the final evaluation and the curve; `resume` goes on. Unlike
+            `total_steps` it changes nothing else, such as annealed rates.
         trust: Run code (`my_env.py:MyEnv`) that the checkpoint of `resume` or the file of `config` names, even if it is not one
             of your own runs; see `docs/training.md`. What you name yourself needs no trust.
         **overrides: Any setting, flat: `num_envs=16, clip_range=0.1, hidden_sizes=(64, 64)`; `hurtle train --help` lists them.
@@ -72,6 +75,8 @@ def train(
         >>> run.mean_return > 0.9, run.stopped_by
         (True, 'total_steps')
     """
+    if until is not None and (isinstance(until, bool) or not isinstance(until, int) or until < 1):
+        raise HurtleError(f"until must be a whole number of steps of at least 1, got {until!r}.")
     env, policy = absolute_reference(env), absolute_reference(policy)
     algorithm = None if algorithm is None else algorithm_name(algorithm)
     given: dict[str, Any] = {"algorithm": algorithm, "total_steps": total_steps, "device": device, "seed": seed}
@@ -84,7 +89,7 @@ def train(
         if config is not None:
             raise HurtleError("resume continues with the run's own settings; leave out config, and pass changes as overrides.")
         values |= {} if env is None else {"env": _title_of(env)}
-        return _resume(resume, env, values, module, callbacks, trust)
+        return _resume(resume, env, values, module, callbacks, trust, until)
     if config is not None:
         check_settings_file(config, values if env is None else {*values, "env"}, trust, algorithm)
     settings = make_settings(_title_of(env), values, config)
@@ -92,9 +97,8 @@ def train(
         with RARE_COLLECTIONS:
             from hurtle.runners.trainer import Trainer
 
-        return Trainer(
-            _with_name(settings, env), settings.train.env if env is None else env, module, callbacks, display=display
-        ).run()
+        played = settings.train.env if env is None else env
+        return Trainer(_with_name(settings, env), played, module, callbacks, display=display).run(until)
 
 
 def _display(settings: Settings) -> Display:
@@ -128,7 +132,13 @@ def _title_of(env: Any) -> str | None:
 
 
 def _resume(
-    source: str | Path | Run, env: Any, values: dict[str, Any], policy: Any, callbacks: Sequence[Callback], trust: bool
+    source: str | Path | Run,
+    env: Any,
+    values: dict[str, Any],
+    policy: Any,
+    callbacks: Sequence[Callback],
+    trust: bool,
+    until: int | None,
 ) -> Run:
     path = Path(source) if isinstance(source, str | Path) else source.path
     if path.is_file() and not (path.parent.parent / "config.toml").is_file():
@@ -138,7 +148,7 @@ def _resume(
     if "algorithm" not in values:
         allow_algorithm(folder.path / "config.toml", config, trust)
     with _display(settings_from_dict({**config, **values})) as display:
-        return _resumed(folder, path, env, values, policy, callbacks, trust, display).run()
+        return _resumed(folder, path, env, values, policy, callbacks, trust, display, until).run(until)
 
 
 def _resumed(
@@ -150,6 +160,7 @@ def _resumed(
     callbacks: Sequence[Callback],
     trust: bool,
     display: Display,
+    until: int | None,
 ) -> Trainer:
     """The trainer in its saved state."""
     from hurtle.deploy.restore import is_trusted
@@ -168,6 +179,8 @@ def _resumed(
     if saved["progress"]["steps"] >= settings.train.total_steps:
         done = saved["progress"]["steps"]
         raise HurtleError(f"{folder.path} is done after {done:,} steps. To continue, ask for more with --total-steps.")
+    if until is not None and saved["progress"]["steps"] >= until:
+        raise HurtleError(f"{folder.path} has {saved['progress']['steps']:,} steps: until={until} must be more.")
     if env is None and not saved["named_env"]:
         raise HurtleError(
             f"{folder.path} was trained on {settings.train.env}, which has no name: pass it, train(env, resume=…)."

@@ -15,7 +15,7 @@ from hurtle.errors import HurtleError
 from hurtle.tracking.run_folder import RunFolder
 
 STATES = ("running", "finished", "stopped", "crashed")
-STOPPED_BY = ("Ctrl-C", "SIGTERM")
+STOPPED_BY = ("Ctrl-C", "SIGTERM", "until")
 """What ends a run before it is done, as `stopped_by` in summary.json has it."""
 PATIENCE = 0.3
 """Seconds to wait for whoever only looks at the lock."""
@@ -85,7 +85,7 @@ def state_of(folder: RunFolder, summary: dict[str, Any]) -> str:
 
 def last_written(folder: Path) -> float:
     """When the run last wrote metrics, else its settings; 0 if never."""
-    for name in ("metrics.jsonl", "config.toml", "seeds.toml"):
+    for name in ("metrics.jsonl", "config.toml", "seeds.toml", "population.toml"):
         try:
             return (folder / name).stat().st_mtime
         except OSError:

@@ -1,4 +1,4 @@
-"""Writes settings as TOML text that `tomllib` reads back unchanged: a flat dict and one level of tables.
+"""Writes settings as TOML text that `tomllib` reads back unchanged: a flat dict, and tables, those inside tables in one line.
 
 dict → text. Knows nothing of what the settings mean.
 """
@@ -54,6 +54,8 @@ def _value(value: Any, where: str) -> str:
         return repr(value)
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_value(item, where) for item in value)}]"
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{_key(key)} = {_value(item, where)}' for key, item in value.items())} }}"
     raise HurtleError(
         f"The setting {where} cannot be written as TOML: expected a string, bool, int, float or a list of them, "
         f"got {type(value).__name__} ({value!r})."

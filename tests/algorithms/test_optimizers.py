@@ -52,6 +52,18 @@ def test_adams_epsilon_is_1e_5():
     assert float(1 - policy.weight[0].detach()) == pytest.approx(0.005, rel=1e-4)
 
 
+@pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop", "muon"])
+def test_loaded_moments_leave_a_run_its_own_settings(name):
+    policy = plain_policy()
+    saved = Optimizers(name, policy, 0.1, 1e-3, 0.5).state_dict()
+    own = Optimizers(name, policy, 0.2, 1e-4, 0.25)
+    own.load_state_dict(saved)
+    for part in own.parts:
+        for group in part.param_groups:
+            assert (group["lr"], group["weight_decay"]) == (0.2, 0.25)
+            assert isinstance(part, torch.optim.Muon) or group["eps"] == 1e-4
+
+
 def test_the_global_norm_is_clipped():
     policy = plain_policy()
     optimizer = Optimizers("adam", policy, 0.0)

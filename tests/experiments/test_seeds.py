@@ -233,7 +233,6 @@ def test_bad_input(workers, monkeypatch):
 
 
 def test_the_plan_shares_cores_on_a_cpu_and_takes_turns_on_a_gpu(monkeypatch, tmp_path):
-    monkeypatch.setattr("hurtle.experiments.seeds.free_cores", lambda: 8)
     monkeypatch.setattr("hurtle.experiments.run_processes.free_cores", lambda: 8)
     cpu, gpu = make_settings("cartpole", {}), make_settings("cartpole", {"device": "cuda"})
 
@@ -303,7 +302,7 @@ def test_the_command_line(workers, capsys, tmp_path):
     assert "2 of 2 seeds finished" in out
     assert "IQM 100.5 [100.0, 101.0] over 2 seeds" in out
     for line, message in {
-        "train --resume mine --seeds 3": "leave out --config and --seeds",
+        "train --resume mine --seeds 3": "and as many runs: leave out --seeds",
         "train pendulum --resume mine": "runs/mine holds runs on cartpole: leave out 'pendulum'",
         "train cartpole --parallel 2": "--parallel is for many seeds: add --seeds 5",
         "train cartpole --seeds none": "--seeds must be a whole number, got 'none'",

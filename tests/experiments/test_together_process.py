@@ -183,8 +183,8 @@ def test_the_user_is_told_why():
         return choose(make_settings("cartpole", {"algorithm": algorithm, "device": device}), 4, **how).message
 
     assert said("dqn") == "dqn: 4 seeds side by side, as one learner"
-    assert said("ppo") == "ppo: one seed after the other; ppo has no replay buffer"
-    assert said("dqn", side_by_side=False) == "dqn: one seed after the other; as asked for"
+    assert said("ppo") == "ppo: one seed after the other on each GPU; ppo has no replay buffer"
+    assert said("dqn", side_by_side=False) == "dqn: one seed after the other on each GPU; as asked for"
     assert not said("ppo", device="cpu")
 
 
@@ -197,7 +197,7 @@ def test_the_command_line(worker, capsys):
     for line, message in {
         "train pendulum --side-by-side": "--side-by-side is for many seeds: add --seeds 5",
         "train pendulum --seeds 2 --side-by-side": "ppo has no replay buffer",
-        "train --resume mine --total-steps 2e3 --side-by-side --seeds 2": "leave out --config and --seeds",
+        "train --resume mine --total-steps 2e3 --side-by-side --seeds 2": "and as many runs: leave out --seeds",
     }.items():
         assert main(line.split()) == 2
         assert message in capsys.readouterr().err, line

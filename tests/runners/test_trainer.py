@@ -24,6 +24,7 @@ import hurtle
 from hurtle.algorithms.ppo import PPO
 from hurtle.cli import main
 from hurtle.errors import CheckpointError, DeviceError, HurtleError, NonFiniteError, UnknownNameError
+from hurtle.experiments.records import RunRecord
 from hurtle.runners.assembly import run_seed
 from hurtle.tracking.checkpoints import load_checkpoint
 
@@ -106,6 +107,26 @@ def test_stopping_and_resuming_gives_bitwise_the_run_that_was_never_stopped(case
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     assert metrics_of(whole) == metrics_of(resumed)
+
+
+def test_a_pause_changes_nothing_but_leaves_out_evaluation_and_curve(small):
+    annealed = {**small, "anneal_learning_rate": True, "anneal_clip_range": True}
+    whole = hurtle.train("cartpole", total_steps=640, **annealed)
+    part = hurtle.train("cartpole", total_steps=640, until=200, **annealed)
+    assert (part.steps, part.stopped_by, part.evaluation) == (256, "until", None)  # the rollout that reaches it is the last
+    assert not (part.path / "curve.png").exists()
+    assert RunRecord.read(part.path).state == "stopped"
+    with pytest.raises(HurtleError, match="has 256 steps: until=256 must be more"):
+        hurtle.train(resume=part, until=256)
+    part = hurtle.train(resume=part, until=512)
+    assert (part.steps, part.stopped_by) == (512, "until")
+    done = hurtle.train(resume=part, until=10_000)
+    assert (done.steps, done.stopped_by, done.evaluation is None) == (640, "total_steps", False)
+    expected, found = final_weights(whole), final_weights(done)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert metrics_of(whole) == metrics_of(done)
+    with pytest.raises(HurtleError, match="until must be a whole number of steps of at least 1, got 0"):
+        hurtle.train("cartpole", until=0, **small)
 
 
 def test_a_resumed_run_can_be_made_longer(small):

@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hurtle.algorithms.algorithm import algorithm_name, allow_algorithm, short_name
+from hurtle.algorithms.algorithm import short_name
 from hurtle.errors import HurtleError
+from hurtle.experiments.many_runs import change_settings, given_values, make_shared_settings
 from hurtle.experiments.records import latest_with
-from hurtle.experiments.run_processes import INSIDE, RunProcesses
-from hurtle.experiments.seeds import name_of_env
+from hurtle.experiments.run_processes import INSIDE, RunProcesses, share_machine
 from hurtle.experiments.space import Space, default_space, read_space
 from hurtle.experiments.sweeps.cost_aware import CostAwareSearch
 from hurtle.experiments.sweeps.display import State, make_sweep_display
@@ -26,12 +26,11 @@ from hurtle.experiments.sweeps.plan import SPACE_FILE, SWEEP_FILE, SweepPlan, se
 from hurtle.experiments.sweeps.result import SweepRun, closing_message
 from hurtle.experiments.sweeps.search import IsValid, RandomSearch, Search
 from hurtle.experiments.sweeps.trials import Journal, Trial
-from hurtle.native.threads import free_cores
-from hurtle.runners.settings import Settings, check_settings_file, make_settings, settings_from_dict, settings_to_dict
+from hurtle.runners.settings import Settings, settings_from_dict, settings_to_dict
 from hurtle.runners.signals import StopSignals
 from hurtle.tracking.run_folder import new_folder, write_whole
 from hurtle.tracking.run_state import hold
-from hurtle.trust import SIGNATURE, check_code, is_signed
+from hurtle.trust import SIGNATURE
 
 if TYPE_CHECKING:
     from hurtle.experiments.sweeps.display import SweepDisplay
@@ -127,11 +126,7 @@ def sweep(
         seconds(budget), trials, method, metric, minimize, prune, parallel, seconds(trial_seconds, "trial_seconds"),
         size(trial_memory), check_seeds, ray,
     )  # fmt: skip
-    given = {} if algorithm is None else {"algorithm": algorithm_name(algorithm)}
-    name = name_of_env(env, "trial")
-    if config is not None:
-        check_settings_file(config, {*overrides} if name is None else {*overrides, "env"}, trust, given.get("algorithm"))
-    settings = make_settings(name, {**given, **overrides}, config)
+    settings = make_shared_settings(env, algorithm, given_values(overrides, algorithm), config, trust, "trial")
     flat = settings_to_dict(settings)
     found = space if isinstance(space, Space) else default_space(flat) if space is None else read_space(space, flat)
     check_fits(settings)
@@ -165,10 +160,8 @@ def check_fits(settings: Settings) -> None:
 def _resume(place: Path, budget: float | None, trials: int, parallel: int, progress: str | None, trust: bool) -> SweepRun:
     folder = latest_with(SWEEP_FILE) if str(place) == "latest" else place
     plan, saved = SweepPlan.read(folder)
-    allow_algorithm(folder / SWEEP_FILE, saved, trust)
-    signature = saved.pop(SIGNATURE, None)
-    check_code(folder / SWEEP_FILE, saved, trust or is_signed(saved, signature), signature)
-    settings = settings_from_dict(saved | ({} if progress is None else {"progress": progress}))
+    changes = {} if progress is None else {"progress": progress}
+    _, settings = change_settings(folder / SWEEP_FILE, saved, changes, trust, "Sweeps go")
     plan = replace(plan, budget=budget or plan.budget, trials=trials or plan.trials, parallel=parallel or plan.parallel)
     with hold(folder):
         plan.write(folder, settings_to_dict(settings))
@@ -239,15 +232,4 @@ def _processes(plan: SweepPlan, device: str) -> RunProcesses:
         from hurtle.experiments.sweeps.ray_workers import ray_processes
 
         return ray_processes(plan.ray, plan.parallel, device)
-    gpus = visible_gpus() if device in ("cuda", "auto") else []
-    on_gpu = bool(gpus) or device.startswith("cuda")
-    at_once = plan.parallel or (max(1, len(gpus)) if on_gpu else free_cores())
-    return RunProcesses([], at_once, afresh=on_gpu, devices=gpus)
-
-
-def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; without asking CUDA."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return [part for part in chosen.split(",") if part]
-    return [path.name.removeprefix("nvidia") for path in sorted(Path("/dev").glob("nvidia[0-9]*"))]
+    return share_machine(device, [], plan.parallel or None)
