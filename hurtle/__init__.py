@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hurtle.envs.registry import make, register
     from hurtle.errors import HurtleError
     from hurtle.experiments.comparison import compare
-    from hurtle.experiments.population import train_population
+    from hurtle.experiments.populations.population import train_population
     from hurtle.experiments.seeds import train_seeds
     from hurtle.experiments.sweeps.sweep import sweep
     from hurtle.runners.training import train
@@ -51,7 +51,7 @@ _HOMES = {
     "register": "hurtle.envs.registry",
     "sweep": "hurtle.experiments.sweeps.sweep",
     "train": "hurtle.runners.training",
-    "train_population": "hurtle.experiments.population",
+    "train_population": "hurtle.experiments.populations.population",
     "train_seeds": "hurtle.experiments.seeds",
 }
 

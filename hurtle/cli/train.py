@@ -71,7 +71,7 @@ def run_train(arguments: list[str]) -> int:
     resume, config = given_flag(given, "--resume"), given_flag(given, "--config")
     seeds, parallel, together = count_flag(given, "--seeds"), count_flag(given, "--parallel"), _together(given)
     if resume:
-        from hurtle.experiments.population import find_population
+        from hurtle.experiments.populations.population import find_population
         from hurtle.experiments.seeds import find_seeds
 
         runs = given_flag(given, "--runs") or "runs"
@@ -180,7 +180,7 @@ def _resume(arguments: list[str], resume: str, config: str, wants_help: bool) ->
 
 
 def _resume_many(arguments: list[str], folder: Path, config: str, wants_help: bool) -> int:
-    from hurtle.experiments.population import read_population, train_population
+    from hurtle.experiments.populations.population import read_population, train_population
     from hurtle.experiments.records import POPULATION_FILE, SEEDS_FILE
     from hurtle.experiments.seeds import read_seeds, train_seeds
 
@@ -218,7 +218,7 @@ def _together(arguments: list[str]) -> bool | None:
 
 def _train_population(arguments: list[str], settings: Settings, config: str) -> None:
     """Train a population; what the user has not given stays open, such as whether rates are annealed."""
-    from hurtle.experiments.population import train_population
+    from hurtle.experiments.populations.population import train_population
 
     values = settings_to_dict(settings)
     train_population(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
 
 from hurtle.tracking.dashboard import can_redraw, ignoring_closed_pipe
 
@@ -13,6 +15,16 @@ from hurtle.tracking.dashboard import can_redraw, ignoring_closed_pipe
 def kind_of_display(mode: str, console: Console) -> str:
     """Which of live, plain and quiet; "auto" is live on a terminal, else plain."""
     return ("live" if can_redraw(console) else "plain") if mode == "auto" else mode
+
+
+def framed(rows: list[Text], title: str, about: str, width: int) -> Panel:
+    """Lines in a frame; what does not fit into a line is cut."""
+    for row in rows:
+        row.no_wrap, row.overflow = True, "ellipsis"
+    return Panel(
+        Group(*rows), title=Text(title, "bold default"), title_align="left", subtitle=Text(about, "default dim"),
+        subtitle_align="right", border_style="bright_black", width=width,
+    )  # fmt: skip
 
 
 class Plain:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from hurtle.experiments.displays import Plain, Redrawn, kind_of_display
+from hurtle.experiments.displays import Plain, Redrawn, framed, kind_of_display
 from hurtle.experiments.statistics import Estimate
 from hurtle.tracking.dashboard import QuietDisplay
 from hurtle.tracking.formatting import count, duration, figure, quantity
@@ -161,12 +161,7 @@ def draw(lines: list[Line], title: str, about: str, elapsed: float, width: int, 
     rows = [*head, Text(), *(_row(line, lines, inner, noun) for line in shown)]
     if len(shown) < len(lines):
         rows.append(Text(f"and {len(lines) - len(shown)} more", "dim"))
-    for row in rows:
-        row.no_wrap, row.overflow = True, "ellipsis"
-    return Panel(
-        Group(*rows), title=Text(title, "bold default"), title_align="left", subtitle=Text(about, "default dim"),
-        subtitle_align="right", border_style="bright_black", width=inner + 4,
-    )  # fmt: skip
+    return framed(rows, title, about, inner + 4)
 
 
 def _head(found: Aggregate, seeds: int, elapsed: float, noun: str) -> list[Text]:

@@ -19,10 +19,13 @@ from rich.console import Console
 import hurtle
 from hurtle.cli import main
 from hurtle.errors import HurtleError
-from hurtle.experiments import population, population_folders, population_loop, run_processes
-from hurtle.experiments.lineage import Entry, Lineage
-from hurtle.experiments.population_folders import adopt, member_folder, saved_steps
-from hurtle.experiments.population_loop import Population
+from hurtle.experiments import run_processes
+from hurtle.experiments.populations import folders as population_folders
+from hurtle.experiments.populations import loop as population_loop
+from hurtle.experiments.populations import population
+from hurtle.experiments.populations.folders import adopt, member_folder, saved_steps
+from hurtle.experiments.populations.lineage import Entry, Lineage
+from hurtle.experiments.populations.loop import Population
 from hurtle.experiments.records import find_runs
 from hurtle.experiments.run_processes import share_machine
 from hurtle.experiments.seeds_display import draw
@@ -332,7 +335,8 @@ def test_what_was_put_aside_for_a_comparison_that_was_not_written_is_dropped(wor
 
 KILLED = """
 import sys
-from hurtle.experiments import population, run_processes
+from hurtle.experiments import run_processes
+from hurtle.experiments.populations import population
 import hurtle
 if __name__ == "__main__":
     run_processes.COMMAND = (sys.executable, "-I", "-S", "-c", {worker!r})

@@ -6,9 +6,9 @@ import math
 import pytest
 
 from hurtle.errors import HurtleError
-from hurtle.experiments.lineage import Entry, Lineage, Stretch
-from hurtle.experiments.population_rules import Result, choose_sources, first_generation, next_generation
-from hurtle.experiments.population_space import as_written, make_space
+from hurtle.experiments.populations.lineage import Entry, Lineage, Stretch
+from hurtle.experiments.populations.rules import Result, choose_sources, first_generation, next_generation
+from hurtle.experiments.populations.search_space import as_written, make_space
 from hurtle.experiments.space import Dimension, Space
 from hurtle.tracking.toml_text import to_toml
 

@@ -13,9 +13,9 @@ import pytest
 
 import hurtle
 from hurtle.errors import HurtleError
-from hurtle.experiments import population
-from hurtle.experiments.lineage import Entry, Lineage
-from hurtle.experiments.population_space import make_space
+from hurtle.experiments.populations import population
+from hurtle.experiments.populations.lineage import Entry, Lineage
+from hurtle.experiments.populations.search_space import make_space
 from hurtle.experiments.run_worker import train_run
 from hurtle.tracking.checkpoints import load_checkpoint
 
@@ -152,7 +152,7 @@ def test_a_population_that_was_killed_in_mid_interval_ends_as_if_it_had_not_been
 
 
 def test_the_picture_has_a_panel_for_the_scores_and_one_for_each_setting(tmp_path, monkeypatch):
-    from hurtle.experiments import population_figure
+    from hurtle.experiments.populations import figure as population_figure
 
     drawn = []
     monkeypatch.setattr(population_figure, "save", lambda figure, file: drawn.append(figure) or file)

@@ -9,11 +9,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from hurtle.experiments.displays import Plain, Redrawn, kind_of_display
+from hurtle.experiments.displays import Plain, Redrawn, framed, kind_of_display
 from hurtle.experiments.sweeps.finalists import checked, winner
 from hurtle.experiments.sweeps.result import settings_in_words
 from hurtle.experiments.sweeps.trials import Trial, pareto_front
@@ -140,12 +140,7 @@ def draw(state: State | None, title: str, about: str, width: int, height: int) -
     """The dashboard in at most `height` lines: the best, the counts, trials under way, then the Pareto front."""
     inner = max(min(width, MAX_WIDTH), MIN_WIDTH) - 4
     rows = [Text("starting …", "dim")] if state is None else _rows(state, inner, max(4, height - 4))
-    for row in rows:
-        row.no_wrap, row.overflow = True, "ellipsis"
-    return Panel(
-        Group(*rows), title=Text(title, "bold default"), title_align="left", subtitle=Text(about, "default dim"),
-        subtitle_align="right", border_style="bright_black", width=inner + 4,
-    )  # fmt: skip
+    return framed(rows, title, about, inner + 4)
 
 
 def _rows(state: State, width: int, height: int) -> list[Text]:

@@ -1,6 +1,6 @@
 """`hurtle.train_population`: population-based training (Jaderberg et al. 2017), in one folder.
 
-settings, ranges → members drawn at random → intervals of training (population_loop.py) → the best member and its schedule.
+settings, ranges → members drawn at random → intervals of training (loop.py) → the best member and its schedule.
 Imports no torch.
 """
 
@@ -14,7 +14,6 @@ from typing import Any
 
 from hurtle.algorithms.algorithm import short_name
 from hurtle.errors import HurtleError, did_you_mean
-from hurtle.experiments.lineage import LINEAGE_FILE, Lineage
 from hurtle.experiments.many_runs import (
     change_settings,
     check_counts,
@@ -23,11 +22,12 @@ from hurtle.experiments.many_runs import (
     make_shared_settings,
     reading,
 )
-from hurtle.experiments.population_folders import member_folder
-from hurtle.experiments.population_loop import EVALUATION, RETURN, Population, Rules
-from hurtle.experiments.population_rules import first_generation
-from hurtle.experiments.population_run import README, SCHEDULE_FILE, PopulationRun, closing_message
-from hurtle.experiments.population_space import Space, as_written, make_space
+from hurtle.experiments.populations.folders import member_folder
+from hurtle.experiments.populations.lineage import LINEAGE_FILE, Lineage
+from hurtle.experiments.populations.loop import EVALUATION, RETURN, Population, Rules
+from hurtle.experiments.populations.result import README, SCHEDULE_FILE, PopulationRun, closing_message
+from hurtle.experiments.populations.rules import first_generation
+from hurtle.experiments.populations.search_space import Space, as_written, make_space
 from hurtle.experiments.records import POPULATION_FILE
 from hurtle.experiments.run_processes import GRACE, INSIDE, share_machine
 from hurtle.experiments.seeds_display import SeedsDisplay, make_seeds_display
@@ -209,7 +209,7 @@ def _run(settings: Settings, population: Population, parallel: int | None) -> Po
 def _plot(folder: Path, population: Population, found: PopulationRun, display: SeedsDisplay) -> Path | None:
     if not found.schedule:
         return None
-    from hurtle.experiments.population_figure import draw_population
+    from hurtle.experiments.populations.figure import draw_population
 
     try:
         return draw_population(population.lineage, population.space, folder / "population.png")

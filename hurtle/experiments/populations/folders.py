@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hurtle.errors import HurtleError
-from hurtle.experiments.lineage import Entry
+from hurtle.experiments.populations.lineage import Entry
 from hurtle.tracking.run_folder import README, RunFolder, write_whole
 
 _CONFIG = "settings-of-source.toml"  # not config.toml, which would make it a run

@@ -10,8 +10,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hurtle.experiments.lineage import Entry
-from hurtle.experiments.population_space import Space
+from hurtle.experiments.populations.lineage import Entry
+from hurtle.experiments.populations.search_space import Space
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hurtle.experiments.lineage import Lineage, Stretch
-from hurtle.experiments.population_folders import member_folder
-from hurtle.experiments.population_loop import score_of
+from hurtle.experiments.populations.folders import member_folder
+from hurtle.experiments.populations.lineage import Lineage, Stretch
+from hurtle.experiments.populations.loop import score_of
 from hurtle.experiments.records import RunRecord
 from hurtle.tracking.formatting import figure
 from hurtle.tracking.toml_text import to_toml

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from hurtle.errors import HurtleError
-from hurtle.experiments.lineage import Entry, Lineage
-from hurtle.experiments.population_folders import adopt, member_folder, saved_steps, set_log_aside, stage, summary_of
-from hurtle.experiments.population_rules import Result, next_generation
-from hurtle.experiments.population_space import Space
+from hurtle.experiments.populations.folders import adopt, member_folder, saved_steps, set_log_aside, stage, summary_of
+from hurtle.experiments.populations.lineage import Entry, Lineage
+from hurtle.experiments.populations.rules import Result, next_generation
+from hurtle.experiments.populations.search_space import Space
 from hurtle.experiments.records import RunRecord
 from hurtle.experiments.run_processes import RunProcesses, Task
 from hurtle.experiments.seeds_display import SeedsDisplay

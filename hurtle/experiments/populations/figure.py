@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hurtle.experiments.figures import GRAY, TEXT, new_figure, save
-from hurtle.experiments.lineage import Entry, Lineage
-from hurtle.experiments.population_space import Space
+from hurtle.experiments.populations.lineage import Entry, Lineage
+from hurtle.experiments.populations.search_space import Space
 from hurtle.runners.values import shown
 from hurtle.tracking.curves import simplify
 
