@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hurtle.cli.flags import all_flags, given_flag
 from hurtle.cli.train import read_settings
 from hurtle.errors import HurtleError
 from hurtle.experiments.sweeps.search import METHODS
@@ -17,9 +18,9 @@ FLAGS = {
     "method": ("NAME", "cost_aware", f"{', '.join(METHODS)}"),
     "metric": ("NAME", "return", "What to maximize: return, or any name in metrics.jsonl"),
     "check_seeds": ("N", "5", "Fresh seeds with which each finalist is trained again; 0: no check"),
-    "parallel": ("N", "0", "Trials at a time; 0: one per core, or per GPU"),
-    "trial_seconds": ("TIME", "inf", "The most that a trial may take, at most a quarter of the budget"),
-    "trial_memory": ("SIZE", "inf", "The most memory of a trial, such as 2G; inf: its share of what is free"),
+    "parallel": ("N", "0", "Trials at a time; 0: one per core or GPU, as far as memory allows"),
+    "trial_seconds": ("TIME", "", "The most that a trial may take; default: a quarter of the budget"),
+    "trial_memory": ("SIZE", "", "The most memory of a trial, such as 2G; default: what is free"),
     "ray": ("ADDRESS", "", "Run trials on a Ray cluster; local starts one on this machine"),
     "resume": ("FOLDER", "", "Go on with a sweep, or latest; --budget and --trials may be raised"),
 }
@@ -30,7 +31,7 @@ SWITCHES = {
     "show_space": "Print what would be searched, as a file for --space, and end",
     "trust": "Run code named by the file of --config or --resume",
 }
-NUMBERS = ("trials", "check_seeds", "parallel")
+NUMBERS = {"trials", "check_seeds", "parallel"}
 EXAMPLES = """\
   hurtle sweep cartpole --budget 10m
   hurtle sweep pendulum --algorithm sac --trials 40 --total-steps 20_000
@@ -45,33 +46,43 @@ def run_sweep(arguments: list[str]) -> int:
         _print_help()
         return 0
     values, switches, rest = split(arguments)
-    for name in NUMBERS:
+    for name in NUMBERS & values.keys():
         try:
-            values[name] = fit(values[name], int) if name in values else 0
+            values[name] = fit(values[name], int)
         except ValueError as error:
             raise HurtleError(f"--{name.replace('_', '-')} {error}") from None
-    values["check_seeds"] = values["check_seeds"] if "--check-seeds" in _names(arguments) else 5
     from hurtle.experiments.sweeps.sweep import sweep
 
     if values.get("resume"):
         if rest:
             raise HurtleError(f"--resume goes on with the env and the settings of that sweep: leave out {' '.join(rest)}.")
-        allowed = {"resume", "budget", "trials", "parallel", "check_seeds"}
-        if others := sorted({*values, *switches} - allowed - {"trust"}):
+        if others := sorted({*values, *switches} - {"resume", "budget", "trials", "parallel", "ray", "trust"}):
             raise HurtleError(f"--resume goes on as the sweep began: leave out --{', --'.join(others).replace('_', '-')}.")
-        kept = {name: values[name] for name in ("resume", "budget", "trials", "parallel") if name in values}
-        sweep(trust="trust" in switches, **kept)
-        return 0
+        return _exit_code(sweep(trust="trust" in switches, **values))
+    flags = all_flags(rest)
+    if foreign := sorted(flags.keys() & {"seeds", "population", "population_every", "search", "side_by_side"}):
+        raise HurtleError(f"--{foreign[0].replace('_', '-')} is for `hurtle train`; a sweep has --check-seeds.")
     settings = settings_to_dict(read_settings(rest + ["--trust"] * ("trust" in switches)))
+    given = {name: settings[name] for name in flags if name in settings}
     if "show_space" in switches:
         from hurtle.experiments.space import default_space, read_space
 
-        found = read_space(values["space"], settings) if values.get("space") else default_space(settings)
+        fixed = given.keys() - {"total_steps"}
+        found = read_space(values["space"], settings) if values.get("space") else default_space(settings, fixed)
         print(found.to_toml(), end="")
         return 0
-    values = {name: value for name, value in values.items() if value != ""}
-    sweep(prune="no_prune" not in switches, minimize="minimize" in switches, **values, **settings)
-    return 0
+    how: dict[str, Any] = {
+        "prune": "no_prune" not in switches,
+        "minimize": "minimize" in switches,
+        "trust": "trust" in switches,
+    }
+    config = given_flag(rest, "--config") or None
+    return _exit_code(sweep(settings["env"], config=config, **how, **values, **given))
+
+
+def _exit_code(found: Any) -> int:
+    """That of a process which a signal ended, so that `hurtle sweep … && …` does not go on."""
+    return {"Ctrl-C": 130, "SIGTERM": 143}.get(found.stopped_by, 0)
 
 
 def split(arguments: list[str]) -> tuple[dict[str, Any], set[str], list[str]]:
@@ -102,10 +113,6 @@ def split(arguments: list[str]) -> tuple[dict[str, Any], set[str], list[str]]:
     return values, switches, rest
 
 
-def _names(arguments: list[str]) -> set[str]:
-    return {argument.partition("=")[0] for argument in arguments}
-
-
 def _print_help() -> None:
     lines = [
         "usage: hurtle sweep ENV [--flag value ...]\n",
@@ -116,5 +123,7 @@ def _print_help() -> None:
         flag = f"--{name.replace('_', '-')} {default or placeholder}"
         lines.append(f"  {flag:<30}{text}")
     lines += [f"  {f'--{name}'.replace('_', '-'):<30}{text}" for name, text in SWITCHES.items()]
-    lines.append("\nFlags of `hurtle train` set what all trials share: `hurtle train ENV --help` lists them.")
+    lines.append(
+        "\nFlags of `hurtle train` set what all trials share: it is not searched. --total-steps is the most of a trial."
+    )
     print("\n".join(lines))

@@ -15,9 +15,10 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from hurtle.buffers.storage import available_memory, gib
 from hurtle.native.threads import free_cores
@@ -35,8 +36,10 @@ MEMORY = 700_000_000
 """Bytes that a run is expected to take until one is seen to take more: torch, and little else."""
 LAST_LINES = 15
 """Of a log, in the report of a crash."""
+STARTUP = 60.0
+"""Seconds that a process may take, beyond the limit of its task, until there is a run folder."""
 GRACE = 20.0
-"""Seconds to save and end for a run with limits that is asked to stop; then it is killed."""
+"""Seconds to save and end for a run that is asked to stop, where somebody waits for its place."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,9 @@ class Task:
         number: Tells it from the others: the seed, or the number of a trial.
         folder: Its run folder.
         words: The arguments of `run_worker.train_run`.
-        seconds: It is killed after so many.
+        seconds: It is killed after so many, counted from when it has a run folder: importing torch takes a while.
         memory: It is killed if it and the processes that it starts take more bytes.
+        grace: Seconds to save and end when it is asked to stop; then it is killed.
     """
 
     number: int
@@ -56,11 +60,46 @@ class Task:
     words: dict[str, Any]
     seconds: float = math.inf
     memory: float = math.inf
+    grace: float = math.inf
 
     @property
     def log(self) -> Path:
         """The file with what the process prints; removed if that is nothing."""
         return self.folder.with_name(f"{self.folder.name}.log")
+
+
+class TrainingProcess(Protocol):
+    """What trains one task after another: `Worker`, or one on another machine.
+
+    Attributes:
+        task: What it does now; None if it has nothing to do.
+        device: The GPU that it sees; an empty string: all.
+    """
+
+    task: Task | None
+    device: str
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has ended."""
+
+    def give(self, task: Task) -> None:
+        """Give it something to do."""
+
+    def poll(self) -> tuple[Task, str] | None:
+        """The task that has just ended, and what went wrong or an empty string. Enforces the limits."""
+
+    def ask_to_stop(self) -> None:
+        """Let the run save and end."""
+
+    def dismiss(self) -> None:
+        """Nothing more is to come: it ends by itself."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def memory(self) -> int:
+        """Bytes of this machine that it takes."""
 
 
 class Worker:
@@ -93,7 +132,7 @@ class Worker:
 
     def give(self, task: Task) -> None:
         """Give it something to do."""
-        self.task, self._began, self._asked, self._too_much = task, monotonic(), math.inf, ""
+        self.task, self._began, self._asked, self._too_much = task, monotonic() + STARTUP, math.inf, ""
         task.log.touch()
         with suppress(BrokenPipeError):  # it has crashed already
             self._stdin.write(json.dumps({"log": str(task.log.absolute()), **task.words}).encode() + b"\n")
@@ -140,13 +179,15 @@ class Worker:
 
     def _enforce(self, task: Task) -> None:
         now = monotonic()
+        if now < self._began and task.folder.is_dir():
+            self._began = now
         if now - self._began > task.seconds:
-            self._too_much = f"it ran longer than its limit of {task.seconds:.0f} s"
+            self._too_much = f"it ran longer than its limit of {task.seconds:.3g} s"
         elif task.memory < math.inf and now - self._looked > 0.2:
             self._looked, size = now, self.memory()
             if size > task.memory:
                 self._too_much = f"it took {gib(size)} of memory, more than its limit of {gib(int(task.memory))}"
-        if self._too_much or (task.seconds < math.inf and now - self._asked > GRACE):
+        if self._too_much or now - self._asked > task.grace:
             self._kill()
 
     def _kill(self) -> None:
@@ -169,6 +210,7 @@ class RunProcesses:
         failed: What went wrong, by number.
         expects_more: Processes without a task wait for one that is yet to be added.
         is_local: Whether they take memory of this machine.
+        refused: The numbers of those that ended with an error of Hurtle's before they trained.
     """
 
     def __init__(
@@ -177,17 +219,18 @@ class RunProcesses:
         at_once: int,
         afresh: bool = False,
         devices: Sequence[str] = (),
-        start: Callable[[Task, int, str], Worker] = Worker,
+        start: Callable[[Task, int, str], TrainingProcess] = Worker,
     ):
         self._waiting, self._at_once, self._afresh = list(tasks), max(1, at_once), afresh
         self._devices, self._start = list(devices), start
         self._share = max(1, free_cores() // self._at_once)
-        self._workers: list[Worker] = []
+        self._workers: list[TrainingProcess] = []
         self._most_memory, self._looked = MEMORY, 0.0
         self._refused, self._worked = 0, False  # settings do not fit: how often; and whether they ever did
         self._is_stopping = False
         self._ended: list[Task] = []
         self.failed: dict[int, str] = {}
+        self.refused: set[int] = set()
         self.expects_more, self.is_local = False, True
 
     @property
@@ -223,7 +266,7 @@ class RunProcesses:
                 self._workers.remove(worker)
                 worker.kill()
         hopeless = self._refused >= self._at_once and not self._worked and not self.expects_more
-        if hopeless and not any(map(_began, self.running.values())):
+        if hopeless and not any(map(has_begun, self.running.values())):
             self._waiting.clear()
         for worker in [worker for worker in self._workers if worker.task is None]:
             if self._waiting and not self._afresh:
@@ -254,8 +297,9 @@ class RunProcesses:
 
     def _note(self, task: Task, failure: str) -> None:
         self._ended.append(task)
-        if failure.startswith(REFUSED) and not _began(task):
+        if failure.startswith(REFUSED) and not has_begun(task):
             self._refused += 1
+            self.refused.add(task.number)
         else:
             self._worked = True
         if failure and not self._is_stopping:
@@ -300,18 +344,20 @@ def share_machine(device: str, tasks: Iterable[Task], parallel: int | None, most
 
 def is_on_gpu(device: str) -> bool:
     """Whether runs on this device take a GPU; found without torch."""
-    return device.startswith("cuda") or (device == "auto" and Path("/dev/nvidia0").exists())
+    return device.startswith("cuda") or (device == "auto" and bool(gpus()))
 
 
 def gpus() -> list[str]:
     """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; found without torch."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
-        return [name.strip() for name in named.split(",") if name.strip()]
+        given = [name.strip() for name in named.split(",") if name.strip()]
+        return list(takewhile(lambda name: not name.startswith("-"), given))  # CUDA ignores what follows -1
     return [str(n) for n in range(sum(path.name[6:].isdecimal() for path in Path("/dev").glob("nvidia*")))]
 
 
-def _began(task: Task) -> bool:
+def has_begun(task: Task) -> bool:
+    """Whether its run has trained at all."""
     file = task.folder / "metrics.jsonl"
     return file.is_file() and file.stat().st_size > 0
 

@@ -14,17 +14,22 @@ import queue
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 from hurtle.errors import HurtleError
 from hurtle.experiments.run_processes import DONE, ENDED_BADLY, INTERRUPTED
 
+PATIENCE = 60.0
+"""Seconds to save and end when the parent is gone."""
+
 
 def main() -> int:
     """Train as told until the input ends or a run fails; returns the exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # while there is nothing to save; training has its own handlers
-        signal.signal(number, lambda *_: os._exit(INTERRUPTED))
+    busy = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(INTERRUPTED))  # while there is nothing to save; training has its own
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED) if busy.is_set() else None)  # too late: it is done
     with contextlib.suppress(OSError):  # Linux: where memory is full, this process is ended before the one that started it
         Path("/proc/self/oom_score_adj").write_text("800")
     results = os.dup(1)
@@ -33,14 +38,17 @@ def main() -> int:
     threading.Thread(target=_read, args=(tasks,), daemon=True).start()
     while True:
         task = tasks.get()
+        busy.set()
         _log_to(task.pop("log"))
         try:
             train_run(**task)
         except HurtleError as error:
             print(f"hurtle: error: {error}", file=sys.stderr)
             return ENDED_BADLY
+        busy.clear()
         sys.stdout.flush()
-        os.write(results, DONE + b"\n")
+        with contextlib.suppress(BrokenPipeError):  # the parent is gone; so will this be
+            os.write(results, DONE + b"\n")
 
 
 def _read(tasks: queue.SimpleQueue[dict[str, Any]]) -> None:
@@ -48,6 +56,8 @@ def _read(tasks: queue.SimpleQueue[dict[str, Any]]) -> None:
     while line := source.readline():
         tasks.put(json.loads(line))
     os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(PATIENCE)
+    os.killpg(os.getpid(), signal.SIGKILL)  # it hangs in somebody's code, and nobody is there any more to end it
 
 
 def _log_to(file: str) -> None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import math
 import random
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import numpy as np
 
 from hurtle.errors import HurtleError, UnknownNameError, did_you_mean
+from hurtle.references import is_reference
 from hurtle.runners.settings import check_settings, setting_types
 from hurtle.tracking.toml_text import to_toml
 
@@ -36,6 +37,11 @@ NOT_SEARCHED = (
     "device",
     "preset",
     "env_parameters",
+    "unsafe",
+    "fine_tune",
+    "replay_folder",
+    "curriculum",
+    "stop_at_return",
 )
 
 
@@ -81,11 +87,13 @@ class Dimension:
         return min(max(float(f"{value:.4g}") if self.scale != "near_one" else round(value, 6), self.low), self.high)
 
     def unit(self, value: Any) -> float:
-        """The place of a value; values outside the range are at its ends, unknown choices in the middle."""
+        """The place of a value; outside the range at its ends, unknown choices and what is no number in the middle."""
         if self.choices:
             places = [k for k, choice in enumerate(self.choices) if choice == value]
             return (places[0] + 0.5) / len(self.choices) if places else 0.5
         low, high = self._ends()
+        if not isinstance(value, int | float):  # such as "none"
+            return 0.5
         value = min(max(float(value), self.low), self.high)
         if self.scale == "power_of_two":
             return (round(math.log2(value)) - low + 0.5) / (high - low + 1)
@@ -166,15 +174,18 @@ class Space:
         ranges = [dimension for dimension in self.dimensions if not dimension.choices]
         lists = {dimension.name: dimension.choices for dimension in self.dimensions if dimension.choices}
         width = max((len(dimension.name) for dimension in ranges), default=0)
-        lines = [f'{d.name:<{width}} = {{ low = {d.low:g}, high = {d.high:g}, scale = "{d.scale}" }}' for d in ranges]
+        lines = [
+            f'{d.name:<{width}} = {{ low = {_number(d.low)}, high = {_number(d.high)}, scale = "{d.scale}" }}' for d in ranges
+        ]
         return "\n".join(lines) + ("\n" if ranges else "") + to_toml({k: [_listed(v) for v in vs] for k, vs in lists.items()})
 
 
-def default_space(base: Mapping[str, Any]) -> Space:
+def default_space(base: Mapping[str, Any], fixed: Collection[str] = ()) -> Space:
     """The space that comes with an algorithm, around the settings that a run would have without a sweep.
 
     Args:
         base: All settings of such a run; its "algorithm" decides.
+        fixed: Settings to leave out.
 
     Raises:
         HurtleError: The algorithm has none, as one of the user's own.
@@ -187,7 +198,7 @@ def default_space(base: Mapping[str, Any]) -> Space:
         table |= {name: tables["ppo"][name] for name in sorted(known)}
     if "cnn" in str(base.get("policy")):
         table.pop("normalize_observations", None)  # images have a scale
-    return make_space(table, base, widen=True)
+    return make_space({name: entry for name, entry in table.items() if name not in fixed}, base, widen=True)
 
 
 def read_space(file: str | Path, base: Mapping[str, Any]) -> Space:
@@ -233,7 +244,13 @@ def make_space(table: Mapping[str, Any], base: Mapping[str, Any], where: str = "
         if isinstance(entry, Mapping):
             found.append(_range(name, dict(entry), types[name], base.get(name), algorithm, where, widen))
         elif isinstance(entry, list | tuple) and len(entry) > 1:
+            if get_origin(types[name]) is tuple and not all(isinstance(choice, list | tuple) for choice in entry):
+                raise HurtleError(f"Each choice of {name}{where} is a list: {name} = [[64, 64], [128]], got {entry!r}.")
             choices = [check_settings({name: choice}, algorithm, where)[name] for choice in entry]
+            if any(isinstance(choice, str) and is_reference(choice) for choice in choices):
+                raise HurtleError(
+                    f"{name}{where} names code of your own, {entry!r}: only names that come with Hurtle can be searched."
+                )
             if any(choice in choices[:k] for k, choice in enumerate(choices)):
                 raise HurtleError(f"{name}{where} has the same choice twice: {entry!r}.")
             found.append(Dimension(name, choices=tuple(choices)))
@@ -247,7 +264,7 @@ def make_space(table: Mapping[str, Any], base: Mapping[str, Any], where: str = "
 
 
 def _range(name: str, entry: dict[str, Any], kind: Any, base: Any, algorithm: str, where: str, widen: bool) -> Dimension:
-    if times := entry.pop("times", None):  # relative to the setting of a run without a sweep
+    if widen and (times := entry.pop("times", None)):  # spaces.toml: relative to the setting of a run without a sweep
         entry |= {"low": base * times[0], "high": base * times[1]}
     scale = entry.pop("scale", None)
     low, high = (entry.pop(end, None) for end in ("low", "high"))
@@ -276,6 +293,11 @@ def _range(name: str, entry: dict[str, Any], kind: Any, base: Any, algorithm: st
     for end in (low, high):
         check_settings({name: end}, algorithm, where)
     return Dimension(name, float(low), float(high), scale, whole or scale == "power_of_two")
+
+
+def _number(value: float) -> str:
+    """A number as TOML, every digit of it."""
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
 
 
 def _listed(value: Any) -> Any:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hurtle.experiments.run_processes import INSIDE, REFUSED, Task, what_happened
+from hurtle.experiments.run_processes import INSIDE, REFUSED, Task, has_begun, what_happened
 
 COMMAND = (sys.executable, "-m", "hurtle.experiments.together_worker")
 
@@ -114,7 +114,7 @@ class TogetherProcess:
         if code and not self._is_stopping:
             why = what_happened(code, self._log).removeprefix(REFUSED)
             self.failed |= dict.fromkeys(self.running, why)
-            if not any(_has_begun(task) for task in self.running.values()):
+            if not any(has_begun(task) for task in self.running.values()):
                 self._waiting.clear()  # the others would fail alike
         elif not code and not self._log.stat().st_size:
             self._log.unlink()
@@ -130,8 +130,3 @@ class TogetherProcess:
             if pipe is not None:
                 with suppress(BrokenPipeError):
                     pipe.close()
-
-
-def _has_begun(task: Task) -> bool:
-    file = task.folder / "metrics.jsonl"
-    return file.is_file() and file.stat().st_size > 0

@@ -110,6 +110,8 @@ def _pairs(value: Any) -> dict[str, Any]:
             name, equals, text = item.partition("=") if isinstance(item, str) else (str(item), "", "")
             if not (equals and name.isidentifier()):
                 raise ValueError(f"must be NAME=VALUE pairs such as gravity=1.6, got {item!r}.")
+            if name in pairs:
+                raise ValueError(f"has {name} twice.")
             pairs[name] = _literal(text)
         value = pairs
     if not isinstance(value, Mapping):

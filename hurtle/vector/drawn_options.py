@@ -50,6 +50,8 @@ class DrawnOptions(gymnasium.Wrapper):
 
     def __init__(self, env: gymnasium.Env, names: Sequence[str]):
         super().__init__(env)
+        if taken := sorted({"r", "l", "t"} & set(names)):
+            raise HurtleError(f"The option {taken[0]!r} cannot be drawn: episodes report a statistic of that name.")
         self.drawn_options = tuple(names)
         self.option_ranges: dict[str, tuple[Any, Any]] = {}
         self._stream, self._draws = 0, 0

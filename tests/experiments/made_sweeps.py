@@ -23,6 +23,11 @@ def train(settings):
     does = behaviour.get(settings["name"], "finish")
     if does == "crash":
         raise ValueError("it broke")
+    if does == "full":
+        sys.exit("hurtle: error: metrics.jsonl could not be written: No space left on device.")
+    if does == "refuse":
+        print("hurtle: error: gamma does not fit", file=sys.stderr)
+        sys.exit(2)
     if does == "hang":
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         time.sleep(60)

@@ -9,6 +9,7 @@ import pytest
 from hurtle.algorithms.algorithm import algorithm_names
 from hurtle.errors import HurtleError
 from hurtle.experiments.space import Dimension, Space, default_space, read_space
+from hurtle.experiments.sweeps import cost_aware
 from hurtle.experiments.sweeps.cost_aware import CostAwareSearch, expected_improvement
 from hurtle.experiments.sweeps.finalists import checked, choose_finalists, winner
 from hurtle.experiments.sweeps.gaussian_process import GaussianProcess
@@ -107,6 +108,11 @@ def test_a_space_is_read_back_as_it_was_written(tmp_path):
     space = default_space(base)
     (tmp_path / "space.toml").write_text(space.to_toml())
     again = read_space(tmp_path / "space.toml", base)
+    precise = Space(
+        (Dimension("total_steps", 1_000_001.0, 1_234_567.0, "log", whole=True), Dimension("gamma", 0.1234567, 0.999))
+    )
+    (tmp_path / "precise.toml").write_text(precise.to_toml())
+    assert read_space(tmp_path / "precise.toml", base) == precise
     assert sorted(again.names) == sorted(space.names)
     assert {d.name: d for d in again.dimensions} == {d.name: d for d in space.dimensions}
 
@@ -128,6 +134,9 @@ def test_a_space_is_read_back_as_it_was_written(tmp_path):
         ("seed = [1, 2]", "seed in .* is the same for all runs"),
         ("gamma = [0.9, 0.9]", "the same choice twice"),
         ("gamma = [0.9]", "needs a range"),
+        ("policy = ['mlp', 'net.py:Net']", "names code of your own"),
+        ("unsafe = [true, false]", "unsafe in .* is the same for all runs"),
+        ("learning_rate = { times = 2 }", "a range takes low, high and scale"),
         ("", "nothing to search"),
         ("= 3", "not a TOML file"),
     ],
@@ -213,6 +222,26 @@ def test_the_cost_aware_search_avoids_what_fails_and_what_takes_too_long():
     assert sum(entry.seconds > 40 for entry in late) <= 5
 
 
+def test_a_failed_trial_without_seconds_leaves_the_search_as_it_is():
+    rng = np.random.default_rng(0)
+    tried = [trial(k, -float(np.square(p - 0.4).sum()), 1.0 + k, LINE.values(p)) for k, p in enumerate(rng.random((20, 2)))]
+    broken = trial(20, seconds=math.nan, values=LINE.values([0.9, 0.9]), state="failed")
+    for number in (21, 22):
+        values, origin = CostAwareSearch(LINE, 0, lambda values: True, most_seconds=60.0).suggest(number, [*tried, broken])
+        assert origin == "search"
+        assert np.abs(LINE.point(values) - 0.4).max() < 0.35  # not just any change of a trial on the front
+
+
+def test_the_best_trial_stays_known_however_many_follow(monkeypatch):
+    monkeypatch.setattr(cost_aware, "MOST_POINTS", 12)
+    best = trial(0, 100.0, 1.0, LINE.values([0.2, 0.8]))
+    later = [trial(k, float(k % 5), 5.0, LINE.values([k / 40, k / 40])) for k in range(1, 31)]
+    seen = []
+    monkeypatch.setattr(CostAwareSearch, "_candidates", lambda self, rng, front: seen.append(front) or rng.random((64, 2)))
+    CostAwareSearch(LINE, 0, lambda values: True).suggest(31, [best, *later])
+    np.testing.assert_allclose(seen[0], [LINE.point(best.values)])
+
+
 def test_searches_repeat_for_a_seed_and_respect_what_fits():
     fits = lambda values: values["gamma"] > 0.9  # noqa: E731
     tried = [trial(k, float(k), 1.0, LINE.values([k / 12, 0.5])) for k in range(12)]
@@ -262,12 +291,23 @@ def test_the_winner_is_the_best_of_the_checks_over_common_seeds():
     assert winner(trials).number == 1
     assert winner([*trials, *checks]).number == 2  # as good as the baseline, and faster
     late = [trial(6, 100.0, checks=1, seed=8)]  # the others have no such seed yet
-    assert checked([*trials, *checks, *late])[1].value == 2.0
+    assert checked([*trials, *checks, *late])[1].estimate.value == 2.0
     failed = [trial(6, checks=2, seed=8, state="failed"), trial(7, 4.0, checks=0, seed=8), trial(8, 4.0, checks=1, seed=8)]
     found = checked([*trials, *checks, *failed])
-    assert found[2].value == 2.5  # the failure counts as the worst score, 2
-    assert found[0].value == 3.5
+    assert (found[2].estimate.value, found[2].failed, found[2].seeds) == (2.5, 1, 2)  # the failure counts as the worst score, 2
+    assert (found[0].estimate.value, found[0].failed) == (3.5, 0)
+    assert str(found[2]).endswith("over 2 fresh seeds, 1 of which failed")
     assert winner([]) is None
+
+
+def test_a_finalist_that_fails_with_fresh_seeds_does_not_win():
+    trials = [trial(0, 500.0, 5.0, origin="baseline"), trial(1, 500.0, 1.0)]  # a saturated score: failures change no IQM
+    checks = [trial(2 + seed, 500.0, checks=0, seed=seed) for seed in range(5)]
+    checks += [
+        trial(10 + seed, 500.0 if seed else math.nan, checks=1, seed=seed, state="finished" if seed else "failed")
+        for seed in range(5)
+    ]
+    assert winner([*trials, *checks]).number == 0
 
 
 def test_the_front_has_no_trial_that_another_one_beats_in_both():

@@ -66,7 +66,8 @@ def test_the_winner_is_near_the_best_settings_and_is_checked_with_fresh_seeds(wo
     assert len({trial.seed for trial in checks}) == 2
     assert not {trial.seed for trial in checks} & {trial.seed for trial in found.searched}
     assert len({trial.seed for trial in found.searched}) == 40
-    assert found.checks[found.best.number].value >= found.checks[0].value
+    assert found.checks[found.best.number].estimate.value >= found.checks[0].estimate.value
+    assert (found.policy / "checkpoints").is_dir()
     assert [trial.seconds for trial in found.front] == sorted(trial.seconds for trial in found.front)
     summary = json.loads((found.path / "summary.json").read_text())
     assert summary["best"]["number"] == found.best.number
@@ -93,7 +94,7 @@ def test_failures_of_every_kind_fail_their_trial_only(workers, capsys):
     failed = {trial.number: trial.error for trial in found.trials if trial.state == "failed"}
     assert set(failed) == {1, 2, 3, 4, 5}
     assert "ValueError: it broke" in failed[1]
-    assert failed[2] == "it ran longer than its limit of 2 s"
+    assert failed[2].startswith("it ran longer than its limit of 1.5 s (--trial-seconds")
     assert failed[3] == "It has no return: no episode has ended, or its return is not finite."
     assert "more than its limit of 200.0 MiB" in failed[4]
     assert failed[5].startswith("killed by SIGKILL")
@@ -104,7 +105,9 @@ def test_failures_of_every_kind_fail_their_trial_only(workers, capsys):
 
 def test_a_sweep_in_which_everything_fails_says_why(workers):
     workers(**{f"t{k}": "crash" for k in range(20)})
-    with pytest.raises(HurtleError, match=r"(?s)Every trial fails; see runs/.*trial-0000: exit status 1.*it broke"):
+    with pytest.raises(
+        HurtleError, match=r"(?s)No trial was trained to its end; see runs/.*trial-0000: exit status 1.*it broke"
+    ):
         sweep(trials=20)
     (folder,) = Path("runs").iterdir()
     assert len(list(folder.glob("trial-*/config.toml"))) < 10
@@ -154,7 +157,7 @@ def test_the_metric_may_be_another_one_and_may_be_minimized(workers):
     assert found.shown(fastest.score) == pytest.approx(fastest.seconds)
     assert found.best.seconds <= sorted(trial.seconds for trial in found.searched)[2]
     assert json.loads((found.path / "summary.json").read_text())["best"]["score"] > 0
-    with pytest.raises(HurtleError, match=r"No metric 'entropi' in .*trial-000\d"):
+    with pytest.raises(HurtleError, match=r"(?s)No trial was trained to its end.*No metric 'entropi' in .*trial-0000"):
         sweep(metric="entropi")
 
 
@@ -233,7 +236,7 @@ def test_forty_trials_with_failures_of_every_kind_killed_at_twenty_random_moment
     assert {trial.number for trial in found.searched if trial.state == "failed"} == {3, 7, 11, 15, 19, 23, 31}
     scores = {trial.number: true_score(trial.values) for trial in found.searched if trial.state == "finished"}
     assert scores[found.best.number] >= max(scores.values()) - 1.0  # the right winner: seeds differ by up to 1
-    assert found.checks[found.best.number].value == pytest.approx(scores[found.best.number], abs=0.5)
+    assert found.checks[found.best.number].estimate.value == pytest.approx(scores[found.best.number], abs=0.5)
 
 
 def test_ctrl_c_saves_and_a_resume_goes_on(workers):
@@ -271,6 +274,99 @@ def test_a_trial_that_ended_while_the_sweep_was_being_killed_is_not_trained_agai
     assert more.trials[2].state == "finished"
 
 
+def test_checks_that_were_cut_are_done_when_there_is_more_time(workers):
+    found = sweep(trials=4, check_seeds=2)
+    file = found.path / "trials.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        if line["number"] == 5 and line["event"] == "end":
+            line |= {"state": "cut", "score": None}
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    before = found.trials[5]
+    more = hurtle.sweep(resume=found)
+    assert [(trial.checks, trial.seed, trial.state) for trial in more.trials if trial.checks == before.checks][-1] == (
+        before.checks, before.seed, "finished",
+    )  # fmt: skip
+    assert {check.seeds for check in more.checks.values()} == {2}
+
+
+def test_a_run_that_is_whole_counts_even_if_its_process_was_ended(workers, monkeypatch):
+    found = sweep(trials=2, check_seeds=0)
+    plan, settings = found.plan, dict(found.settings)
+    journal = Journal(found.path / "trials.jsonl")
+    ours = loop.SweepLoop(found.path, settings, plan, found.space, None, journal, run_processes.RunProcesses([], 1))
+    ours._ends_as[1] = "pruned"
+    trial = journal.trials[1]
+    assert ours._outcome(trial, found.path / trial.name, "exit status 130").state == "finished"
+    summary = found.path / trial.name / "summary.json"
+    summary.write_text(summary.read_text().replace("total_steps", "SIGTERM"))
+    stopped = ours._outcome(trial, found.path / trial.name, "")
+    assert (stopped.state, stopped.error) == ("failed", "It was stopped from outside.")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"env": "/tmp/stranger.py:Env"}, "has env='/tmp/stranger.py:Env', which is not searched"),
+        ({"gamma": "stranger.py:Net"}, "has gamma='stranger.py:Net', which is not searched"),
+        (None, "has total_steps=None, which is not searched|has .*None, which is not searched"),
+    ],
+)
+def test_a_journal_cannot_name_code(workers, values, message):
+    found = sweep(trials=2, check_seeds=0)
+    good = dict(found.trials[1].values)
+    event = {"event": "begin", "elapsed": 1, "number": 7, "values": {} if values is None else good | values, "state": "running"}
+    with (found.path / "trials.jsonl").open("a") as file:
+        file.write(json.dumps(event) + "\n")
+        file.write(json.dumps(event | {"number": "../../home", "values": good}) + "\n")  # no number: ignored
+    with pytest.raises(HurtleError, match=message):
+        hurtle.sweep(resume=found, trials=3)
+
+
+def test_a_file_does_not_lead_to_a_cluster(workers):
+    found = sweep(trials=2, check_seeds=0)
+    file = found.path / "sweep.toml"
+    file.write_text(file.read_text().replace('ray = ""', 'ray = "ray://stranger:10001"'))
+    with pytest.raises(HurtleError, match="give the address again, --ray ray://stranger:10001"):
+        hurtle.sweep(resume=found, trials=3)
+
+
+def test_a_broken_page_does_not_end_a_sweep(workers, monkeypatch):
+    def broken(found, file):
+        raise TypeError("no place")
+
+    monkeypatch.setattr("hurtle.experiments.sweeps.page.write_sweep_page", broken)
+    found = sweep(trials=2, check_seeds=0)
+    assert "TypeError('no place')" in (found.path / "sweep.html").read_text()
+
+
+def test_a_full_disk_ends_the_sweep_and_says_nothing_of_the_settings(workers):
+    workers(t1="full")
+    with pytest.raises(HurtleError, match="The disk is full, and trial-0001 could not go on"):
+        sweep(trials=4, check_seeds=0, name="full")
+    workers()
+    more = hurtle.sweep(resume="full")
+    assert [trial.state for trial in more.searched] == ["finished"] * 4
+
+
+def test_a_baseline_that_is_refused_ends_the_sweep_at_once(workers):
+    workers(t0="refuse", t1="wait")
+    began = time.monotonic()
+    with pytest.raises(
+        HurtleError, match="The baseline, which a run would be without a sweep, does not train: gamma does not fit"
+    ):
+        sweep(trials=8)
+    assert time.monotonic() - began < 30
+    assert len(list(Path("runs").glob("*/trial-*/config.toml"))) <= 2
+
+
+def test_what_is_given_is_not_searched(workers):
+    found = hurtle.sweep("cartpole", trials=3, budget="inf", progress="quiet", check_seeds=0, gamma=0.5, total_steps=40_000)
+    assert "gamma" not in found.space.names
+    assert {trial.values["total_steps"] <= 40_000 for trial in found.trials} == {True}
+    assert "gamma = 0.5" in (found.path / "best.toml").read_text()
+
+
 def test_bad_input(workers):
     for words, message in (
         ({"budget": "soon"}, "budget must be an amount of time such as 90s, 10m or 2h, got 'soon'"),
@@ -288,7 +384,10 @@ def test_bad_input(workers):
         hurtle.sweep(lambda: None)
     with pytest.raises(HurtleError, match="not the folder of a sweep"):
         hurtle.sweep(resume="nowhere")
-    with pytest.raises(HurtleError, match="only budget, trials and parallel may change"):
+    for words in ({"metric": "length"}, {"check_seeds": 2}, {"prune": False}, {"trial_seconds": 3}):
+        with pytest.raises(HurtleError, match="only budget, trials, parallel and ray may change"):
+            hurtle.sweep(resume="nowhere", **words)
+    with pytest.raises(HurtleError, match="only budget, trials, parallel and ray may change"):
         hurtle.sweep("cartpole", resume="nowhere")
     assert not Path("runs").exists()
     assert (seconds("2h"), seconds("1.5m"), size("1GiB")) == (7200, 90, 2**30)
@@ -304,9 +403,10 @@ def test_the_command_line(workers, capsys):
     assert "gae_lambda = 0.9" in (Path("runs/mine/best.toml")).read_text()
     assert main(["sweep", "--resume", "latest", "--trials", "6"]) == 0
     assert len(Journal(Path("runs/mine/trials.jsonl")).trials) > 6
-    assert main(["sweep", "cartpole", "--show-space", "--num-envs", "64"]) == 0
+    assert main(["sweep", "cartpole", "--show-space", "--num-steps", "64"]) == 0
     shown = capsys.readouterr().out
-    assert 'num_envs       = { low = 16, high = 256, scale = "power_of_two" }' in shown
+    assert 'num_envs       = { low = 2, high = 32, scale = "power_of_two" }' in shown
+    assert "num_steps" not in shown  # given, and so not searched
     assert main(["sweep", "--help"]) == 0
     assert "--trial-seconds" in capsys.readouterr().out
     for wrong, message in (
@@ -315,6 +415,8 @@ def test_the_command_line(workers, capsys):
         (["--trials", "many"], "--trials must be a whole number"),
         (["--resume", "runs/mine", "--metric", "speed"], "leave out --metric"),
         (["--bugdet", "3m"], "No setting --bugdet"),
+        (["--seeds", "3"], "--seeds is for `hurtle train`; a sweep has --check-seeds"),
+        (["--space", "space.toml", "--trials", "2", "--gamma", "0.9"], "gamma: searched, and given a value"),
     ):
         assert main(["sweep", *([] if "--resume" in wrong else ["cartpole"]), *wrong]) == 2
         assert message in capsys.readouterr().err
@@ -355,6 +457,7 @@ def test_a_page_of_a_sweep(workers, monkeypatch):
         score = 100 - 40 * abs(math.log10(values["learning_rate"]) + 3)
         trials.append(Trial(k, values, k, "search", state="finished", score=score, seconds=rng.uniform(1, 9)))
     trials += [Trial(30 + k, trials[1].values, 10**6 + k, "check", 1, "finished", 90.0, 2.0) for k in range(2)]
+    trials[0].values.update(gamma=0.98)  # the baseline's is none of the choices
     from hurtle.experiments.space import Dimension, Space
     from hurtle.experiments.sweeps.page import sweep_page
     from hurtle.experiments.sweeps.result import SweepRun

@@ -90,3 +90,8 @@ def test_pools_and_other_apis_are_refused():
             vec.set_ranges({"size": (1, 2)})
     with pytest.raises(HurtleError, match="Options are drawn for Gymnasium and native envs"):
         hurtle.make_vec("mpe/simple_spread", 2, drawn=("size",), backend="serial")
+
+
+def test_an_option_with_the_name_of_a_statistic_is_refused():
+    with pytest.raises(HurtleError, match="The option 'l' cannot be drawn: episodes report a statistic of that name"):
+        DrawnOptions(gymnasium.make("Pendulum-v1"), ["l"])

@@ -21,7 +21,7 @@ CANDIDATES = 1024
 NEAR = 0.7
 """The share of candidates near trials on the Pareto front; the others are anywhere."""
 MOST_POINTS = 300
-"""Of a model; the newest."""
+"""Of a model: the newest, and those on the front."""
 
 
 class CostAwareSearch(RandomSearch):
@@ -45,13 +45,18 @@ class CostAwareSearch(RandomSearch):
 
     def suggest(self, number: int, trials: Sequence[Trial]) -> tuple[dict[str, Any], str]:
         """See `Search.suggest`."""
-        known = [trial for trial in trials if usable(trial)][-MOST_POINTS:]
+        every = [trial for trial in trials if usable(trial)]
+        front = pareto_front(every)
+        known = [trial for k, trial in enumerate(every) if k >= len(every) - MOST_POINTS or trial in front]
         if len([trial for trial in known if trial.has_score]) < STARTS:
             return super().suggest(number, trials)
         rng = np.random.default_rng((self.seed, number))
         points = np.stack([self.space.point(reached(trial)) for trial in known])
-        scores, costs = normal_scores(known), np.log([max(trial.seconds, 1e-3) for trial in known])
-        cost = GaussianProcess(self.space.features(points), costs, number)
+        scores, costs = normal_scores(known), np.array([math.log(max(trial.seconds, 1e-3)) for trial in known])
+        timed = np.isfinite(costs) & [
+            trial.state != "failed" for trial in known
+        ]  # a failure says nothing of what it would take
+        cost = GaussianProcess(self.space.features(points[timed]), costs[timed], number)
         score = GaussianProcess(self.space.features(points), scores, number)
         pending = [self.space.point(trial.values) for trial in trials if trial.state == "running"]
         if pending:  # believe the model where trials are under way, so that the next one is somewhere else
@@ -60,7 +65,6 @@ class CostAwareSearch(RandomSearch):
             score = GaussianProcess(
                 self.space.features(np.concatenate([points, more])), np.concatenate([scores, believed]), number
             )
-        front = pareto_front(known)
         places = {trial.number: k for k, trial in enumerate(known)}
         candidates = self._candidates(rng, np.stack([points[places[trial.number]] for trial in front]))
         mean, deviation = score.predict(self.space.features(candidates))

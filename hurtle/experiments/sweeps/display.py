@@ -106,9 +106,10 @@ class PlainSweep(Plain, SweepDisplay):
             is_best = trial.has_score and not trial.is_check and trial.score > self._best
             self._best = trial.score if is_best else self._best
             what = f"check of trial-{trial.checks:04}" if trial.is_check else settings_in_words(trial)
+            seconds = "-" if math.isnan(trial.seconds) else f"{trial.seconds:.1f}"
             self.message(
                 f"{duration(state.elapsed):>7}  {trial.name}  {trial.state:<8}  {figure(state.sign * trial.score):>8}  "
-                f"{trial.seconds:>6.1f} s  {'best  ' if is_best else ''}{what}"
+                f"{seconds:>6} s  {'best  ' if is_best else ''}{what}"
             )
 
 
@@ -162,7 +163,7 @@ def _best(state: State) -> Text:
     parts: list[Any] = [("best ", "dim"), (figure(state.sign * found.score), "bold cyan"), f" in {found.seconds:.1f} s"]
     checks = checked(state.trials)
     if found.number in checks:
-        parts += [("   checked ", "dim"), figure(state.sign * checks[found.number].value)]
+        parts += [("   checked ", "dim"), figure(state.sign * checks[found.number].estimate.value)]
     if baseline is not None:
         parts += [("   baseline ", "dim"), f"{figure(state.sign * baseline.score)} in {baseline.seconds:.1f} s"]
     return Text.assemble(*parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -36,27 +37,62 @@ def choose_finalists(space: Space, trials: Sequence[Trial], count: int = FINALIS
     return list(dict.fromkeys([*list(chosen)[:count], *baseline]))
 
 
-def checked(trials: Sequence[Trial]) -> dict[int, Estimate]:
-    """The IQM of each finalist's checks, over the seeds that all have; a failed check counts as the worst score of all."""
+@dataclass(frozen=True)
+class Check:
+    """What the runs with fresh seeds say of a finalist.
+
+    Attributes:
+        estimate: The IQM of its scores, with the 95 % interval; a failure counts as the worst score of all finalists.
+        seeds: How many seeds, the same for all finalists.
+        failed: How many of them failed.
+    """
+
+    estimate: Estimate
+    seeds: int
+    failed: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any seed ended well; else the estimate is that of others."""
+        return self.failed < self.seeds
+
+    def to_dict(self) -> dict[str, float]:
+        """For JSON."""
+        return {**(self.estimate._asdict() if self.is_known else {}), "seeds": self.seeds, "failed": self.failed}
+
+    def __str__(self) -> str:
+        seeds = f"{self.seeds} fresh seed{'s' * (self.seeds > 1)}"
+        if not self.is_known:
+            return f"failed with {seeds}"
+        return f"{self.estimate} over {seeds}{f', {self.failed} of which failed' * bool(self.failed)}"
+
+
+def checked(trials: Sequence[Trial]) -> dict[int, Check]:
+    """The check of each finalist, by its number, over the seeds that all of them have; empty if there is no such seed."""
     checks = [trial for trial in trials if trial.is_check and trial.state in ("finished", "failed")]
     finalists = list(dict.fromkeys(trial.checks for trial in trials if trial.is_check))
     scores = {(trial.checks, trial.seed): trial.score for trial in checks}
-    seeds = [seed for seed in sorted({seed for _, seed in scores}) if all((finalist, seed) in scores for finalist in finalists)]
+    every = sorted({seed for _, seed in scores})
+    seeds = [seed for seed in every if all((finalist, seed) in scores for finalist in finalists)]
     finite = [score for score in scores.values() if math.isfinite(score)]
     if not seeds or not finite:
         return {}
-    worst = min(finite)
-    each = {finalist: [scores[finalist, seed] for seed in seeds] for finalist in finalists}
-    return {
-        finalist: Estimate.of([score if math.isfinite(score) else worst for score in found]) for finalist, found in each.items()
-    }
+    found = {}
+    for finalist in finalists:
+        own = [scores[finalist, seed] for seed in seeds]
+        failed = sum(not math.isfinite(score) for score in own)
+        found[finalist] = Check(Estimate.of([s if math.isfinite(s) else min(finite) for s in own]), len(seeds), failed)
+    return found
 
 
 def winner(trials: Sequence[Trial]) -> Trial | None:
-    """The finalist with the best checks; the best trial if there are none; where they are equal, the faster one."""
+    """The finalist that failed least with fresh seeds, of those the one with the best scores, of those the fastest.
+
+    Without checks, the best trial of the search.
+    """
     by_number = {trial.number: trial for trial in trials}
-    found = checked(trials)
-    if found:
-        return min((by_number[number] for number in found), key=lambda trial: (-found[trial.number].value, trial.seconds))
+    if found := checked(trials):
+        merit = {number: (check.failed, -check.estimate.value) for number, check in found.items()}
+        return min((by_number[number] for number in found), key=lambda trial: (*merit[trial.number], trial.seconds))
     scored = [trial for trial in trials if trial.has_score and not trial.is_check]
     return min(scored, key=lambda trial: (-trial.score, trial.seconds), default=None)

@@ -20,7 +20,7 @@ from hurtle.buffers.storage import available_memory
 from hurtle.errors import HurtleError
 from hurtle.experiments.curves_of_runs import RunCurves
 from hurtle.experiments.records import RunRecord
-from hurtle.experiments.run_processes import RunProcesses, Task
+from hurtle.experiments.run_processes import GRACE, RunProcesses, Task
 from hurtle.experiments.space import Space
 from hurtle.experiments.sweeps.finalists import choose_finalists
 from hurtle.experiments.sweeps.plan import SweepPlan
@@ -77,8 +77,8 @@ class SweepLoop:
         self._curves: dict[int, np.ndarray] = {}
         self._look_at = 0.0
         self._finalists: list[int] | None = None
-        share = available_memory() / max(1, processes.free) if processes.is_local else math.inf
-        self._memory = min(plan.trial_memory, share)
+        free = available_memory() if processes.is_local else math.inf  # RunProcesses sees to it that all fit together
+        self._memory = min(plan.trial_memory, free)
         self._again = self._interrupted()
         processes.expects_more = True
 
@@ -93,7 +93,7 @@ class SweepLoop:
         return self._finalists is not None
 
     def stop(self, cause: str) -> None:
-        """Save what is under way and end; it can be resumed. Signal handlers may call it: the next step acts on it."""
+        """End at the next step; signal handlers may call it. A resumed sweep begins anew what is under way now."""
         self.stopped_by = self.stopped_by or cause
 
     def step(self) -> bool:
@@ -106,8 +106,7 @@ class SweepLoop:
         for task in self.processes.take_ended():
             self._note(task)
         if self.stopped_by:
-            self.processes.stop()
-            return bool(self.processes.running)
+            return False  # those under way begin anew, and are not waited for
         self._give_up()
         if not self._again and not self.is_checking and self._search_is_over():
             if self.processes.running:
@@ -144,7 +143,7 @@ class SweepLoop:
             return Trial(number, values, int(self.settings["seed"]) + number, origin)
         if self.elapsed >= self.plan.budget - LEAST_SECONDS:
             return None
-        begun = {(trial.checks, trial.seed) for trial in self.journal.select(lambda trial: trial.is_check)}
+        begun = {(t.checks, t.seed) for t in self.journal.select(lambda trial: trial.is_check and trial.state != "cut")}
         for k in range(self.plan.check_seeds):
             seed = int(self.settings["seed"]) + 1_000_000 + k
             for finalist in self._finalists:
@@ -166,15 +165,20 @@ class SweepLoop:
         left = self.plan.budget - self.elapsed
         words = {"settings": values, "resume": "", "trust": False}
         seconds = min(self.plan.seconds_of_trial, left + 30.0)  # it is asked to stop when the time is up
-        self.processes.add(Task(trial.number, self.folder / trial.name, words, seconds, self._memory))
+        self.processes.add(Task(trial.number, self.folder / trial.name, words, seconds, self._memory, GRACE))
         self.processes.poll()
 
     def _note(self, task: Task) -> None:
         """A process is done with a trial."""
         trial = self.journal.trials[task.number]
         failure = self.processes.failed.pop(task.number, "")
-        if self.stopped_by and task.number not in self._ends_as and (failure or not _is_whole(task.folder)):
-            return  # it is still running, as far as the journal goes, and is trained again after a resume
+        if "No space left on device" in failure:  # says nothing of the settings
+            raise HurtleError(
+                f"The disk is full, and {trial.name} could not go on. Free some space: it begins anew when you resume."
+            )
+        if task.number in self.processes.refused and trial.origin == "baseline":
+            self._end(trial, replace(trial, state="failed", error=failure))
+            raise HurtleError(f"The baseline, which a run would be without a sweep, does not train: {failure}")
         self._end(trial, self._outcome(trial, task.folder, failure))
 
     def _end(self, trial: Trial, ended: Trial) -> None:
@@ -185,29 +189,43 @@ class SweepLoop:
             self.messages.append(f"{trial.name} failed: {ended.error}")
             searched = self._searched()
             if len(searched) >= HOPELESS and all(other.state in ("failed", "running") for other in searched):
-                first = next(other for other in searched if other.state == "failed")
-                raise HurtleError(f"Every trial fails; see {self.folder}. {first.name}: {first.error}")
+                raise self.nothing_trained()
         self._drop_checkpoints()
 
     def _outcome(self, trial: Trial, folder: Path, failure: str) -> Trial:
         """The trial as it ended."""
         ends_as = self._ends_as.pop(trial.number, "")
-        ends_as = "" if _is_whole(folder) else ends_as  # it was faster
+        if _is_whole(folder):  # it was faster than whoever wanted to end it
+            ends_as = failure = ""
+        elif not failure and not ends_as:
+            failure = "It was stopped from outside."
+        elif failure.startswith("it ran longer"):
+            failure += " (--trial-seconds; by default a quarter of --budget)"
         try:
             record = RunRecord.read(folder)
         except HurtleError as error:
-            return replace(trial, state=ends_as or "failed", error=failure or str(error))
+            return replace(trial, state=ends_as or "failed", error=failure or f"It ended without a result: {error}")
         seconds = record.seconds if math.isfinite(record.seconds) else math.nan
         known = replace(trial, seconds=seconds, steps=record.steps)
         if ends_as:
             return replace(known, state=ends_as, score=self.metric.of_training(record))
         if failure:
             return replace(known, state="failed", error=failure)
-        score = self.metric.of(record)
+        try:
+            score = self.metric.of(record)
+        except HurtleError as error:
+            return replace(known, state="failed", error=str(error))
         if not math.isfinite(score):
             what = "no episode has ended, or its return is not finite" if self.metric.is_return else "it is not finite"
             return replace(known, state="failed", error=f"It has no {self.plan.metric}: {what}.")
         return replace(known, state="finished", score=score)
+
+    def nothing_trained(self) -> HurtleError:
+        """The error of a sweep without a single trial that was trained to its end."""
+        first = next((trial for trial in self._searched() if trial.state == "failed"), None)
+        if first is None:
+            return HurtleError(f"No trial of {self.folder} was trained to its end: raise the budget of {self.plan.budget:g} s.")
+        return HurtleError(f"No trial was trained to its end; see {self.folder}. {first.name}: {first.error}")
 
     def _interrupted(self) -> list[Trial]:
         """Trials that had begun when the sweep was killed: those that were done are noted, the others are to begin again."""
@@ -220,7 +238,8 @@ class SweepLoop:
             if _is_whole(folder):
                 self._end(trial, self._outcome(trial, folder, ""))
             else:
-                shutil.rmtree(folder, ignore_errors=True)
+                if folder.exists():
+                    shutil.rmtree(folder)
                 folder.with_name(f"{folder.name}.log").unlink(missing_ok=True)
                 again.append(trial)
         return again

@@ -58,25 +58,22 @@ def sweep_page(found: SweepRun) -> str:
 
 
 def _about(found: SweepRun) -> str:
-    states = [trial.state for trial in found.searched]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in ("finished", "pruned", "failed", "cut") if state in states)
-    text = f"{len(states)} trials ({counts}), searched by {found.plan.method.replace('_', ' ')}. Seconds are those of training."
+    text = f"{found.counts}, searched by {found.plan.method.replace('_', ' ')}. Seconds are those of training."
     return f"<p>{escape(text)}</p>"
 
 
 def _checks(found: SweepRun) -> str:
     if not found.checks:
         return "<p>Not checked with fresh seeds: the best of many scores is partly luck.</p>"
-    seeds = len({trial.seed for trial in found.trials if trial.is_check})
     rows = []
-    for number, estimate in sorted(found.checks.items(), key=lambda item: item[0] != found.best.number):
+    for number, check in sorted(found.checks.items(), key=lambda item: item[0] != found.best.number):
         trial = next(other for other in found.searched if other.number == number)
         name = "baseline" if trial.origin == "baseline" else trial.name
-        rows.append(
-            [f"{name}{' (winner)' * (number == found.best.number)}", figure(found.shown(trial.score)), str(estimate),
-             f"{trial.seconds:.1f}"]
-        )  # fmt: skip
-    header = ["trial", f"{found.plan.metric} in the search", f"with {seeds} fresh seeds: IQM [95 %]", "seconds"]
+        estimate = str(check.estimate) if check.is_known else "-"
+        ended_well = f"{check.seeds - check.failed} of {check.seeds}"
+        name += " (winner)" * (number == found.best.number)
+        rows.append([name, figure(found.shown(trial.score)), estimate, ended_well, f"{trial.seconds:.1f}"])
+    header = ["trial", f"{found.plan.metric} in the search", "with fresh seeds: IQM [95 %]", "seeds that ended well", "seconds"]
     return f"<h2>The winners, checked</h2>{table(header, rows)}"
 
 
@@ -156,10 +153,11 @@ def _slices(found: SweepRun) -> Any:
     grid = drawing.add_gridspec(rows, columns)
     for k, dimension in enumerate(found.space.dimensions):
         axes = drawing.add_subplot(grid[k // columns, k % columns])
+        placed = [trial for trial in scored if _has_place(dimension, trial.values[dimension.name])]
         axes.scatter(
-            [_place(dimension, trial.values[dimension.name]) for trial in scored],
-            [found.shown(trial.score) for trial in scored],
-            s=9, color=[RED if trial in found.front else BLUE for trial in scored], alpha=0.6, linewidths=0,
+            [_place(dimension, trial.values[dimension.name]) for trial in placed],
+            [found.shown(trial.score) for trial in placed],
+            s=9, color=[RED if trial in found.front else BLUE for trial in placed], alpha=0.6, linewidths=0,
         )  # fmt: skip
         if dimension.choices:
             axes.set_xticks(range(len(dimension.choices)), [shown(choice) for choice in dimension.choices])
@@ -181,5 +179,10 @@ def _logarithmic(axes: Any, base: int = 10) -> None:
     axes.xaxis.set_major_formatter("{x:g}")
 
 
+def _has_place(dimension: Dimension, value: Any) -> bool:
+    """The baseline's value may be none of the choices, or no number."""
+    return value in dimension.choices if dimension.choices else isinstance(value, int | float)
+
+
 def _place(dimension: Dimension, value: Any) -> float:
-    return dimension.choices.index(value) if dimension.choices and value in dimension.choices else float(value)
+    return dimension.choices.index(value) if dimension.choices else float(value)

@@ -33,7 +33,7 @@ class SweepPlan:
         prune: Give trials up that learn worse than half of the others.
         parallel: Trials at a time; 0: as many as there are cores.
         trial_seconds: The most that a trial may take; infinite: a quarter of the budget.
-        trial_memory: The most bytes that a trial may take; infinite: its share of what is free.
+        trial_memory: The most bytes that a trial may take; infinite: what is free when the sweep begins.
         check_seeds: Fresh seeds with which the best and the baseline are trained again; 0: no check.
         ray: The address of a Ray cluster whose nodes run trials; "local" starts one here; "": none.
     """
@@ -57,9 +57,7 @@ class SweepPlan:
             HurtleError: One is out of range.
         """
         if self.method not in METHODS:
-            raise HurtleError(
-                f"No method {self.method!r} of search: {', '.join(METHODS)}. {did_you_mean(self.method, METHODS)}"
-            )
+            raise HurtleError(f"No method {self.method!r} of search. {did_you_mean(self.method, METHODS)}")
         for name, least in (("trials", 0), ("parallel", 0), ("check_seeds", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -67,6 +65,8 @@ class SweepPlan:
         for name in ("budget", "trial_seconds", "trial_memory"):
             if not getattr(self, name) > 0:
                 raise HurtleError(f"{name} must be more than 0, got {getattr(self, name)!r}.")
+        if math.isfinite(self.trial_memory) and not Path("/proc/self/statm").exists():
+            raise HurtleError("trial_memory needs /proc, which this system does not have: leave it out.")
         if math.isinf(self.budget) and not self.trials:
             raise HurtleError("A sweep needs an end: a budget, such as 10m, or a number of trials.")
         if not self.metric:
@@ -80,7 +80,7 @@ class SweepPlan:
     @property
     def seconds_of_trial(self) -> float:
         """The limit of one trial."""
-        return min(self.trial_seconds, self.budget / 4)
+        return self.trial_seconds if math.isfinite(self.trial_seconds) else self.budget / 4
 
     def write(self, folder: Path, settings: dict[str, Any]) -> None:
         """Write sweep.toml, with the settings that all trials share."""

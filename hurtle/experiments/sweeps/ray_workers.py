@@ -10,6 +10,7 @@ import logging
 import os
 import platform
 import shutil
+import socket
 import tarfile
 import tempfile
 from contextlib import suppress
@@ -43,6 +44,8 @@ class TrialHost:
         here = {**task.words["settings"], "runs": str(self._folder)}
         self._task = replace(task, folder=self._folder / task.folder.name, words={**task.words, "settings": here})
         if self._worker is None or self._worker.is_gone:
+            if self._worker is not None:
+                self._worker.kill()  # what it has started may still run
             self._worker = Worker(self._task, self._cores)
         else:
             self._worker.give(self._task)
@@ -96,6 +99,7 @@ class RayWorker:
         self.task: Task | None = None
         self.device = ""
         self.is_gone = False
+        self._closing: Any = None
         self._about = host.about.remote()
         self.give(task)
 
@@ -121,6 +125,7 @@ class RayWorker:
                 return self._bring_back(task) if self._is_ready(self._taken) else None
             if not self._is_ready(self._answer):
                 return None
+            self._ray.get(self._started)  # an error of the start, not one that follows from it
             metrics, ended = self._ray.get(self._answer)
         except failed as error:
             self.task, self.is_gone = None, True
@@ -147,11 +152,17 @@ class RayWorker:
 
     def kill(self) -> None:
         """End the process and its actor."""
+        self.close_soon()
         with suppress(Exception):  # the node is gone already
-            self._ray.get(self._host.close.remote(), timeout=10)
+            self._ray.get(self._closing, timeout=10)
         with suppress(Exception):
             self._ray.kill(self._host)
         self.is_gone = True
+
+    def close_soon(self) -> None:
+        """Begin to end it, without waiting."""
+        if self._closing is None:
+            self._closing = self._host.close.remote()
 
     def memory(self) -> int:
         """None of this machine's."""
@@ -161,8 +172,9 @@ class RayWorker:
         packed, log = self._ray.get(self._taken)
         shutil.rmtree(task.folder, ignore_errors=True)
         if packed:
+            options: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # from Python 3.11.4 on
             with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
-                tar.extractall(task.folder.parent, filter="data")
+                tar.extractall(task.folder.parent, **options)
         task.log.write_bytes(log)
         self.task = None
         return task, self._failure
@@ -185,6 +197,7 @@ class RayProcesses(RunProcesses):
             import ray
         except ModuleNotFoundError:
             raise HurtleError('Trials on a cluster need Ray: pip install "hurtle[ray]".') from None
+        _check_address(address)
         self._ray = ray
         self._is_ours = not ray.is_initialized()
         if self._is_ours:
@@ -198,11 +211,14 @@ class RayProcesses(RunProcesses):
         has = ray.cluster_resources()
         count = at_once or max(1, int(has.get("GPU" if on_gpu else "CPU", 0)))
         host = ray.remote(num_cpus=1, num_gpus=int(on_gpu))(TrialHost)
-        super().__init__([], count, start=lambda task, cores, device: RayWorker(ray, host.remote(1), task))  # type: ignore[arg-type,return-value]
+        super().__init__([], count, start=lambda task, cores, device: RayWorker(ray, host.remote(1), task))
         self.is_local = False
 
     def __exit__(self, *error: object) -> None:
-        """End what is left, and leave the cluster."""
+        """End what is left, all at once, and leave the cluster."""
+        for worker in self._workers:
+            if isinstance(worker, RayWorker):
+                worker.close_soon()
         super().__exit__(*error)
         if self._is_ours:
             self._ray.shutdown()
@@ -211,6 +227,17 @@ class RayProcesses(RunProcesses):
 def ray_processes(address: str, at_once: int, device: str) -> RayProcesses:
     """Processes on the cluster for trials on that device."""
     return RayProcesses(address, at_once, on_gpu=device.startswith("cuda"))
+
+
+def _check_address(address: str) -> None:
+    """Raise at once if nobody answers there; Ray would try for a minute."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not (colon and port.isdecimal()):
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise HurtleError(f"No Ray cluster answers at {address!r}: {error}.") from None
 
 
 def _check_versions(found: tuple[str, str, str]) -> None:

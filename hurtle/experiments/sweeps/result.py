@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from hurtle.errors import HurtleError
 from hurtle.experiments.space import Space
 from hurtle.experiments.statistics import Estimate
-from hurtle.experiments.sweeps.finalists import checked, winner
+from hurtle.experiments.sweeps.finalists import Check, checked, winner
 from hurtle.experiments.sweeps.importance import importance
 from hurtle.experiments.sweeps.plan import SweepPlan
 from hurtle.experiments.sweeps.scores import Metric
@@ -90,15 +90,15 @@ class SweepRun:
         return found
 
     @cached_property
-    def checks(self) -> dict[int, Estimate]:
-        """The score of each finalist over its fresh seeds, by the number of the trial; empty if nothing was checked."""
+    def checks(self) -> dict[int, Check]:
+        """What fresh seeds say of each finalist, by the number of the trial; empty if nothing was checked."""
         metric = Metric(self.plan.metric, self.plan.minimize)
         found = checked(self.trials)
         if not self.plan.minimize:
             return found
         return {
-            number: Estimate(*map(metric.shown, (estimate.value, estimate.high, estimate.low)))
-            for number, estimate in found.items()
+            number: replace(check, estimate=Estimate(*(metric.shown(check.estimate[k]) for k in (0, 2, 1))))
+            for number, check in found.items()
         }
 
     @cached_property
@@ -110,6 +110,26 @@ class SweepRun:
     def importance(self) -> dict[str, float]:
         """The share of each setting in what moves the score; empty after few trials."""
         return importance(self.space, self.searched)
+
+    @property
+    def counts(self) -> str:
+        """How many trials there were, and how they ended."""
+        states = [trial.state for trial in self.searched]
+        each = [f"{states.count(state)} {state}" for state in ("finished", "pruned", "failed", "cut") if state in states]
+        return f"{len(states)} trials" + (f" ({', '.join(each)})" if each else "")
+
+    @property
+    def policy(self) -> Path:
+        """A run folder with a policy of the winner: its own, else that of its best check.
+
+        Raises:
+            HurtleError: None has a checkpoint.
+        """
+        checks = sorted((trial for trial in self.trials if trial.checks == self.best.number), key=lambda trial: -trial.score)
+        for trial in (self.best, *checks):
+            if list((self.path / trial.name / "checkpoints").glob("*.pt")):
+                return self.path / trial.name
+        raise HurtleError(f"No run of {self.best.name} in {self.path} has a checkpoint: train with {self.path}/best.toml.")
 
     @property
     def best_settings(self) -> dict[str, Any]:
@@ -135,9 +155,9 @@ class SweepRun:
             from hurtle.experiments.sweeps.page import write_sweep_page
 
             write_sweep_page(self, self.path / "sweep.html")
-        except HurtleError as error:
+        except Exception as error:  # a page is no reason to lose a sweep
             if "Matplotlib" not in str(error):
-                raise
+                (self.path / "sweep.html").write_text(f"The page could not be drawn: {error!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: what summary.json holds."""
@@ -145,7 +165,7 @@ class SweepRun:
         states = [trial.state for trial in self.searched]
         return {
             "best": None if found is None else self._entry(found),
-            "checks": {str(number): estimate._asdict() for number, estimate in self.checks.items()},
+            "checks": {str(number): check.to_dict() for number, check in self.checks.items()},
             "front": [self._entry(trial) for trial in self.front],
             "importance": self.importance,
             "states": {state: states.count(state) for state in sorted(set(states))},
@@ -158,8 +178,7 @@ class SweepRun:
     def _preset(self) -> str:
         about = [f"# Found by a sweep of {len(self.searched)} trials: {self.path.name}, {self.best.name}."]
         if self.best.number in self.checks:
-            seeds = len({trial.seed for trial in self.trials if trial.is_check and trial.state != "running"})
-            about.append(f"# {self.plan.metric} over {seeds} fresh seeds: {self.checks[self.best.number]}.")
+            about.append(f"# {self.plan.metric}: {self.checks[self.best.number]}.")
         else:
             about.append(f"# {self.plan.metric}: {figure(self.shown(self.best.score))}, of one seed, not checked with others.")
         return "\n".join([*about, to_toml(signed(self.best_settings))])
@@ -178,12 +197,11 @@ def settings_in_words(trial: Trial, most: int = 0) -> str:
 
 def closing_message(found: SweepRun, seconds: float) -> str:
     """The message at the end: what was tried, what won, what to do next."""
-    states = [trial.state for trial in found.searched]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in ("finished", "pruned", "failed", "cut") if state in states)
     how = f"Stopped by {found.stopped_by}" if found.stopped_by else "Done"
-    lines = [f"{how}: {len(states)} trials in {duration(seconds)} ({counts})."]
+    lines = [f"{how} after {duration(seconds)}: {found.counts}."]
     if winner(found.trials) is None:
-        return "\n".join([*lines, f"No trial was trained to its end. folder  {found.path}"])
+        path = shlex.quote(str(found.path))
+        return "\n".join([*lines, "No trial was trained to its end yet.", f"next        hurtle sweep --resume {path}"])
     best, metric = found.best, found.plan.metric
     by_number = {trial.number: trial for trial in found.searched}
     others = [number for number in sorted(found.checks) if number != best.number]
@@ -192,7 +210,7 @@ def closing_message(found: SweepRun, seconds: float) -> str:
         name = "baseline" if trial.origin == "baseline" else trial.name
         scored = f"{figure(found.shown(trial.score))} in the search"
         if number in found.checks:
-            scored = f"{found.checks[number]} with fresh seeds, {scored}"
+            scored = f"{found.checks[number]}, {scored}"
         label = "best" if number == best.number else "checked too" if number == others[0] else ""
         lines.append(f"{label:<12}{name}: {metric} {scored}, {trial.seconds:.1f} s of training")
     if found.importance:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hurtle.algorithms.algorithm import short_name
 from hurtle.errors import HurtleError
-from hurtle.experiments.many_runs import change_settings, given_values, make_shared_settings
+from hurtle.experiments.many_runs import change_settings, find_folder, given_values, make_shared_settings
 from hurtle.experiments.records import latest_with
 from hurtle.experiments.run_processes import INSIDE, RunProcesses, share_machine
 from hurtle.experiments.space import Space, default_space, read_space
@@ -35,6 +35,8 @@ from hurtle.trust import SIGNATURE
 if TYPE_CHECKING:
     from hurtle.experiments.sweeps.display import SweepDisplay
 
+AS_IT_BEGAN = (None, "cost_aware", "return", False, True, 5, "inf", "inf")
+"""The defaults of what a sweep that is resumed cannot change."""
 POLL_SECONDS, SHOW_SECONDS, WRITE_SECONDS = 0.05, 0.5, 120.0
 README = """\
 # {name}
@@ -61,7 +63,7 @@ hurtle runs {path} --sort return
 def sweep(
     env: Any = None,
     algorithm: Any = None,
-    budget: str | float = "10m",
+    budget: str | float | None = None,
     *,
     trials: int = 0,
     space: str | Path | Space | None = None,
@@ -89,7 +91,8 @@ def sweep(
         env: As for `hurtle.train`, but something that another process can find: a name, or a class or function at the top
             level of a file.
         algorithm: As for `hurtle.train`.
-        budget: Time in all, such as "10m" or seconds, of which a quarter is for checks; "inf" where `trials` ends the search.
+        budget: Time in all, such as "1h" or seconds, of which a quarter is for checks; "inf" where `trials` ends the search.
+            None: ten minutes.
         trials: The most trials of the search; 0: as many as the budget allows.
         space: What to search: a TOML file or a `Space`; None: what comes with the algorithm.
         method: "cost_aware", "random", "optuna_tpe" or "optuna_gp" (the extra `sweep`).
@@ -99,12 +102,12 @@ def sweep(
         check_seeds: Fresh seeds with which each finalist is trained again; 0: no check.
         parallel: Trials at a time; 0: one per core, or per GPU.
         trial_seconds: The most that a trial may take, by default a quarter of the budget.
-        trial_memory: The most memory that a trial may take, such as "2G"; by default its share of what is free.
+        trial_memory: The most memory that a trial may take, such as "2G"; by default what is free.
         ray: Run trials on a Ray cluster: its address, or "local".
         config: A TOML file of settings.
         resume: The folder of a sweep, or "latest": go on where it stopped. `budget` and `trials` may be raised.
         trust: See `hurtle.train`.
-        **overrides: Settings that all trials share.
+        **overrides: Settings that all trials share; they are not searched. `total_steps` is the most steps of a trial.
 
     Raises:
         HurtleError: Settings are wrong, or every trial fails.
@@ -118,17 +121,26 @@ def sweep(
         raise HurtleError('A sweep would start sweeps: call sweep under `if __name__ == "__main__":`.')
     if resume is not None:
         progress = overrides.pop("progress", None)
-        if env is not None or config is not None or overrides or algorithm is not None:
-            raise HurtleError("resume goes on with the same env and settings: only budget, trials and parallel may change.")
+        how = (space, method, metric, minimize, prune, check_seeds, trial_seconds, trial_memory)
+        if env is not None or config is not None or overrides or algorithm is not None or how != AS_IT_BEGAN:
+            raise HurtleError(
+                "resume goes on with the same env, settings and rules: only budget, trials, parallel and ray may change."
+            )
         place = resume.path if isinstance(resume, SweepRun) else Path(resume)
-        return _resume(place, None if budget == "10m" else seconds(budget), trials, parallel, progress, trust)
+        return _resume(place, None if budget is None else seconds(budget), trials, parallel, ray, progress, trust)
     plan = SweepPlan(
-        seconds(budget), trials, method, metric, minimize, prune, parallel, seconds(trial_seconds, "trial_seconds"),
-        size(trial_memory), check_seeds, ray,
+        600.0 if budget is None else seconds(budget), trials, method, metric, minimize, prune, parallel,
+        seconds(trial_seconds, "trial_seconds"), size(trial_memory), check_seeds, ray,
     )  # fmt: skip
     settings = make_shared_settings(env, algorithm, given_values(overrides, algorithm), config, trust, "trial")
+    fixed = {name for name, value in overrides.items() if value is not None and name != "total_steps"}
     flat = settings_to_dict(settings)
-    found = space if isinstance(space, Space) else default_space(flat) if space is None else read_space(space, flat)
+    if space is None:
+        found = default_space(flat, fixed)
+    else:
+        found = space if isinstance(space, Space) else read_space(space, flat)
+        if both := sorted(fixed & set(found.names)):
+            raise HurtleError(f"{', '.join(both)}: searched, and given a value. Take it out of the space, or give no value.")
     check_fits(settings)
     train = settings.train
     folder = new_folder(train.runs, train.env, short_name(train.algorithm), "sweep", train.name or None)
@@ -157,12 +169,17 @@ def check_fits(settings: Settings) -> None:
     settings.algorithm.check(settings.train.num_envs, settings.policy.recurrent != "none")
 
 
-def _resume(place: Path, budget: float | None, trials: int, parallel: int, progress: str | None, trust: bool) -> SweepRun:
-    folder = latest_with(SWEEP_FILE) if str(place) == "latest" else place
+def _resume(
+    place: Path, budget: float | None, trials: int, parallel: int, ray: str, progress: str | None, trust: bool
+) -> SweepRun:
+    folder = latest_with(SWEEP_FILE) if str(place) == "latest" else find_folder(place, SWEEP_FILE) or place
     plan, saved = SweepPlan.read(folder)
+    if plan.ray not in ("", "local", "auto", ray):  # nobody is to be led to a stranger's cluster by a file
+        raise HurtleError(f"{folder} ran on the Ray cluster at {plan.ray!r}: give the address again, --ray {plan.ray}.")
     changes = {} if progress is None else {"progress": progress}
     _, settings = change_settings(folder / SWEEP_FILE, saved, changes, trust, "Sweeps go")
-    plan = replace(plan, budget=budget or plan.budget, trials=trials or plan.trials, parallel=parallel or plan.parallel)
+    given = {"budget": budget, "trials": trials, "parallel": parallel, "ray": ray}
+    plan = replace(plan, **{name: value for name, value in given.items() if value})  # type: ignore[arg-type]
     with hold(folder):
         plan.write(folder, settings_to_dict(settings))
         return _run(folder, settings, plan, read_space(folder / SPACE_FILE, settings_to_dict(settings)))
@@ -171,6 +188,7 @@ def _resume(place: Path, budget: float | None, trials: int, parallel: int, progr
 def _run(folder: Path, settings: Settings, plan: SweepPlan, space: Space) -> SweepRun:
     flat, train, began = settings_to_dict(settings), settings.train, time.monotonic()
     journal = Journal(folder / "trials.jsonl")
+    check_journal(journal, space, flat, folder)
 
     def is_valid(values: dict[str, Any]) -> bool:
         try:
@@ -186,6 +204,8 @@ def _run(folder: Path, settings: Settings, plan: SweepPlan, space: Space) -> Swe
         loop = SweepLoop(folder, flat, plan, space, search, journal, processes)
         try:
             _watch(loop, display)
+            if not loop.stopped_by and not any(trial.has_score for trial in journal.trials.values()):
+                raise loop.nothing_trained()
         finally:
             found = SweepRun.of(folder, flat, plan, space, journal, loop.stopped_by)
             found.write()
@@ -204,6 +224,24 @@ def make_search(method: str, space: Space, seed: int, is_valid: IsValid, most_se
     from hurtle.experiments.sweeps.optuna_search import OptunaSearch
 
     return OptunaSearch(space, seed, is_valid, method.removeprefix("optuna_"), history)
+
+
+def check_journal(journal: Journal, space: Space, settings: dict[str, Any], folder: Path) -> None:
+    """Refuse trials with settings that the space does not have, of a folder that may have come from anybody."""
+    known = {dimension.name: dimension for dimension in space.dimensions}
+    for trial in journal.trials.values():
+        for name in {*trial.values, *known}:
+            value, own = trial.values.get(name), known.get(name)
+            is_baseline = value is not None and value == _frozen(settings.get(name))
+            is_number = isinstance(value, int | float)
+            if own is None or not (is_baseline or (value in own.choices if own.choices else is_number)):
+                raise HurtleError(
+                    f"{folder / 'trials.jsonl'} is damaged: {trial.name} has {name}={value!r}, which is not searched."
+                )
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _watch(loop: SweepLoop, display: SweepDisplay) -> None:

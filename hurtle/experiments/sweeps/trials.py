@@ -146,7 +146,8 @@ def _lines(file: Path) -> list[dict[str, Any]]:
             event = json.loads(line)
         except ValueError:  # cut off
             continue
-        if isinstance(event, dict) and event.get("event") in ("begin", "end") and "number" in event:
+        is_event = isinstance(event, dict) and event.get("event") in ("begin", "end") and event.get("state") in STATES
+        if is_event and type(event.get("number")) is int and event["number"] >= 0 and isinstance(event.get("values"), dict):
             found.append(event)
     return found
 
