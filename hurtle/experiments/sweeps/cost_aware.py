@@ -62,9 +62,8 @@ class CostAwareSearch(RandomSearch):
         if pending:  # believe the model where trials are under way, so that the next one is somewhere else
             more = np.stack(pending)
             believed = score.predict(self.space.features(more))[0]
-            score = GaussianProcess(
-                self.space.features(np.concatenate([points, more])), np.concatenate([scores, believed]), number
-            )
+            both = self.space.features(np.concatenate([points, more]))
+            score = GaussianProcess(both, np.concatenate([scores, believed]), like=score)
         places = {trial.number: k for k, trial in enumerate(known)}
         candidates = self._candidates(rng, np.stack([points[places[trial.number]] for trial in front]))
         mean, deviation = score.predict(self.space.features(candidates))
