@@ -27,7 +27,7 @@ from hurtle.experiments.sweeps.plan import SweepPlan
 from hurtle.experiments.sweeps.pruning import falls_behind
 from hurtle.experiments.sweeps.scores import Metric
 from hurtle.experiments.sweeps.search import Search
-from hurtle.experiments.sweeps.trials import Journal, Trial
+from hurtle.experiments.sweeps.trials import Journal, Trial, frozen
 from hurtle.tracking.run_state import hold
 
 KEPT = 10
@@ -137,7 +137,7 @@ class SweepLoop:
             if self._search_is_over():
                 return None
             if number == 0:
-                values = {name: _frozen(self.settings[name]) for name in self.space.names}
+                values = {name: frozen(self.settings[name]) for name in self.space.names}
                 return Trial(0, values, int(self.settings["seed"]), "baseline")
             values, origin = self.search.suggest(number, self._searched())
             return Trial(number, values, int(self.settings["seed"]) + number, origin)
@@ -294,7 +294,3 @@ def _is_whole(folder: Path) -> bool:
         return RunRecord.read(folder).state == "finished"
     except HurtleError:
         return False
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

@@ -25,7 +25,7 @@ from hurtle.experiments.sweeps.loop import SweepLoop
 from hurtle.experiments.sweeps.plan import SPACE_FILE, SWEEP_FILE, SweepPlan, seconds, size
 from hurtle.experiments.sweeps.result import SweepRun, closing_message
 from hurtle.experiments.sweeps.search import IsValid, RandomSearch, Search
-from hurtle.experiments.sweeps.trials import Journal, Trial
+from hurtle.experiments.sweeps.trials import Journal, Trial, frozen
 from hurtle.runners.settings import Settings, settings_from_dict, settings_to_dict
 from hurtle.runners.signals import StopSignals
 from hurtle.tracking.run_folder import new_folder, write_whole
@@ -83,7 +83,7 @@ def sweep(
 ) -> SweepRun:
     """Search for settings that score well, and for those that do so in less time.
 
-    Each trial is a run in a process of its own, within limits of time and memory: a crash, a hang, a NaN or a full memory is a
+    Each trial is a run in another process, within limits of time and memory: a crash, a hang, a NaN or a full memory is a
     failed trial. The first one, the baseline, has the settings of a run without a sweep. The best are trained again with fresh
     seeds, beside the baseline, before one is called the winner. Ctrl-C saves; `resume` goes on, also after a kill.
 
@@ -232,16 +232,12 @@ def check_journal(journal: Journal, space: Space, settings: dict[str, Any], fold
     for trial in journal.trials.values():
         for name in {*trial.values, *known}:
             value, own = trial.values.get(name), known.get(name)
-            is_baseline = value is not None and value == _frozen(settings.get(name))
+            is_baseline = value is not None and value == frozen(settings.get(name))
             is_number = isinstance(value, int | float)
             if own is None or not (is_baseline or (value in own.choices if own.choices else is_number)):
                 raise HurtleError(
                     f"{folder / 'trials.jsonl'} is damaged: {trial.name} has {name}={value!r}, which is not searched."
                 )
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _watch(loop: SweepLoop, display: SweepDisplay) -> None:

@@ -115,7 +115,7 @@ class Journal:
         values = {name: event[name] for name in Trial.__dataclass_fields__ if name in event}
         for name in ("score", "seconds"):
             values[name] = math.nan if values.get(name) is None else values[name]
-        values["values"] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.get("values", {}).items()}
+        values["values"] = {name: frozen(value) for name, value in values.get("values", {}).items()}
         trial = Trial(**values)
         self.trials[trial.number] = trial if event["event"] == "end" else replace(trial, state="running")
         self.elapsed = max(self.elapsed, float(event["elapsed"]))
@@ -135,6 +135,11 @@ def pareto_front(trials: Iterable[Trial]) -> list[Trial]:
         if not front or trial.score > front[-1].score:
             front.append(trial)
     return front
+
+
+def frozen(value: Any) -> Any:
+    """A value of TOML or JSON as settings have it: lists are tuples."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
