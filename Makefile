@@ -50,7 +50,7 @@ clients: $(CLIENTS_READY)  ## Create .venv-clients with tritonclient and others,
 demo: $(CORE)  ## See it work: train CartPole until it is solved
 	@$(BIN)/python examples/demo.py
 
-test: setup clients  ## Run the tests (about 4 minutes on two cores; 7 the first time, when everything is compiled)
+test: setup clients  ## Run the tests (about 5 minutes on two cores; 8 the first time, when everything is compiled)
 	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile -m "not slow and not gpu"
 
 test-slow: setup clients  ## Run the long tests too

@@ -200,14 +200,17 @@ def _run(folder: Path, settings: Settings, plan: SweepPlan, space: Space) -> Swe
     history = journal.select(lambda trial: not trial.is_check and trial.state != "running")
     search = make_search(plan.method, space, train.seed, is_valid, plan.seconds_of_trial, history)
     title = f"{train.env} · {short_name(train.algorithm)} · sweep"
-    with make_sweep_display(train.progress, title, str(folder)) as display, _processes(plan, train.device) as processes:
-        loop = SweepLoop(folder, flat, plan, space, search, journal, processes)
+    stopped_by = ""
+    with make_sweep_display(train.progress, title, str(folder)) as display:
         try:
-            _watch(loop, display)
-            if not loop.stopped_by and not any(trial.has_score for trial in journal.trials.values()):
+            with _processes(plan, train.device) as processes:  # none outlives the search, while a page is drawn
+                loop = SweepLoop(folder, flat, plan, space, search, journal, processes)
+                _watch(loop, display)
+            stopped_by = loop.stopped_by
+            if not stopped_by and not any(trial.has_score for trial in journal.trials.values()):
                 raise loop.nothing_trained()
         finally:
-            found = SweepRun.of(folder, flat, plan, space, journal, loop.stopped_by)
+            found = SweepRun.of(folder, flat, plan, space, journal, stopped_by)
             found.write()
         display.stop()
         if train.progress != "quiet":
