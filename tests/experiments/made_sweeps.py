@@ -56,7 +56,7 @@ def train(settings):
             file.flush()
             time.sleep(speed / points)
     ends = {"steps": done, "seconds": done / 10_000, "steps_per_second": 1e4, "mean_return": score * done / steps}
-    if stopped:
+    if stopped and done < steps:
         ends["stopped_by"] = stopped[0]
     else:
         mean = float("nan") if does == "nan" else score
