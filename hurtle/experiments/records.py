@@ -9,7 +9,6 @@ import datetime
 import glob
 import math
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -197,8 +196,3 @@ def _started(folder: RunFolder) -> float:
 
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else NAN
-
-
-def read_runs(places: Iterable[Path]) -> list[RunRecord]:
-    """The records of these folders."""
-    return [RunRecord.read(path) for path in places]

@@ -38,8 +38,10 @@ LAST_LINES = 15
 """Of a log, in the report of a crash."""
 STARTUP = 60.0
 """Seconds that a process may take, beyond the limit of its task, until there is a run folder."""
+PATIENCE = 600.0
+"""Seconds to save and end for a run whose parent is gone, at most: large replay buffers take a while to write."""
 GRACE = 20.0
-"""Seconds to save and end for a run that is asked to stop, where somebody waits for its place."""
+"""Seconds that a trial has to save and end when it is asked to stop."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,8 @@ class Worker:
         self.task, self._began, self._asked, self._too_much = task, monotonic() + STARTUP, math.inf, ""
         task.log.touch()
         with suppress(BrokenPipeError):  # it has crashed already
-            self._stdin.write(json.dumps({"log": str(task.log.absolute()), **task.words}).encode() + b"\n")
+            told = {"log": str(task.log.absolute()), "patience": min(task.grace, PATIENCE), **task.words}
+            self._stdin.write(json.dumps(told).encode() + b"\n")
             self._stdin.flush()
 
     def poll(self) -> tuple[Task, str] | None:

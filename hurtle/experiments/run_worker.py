@@ -19,10 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hurtle.errors import HurtleError
-from hurtle.experiments.run_processes import DONE, ENDED_BADLY, INTERRUPTED
-
-PATIENCE = 60.0
-"""Seconds to save and end when the parent is gone."""
+from hurtle.experiments.run_processes import DONE, ENDED_BADLY, INTERRUPTED, PATIENCE
 
 
 def main() -> int:
@@ -52,11 +49,13 @@ def main() -> int:
 
 
 def _read(tasks: queue.SimpleQueue[dict[str, Any]]) -> None:
-    source = io.FileIO(0)  # without a buffer, whose lock Python would wait for when it ends
+    source, patience = io.FileIO(0), PATIENCE  # without a buffer, whose lock Python would wait for when it ends
     while line := source.readline():
-        tasks.put(json.loads(line))
+        task = json.loads(line)
+        patience = task.pop("patience", PATIENCE)
+        tasks.put(task)
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(PATIENCE)
+    time.sleep(patience)
     os.killpg(os.getpid(), signal.SIGKILL)  # it hangs in somebody's code, and nobody is there any more to end it
 
 

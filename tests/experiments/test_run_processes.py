@@ -149,13 +149,11 @@ def test_the_limit_of_time_begins_with_the_run_folder(task, tmp_path, monkeypatc
 
 def test_a_process_that_hangs_ends_when_its_parent_is_gone(tmp_path):
     hangs = "def hang(**words): open({file!r}, 'w').close(); signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
-    code = (
-        "import hurtle.experiments.run_worker as w, signal, sys, time; w.PATIENCE = 0.3\n{hangs}\nw.train_run = hang; w.main()"
-    )
+    code = "import hurtle.experiments.run_worker as w, signal, sys, time\n{hangs}\nw.train_run = hang; w.main()"
     ready = tmp_path / "ready"
     command = [sys.executable, "-c", code.format(hangs=hangs.format(file=str(ready)))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
-        process.stdin.write(json.dumps({"log": str(tmp_path / "log")}).encode() + b"\n")
+        process.stdin.write(json.dumps({"log": str(tmp_path / "log"), "patience": 0.3}).encode() + b"\n")
         process.stdin.flush()
         run_until = time.monotonic() + 30
         while not ready.exists() and time.monotonic() < run_until:

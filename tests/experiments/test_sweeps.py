@@ -301,7 +301,7 @@ def test_a_run_that_is_whole_counts_even_if_its_process_was_ended(workers, monke
     summary = found.path / trial.name / "summary.json"
     summary.write_text(summary.read_text().replace("total_steps", "SIGTERM"))
     stopped = ours._outcome(trial, found.path / trial.name, "")
-    assert (stopped.state, stopped.error) == ("failed", "It was stopped from outside.")
+    assert (stopped.state, stopped.error) == ("failed", "It ended before it was done, without an error.")
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,8 @@ class CostAwareSearch(RandomSearch):
         rng = np.random.default_rng((self.seed, number))
         points = np.stack([self.space.point(reached(trial)) for trial in known])
         scores, costs = normal_scores(known), np.array([math.log(max(trial.seconds, 1e-3)) for trial in known])
-        timed = np.isfinite(costs) & [
-            trial.state != "failed" for trial in known
-        ]  # a failure says nothing of what it would take
+        trained = np.array([trial.state != "failed" for trial in known])  # a failure does not tell what it would have taken
+        timed = trained & np.isfinite(costs)
         cost = GaussianProcess(self.space.features(points[timed]), costs[timed], number)
         score = GaussianProcess(self.space.features(points), scores, number)
         pending = [self.space.point(trial.values) for trial in trials if trial.state == "running"]

@@ -198,7 +198,7 @@ class SweepLoop:
         if _is_whole(folder):  # it was faster than whoever wanted to end it
             ends_as = failure = ""
         elif not failure and not ends_as:
-            failure = "It was stopped from outside."
+            failure = "It ended before it was done, without an error."
         elif failure.startswith("it ran longer"):
             failure += " (--trial-seconds; by default a quarter of --budget)"
         try:

@@ -125,8 +125,8 @@ class SweepRun:
         Raises:
             HurtleError: None has a checkpoint.
         """
-        checks = sorted((trial for trial in self.trials if trial.checks == self.best.number), key=lambda trial: -trial.score)
-        for trial in (self.best, *checks):
+        checks = [trial for trial in self.trials if trial.checks == self.best.number and trial.has_score]
+        for trial in (self.best, *sorted(checks, key=lambda trial: -trial.score)):
             if list((self.path / trial.name / "checkpoints").glob("*.pt")):
                 return self.path / trial.name
         raise HurtleError(f"No run of {self.best.name} in {self.path} has a checkpoint: train with {self.path}/best.toml.")
@@ -184,15 +184,14 @@ class SweepRun:
         return "\n".join([*about, to_toml(signed(self.best_settings))])
 
 
-def settings_in_words(trial: Trial, most: int = 0) -> str:
+def settings_in_words(trial: Trial) -> str:
     """The values of a trial on one line.
 
     Example:
         >>> settings_in_words(Trial(3, {"learning_rate": 0.001, "num_steps": 32}))
         'learning_rate=0.001 num_steps=32'
     """
-    words = [f"{name}={shown(value)}" for name, value in trial.values.items()]
-    return " ".join(words[:most] if most else words)
+    return " ".join(f"{name}={shown(value)}" for name, value in trial.values.items())
 
 
 def closing_message(found: SweepRun, seconds: float) -> str:
