@@ -53,7 +53,7 @@ class DeviceActorCritic(DeviceEpochs):
 
     def __init__(self, policy: Policy, config: Any, setup: LearnerSetup, passes: Passes, return_lambda: float):
         super().__init__(policy, config, setup, passes, return_lambda, config.optimizer, config.weight_decay)
-        self.acting_kernels, self.note = None, ""
+        self.acting_kernels, self.note, self.compiled = None, "", setup.compiled
         self.evaluate = torch.compile(evaluate_actions) if setup.compiled else evaluate_actions
         self.clip_range, self.epoch_kl = torch.zeros(1, device=self.device), torch.zeros(2, device=self.device)
         self._kl_and_count = torch.tensor([METRICS.index("approx_kl"), len(METRICS)], device=self.device)
@@ -100,6 +100,11 @@ class DeviceActorCritic(DeviceEpochs):
     @abstractmethod
     def loss(self, log_probs: Tensor, entropies: Tensor, values: Tensor, batch: Minibatch) -> Losses:
         """The loss of a minibatch in torch, which the kernels compute too."""
+
+    def minibatch_loss(self, batch: Minibatch) -> Losses:
+        """The loss of a minibatch under the policy as it is."""
+        found = (part.float() for part in evaluate_actions(self.policy, batch))
+        return self.loss(*found, batch)
 
     def targets(self, batch: Minibatch, chosen: Tensor, log_probs: Tensor, values: Tensor) -> Minibatch:
         """The minibatch with the advantages and returns to learn from.

@@ -384,11 +384,13 @@ def explained_variance(rollout: Rollout, errors: Tensor | None = None) -> float:
         return float(1 - np.dot(left, left) / variance) if variance else math.nan
 
 
-def explained_variance_on_device(rollout: Rollout, errors: Tensor | None = None) -> Tensor:
-    """Like `explained_variance`, without synchronizing with the host. [1]."""
+def explained_variance_on_device(rollout: Rollout, errors: Tensor | None = None, groups: int = 1) -> Tensor:
+    """Like `explained_variance`, without synchronizing with the host, for each of `groups` shares of the rows. [groups]."""
     errors = rollout.advantages if errors is None else errors
     if rollout.all_valid:
-        return (1 - errors.var() / rollout.returns.var()).view(1)
+        left, all_of_them = (field.unflatten(1, (groups, -1)).var((0, 2)) for field in (errors, rollout.returns))
+        return 1 - left / all_of_them
+    assert groups == 1
     returns, errors = rollout.returns.double(), errors.double()
     count = rollout.valid.sum()
 
