@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hurtle.algorithms.device_actor_critic import DeviceActorCritic
+from hurtle.algorithms.algorithm import LearnerSetup
+from hurtle.algorithms.device_actor_critic import DeviceActorCritic, steps_of
 from hurtle.algorithms.device_epochs import NEXT_KEY, draw_key
 from hurtle.algorithms.ppo import explained_variance_on_device, not_finite
 from hurtle.algorithms.seeds_losses import Losses
@@ -22,8 +24,8 @@ from hurtle.buffers.rollout import Done, Minibatch, Rollout
 from hurtle.collect.postprocess import Postprocess
 from hurtle.collect.rewards import RewardRule
 from hurtle.contracts import Learner, Metrics, Weights
-from hurtle.errors import HurtleError, NonFiniteError
-from hurtle.kernels.cuda_graphs import WARM_UPS, Graphs, Readback
+from hurtle.errors import HurtleError, NonFiniteError, UnsupportedError
+from hurtle.kernels.cuda_graphs import WARM_UPS, Readback
 from hurtle.kernels.flat_parameters import FlatRows
 from hurtle.kernels.optimizers import FlatOptimizer
 from hurtle.kernels.row_kernels import RowKernels
@@ -41,7 +43,8 @@ class EpochsTogether(Learner):
 
     Args:
         learners: Of one class and config, made for the device gear; new ones.
-        graphs: What captures the update; shared with the collector.
+        setup: Precision, and the graphs, which are shared with the collector. With CUDA graphs, fused kernels replace the
+            policies if they support them.
 
     Attributes:
         learners: As given; each can be saved by itself.
@@ -52,10 +55,10 @@ class EpochsTogether(Learner):
         HurtleError: The learners do not fit together, or do what has no version for many seeds.
     """
 
-    def __init__(self, learners: Sequence[DeviceActorCritic], graphs: Graphs):
+    def __init__(self, learners: Sequence[DeviceActorCritic], setup: LearnerSetup):
         _check(learners)
         self.learners, first = list(learners), learners[0]
-        self.config, self.passes, self.device, self.graphs = first.config, first.passes, first.device, graphs
+        self.config, self.passes, self.device, self.graphs = first.config, first.passes, first.device, setup.graphs
         self._rows = FlatRows([learner.parameters for learner in learners])
         own = first.optimizer
         settings = own.settings
@@ -63,7 +66,7 @@ class EpochsTogether(Learner):
         for n, learner in enumerate(learners):
             learner.optimizer.join(self.optimizer, n)
         self.policy = PoliciesTogether([learner.policy for learner in learners], self._rows)
-        self._losses = Losses(first.compiled)
+        self._losses = Losses(setup.compiled)
         self._losses.add("policy", self._rows)
         rewards = RewardRule.together([learner.postprocess.rewards.to(self.device) for learner in learners])
         past = first.postprocess
@@ -80,17 +83,25 @@ class EpochsTogether(Learner):
         self._rates: list[dict[str, float]] = []
         self._rollout: Rollout | None = None
         self.seed_metrics: list[dict[str, float]] = []
+        if self.graphs.enabled:
+            with suppress(UnsupportedError):
+                self.fuse(first.fused_kernels(self._rows.values, setup))
+
+    def fuse(self, kernels: Any) -> None:
+        """Train with fused kernels (a `FusedMLP`, made from the rows of parameters) instead of the policies."""
+        self.acting_kernels = kernels
 
     # What a runner calls.
 
     def prepare(self, rollout: Rollout) -> None:
         """Capture the update; see `Learner.prepare`."""
-        done, everything = rollout.done, copy.deepcopy([(each.policy.state_dict(), each.state_dict()) for each in self.learners])
+        done = rollout.done
+        before = copy.deepcopy([(learner.policy.state_dict(), learner.state_dict()) for learner in self.learners])
         for _ in range(WARM_UPS + 1):
             rollout.done = done
             self.update(rollout)
         self.pending(wait=True)
-        for learner, (weights, state) in zip(self.learners, everything, strict=True):
+        for learner, (weights, state) in zip(self.learners, before, strict=True):
             learner.policy.load_state_dict(weights)
             learner.load_state_dict(state)
         self.seed_metrics = []
@@ -205,6 +216,8 @@ class EpochsTogether(Learner):
         self._sums.zero_()
         self._goes_on.fill_(True)
         self._explained.copy_(explained_variance_on_device(rollout, groups=len(self.learners)))
+        if self.acting_kernels is not None:
+            self.acting_kernels.begin(steps_of(rollout), self.learners[0].loss_settings())
 
     def _learn_epoch(self) -> None:
         if self.passes.shuffles:
@@ -213,7 +226,10 @@ class EpochsTogether(Learner):
             self._places.copy_(self._in_rollout(self._steps))
         self._epoch_kl.zero_()
         for chosen in self._minibatches:
-            self._learn(self.rollout.steps(chosen))
+            if self.acting_kernels is None:
+                self._learn(self.rollout.steps(chosen))
+            else:
+                self._learn_fused(chosen)
         self._check_kl()
         self._keys.add_(NEXT_KEY)
 
@@ -235,6 +251,16 @@ class EpochsTogether(Learner):
         seen = torch.where(goes_on, seen, 0.0)
         self._sums.add_(seen)
         self._epoch_kl.add_(seen[:, [self._names.index("approx_kl"), len(self._names)]])
+
+    @torch.no_grad()
+    def _learn_fused(self, chosen: Tensor) -> None:
+        """The same with fused kernels."""
+        from hurtle.kernels.triton.loss import add_metrics
+
+        kernels, goes_on = self.acting_kernels, self._goes_on
+        stats, moments = kernels.gradients(chosen, self.learners[0].clip_range, goes_on=goes_on)
+        norm = self.optimizer.step(kernels.partials)
+        add_metrics(stats, moments, norm, self._sums, self._epoch_kl, goes_on)
 
     @property
     def rollout(self) -> Rollout:

@@ -264,7 +264,7 @@ class Rollout:
     def of_rows(self, first: int, count: int) -> Rollout:
         """Some of the rows, as a rollout that shares this one's memory; without `finals`."""
         part, rows = copy.copy(self), slice(first, first + count)
-        part.num_rows, part.finals = count, Finals(*(place[:0] for place in self.finals[:3]))
+        part.num_rows, part.finals = count, Finals(self.finals.steps[:0], self.finals.rows[:0], self.finals.obs[:0])
         for name in (*STEP_FIELDS, "scaled_rewards"):
             if (field := getattr(self, name)) is not None:
                 setattr(part, name, field[:, rows])

@@ -226,7 +226,7 @@ class DeviceCollector(Collector):
         )
 
     def _reset(self) -> None:
-        self.vec.reset(seed=self._seeds[0] if self._groups == 1 else shared_seeds(self._seeds, self.vec.num_envs))
+        self.vec.reset(seed=self._seeds[0] if self._groups == 1 else shared_seeds(self._seeds, self.vec.num_envs).tolist())
 
     def _name_of(self, env: int) -> str:
         return f"env {env}"

@@ -189,10 +189,11 @@ def _join_actor_critics(settings: Settings, vec: Any, policies: list[Policy], se
         rewards = RewardRule(train.reward_mode, rows, config.gamma, train.reward_clip)
         setup = LearnerSetup(seed, rewards, train.compile, train.precision, graphs=Graphs(device, enabled=False), num_rows=rows)
         learners.append(algorithm.make_learner("device", policy, config, setup))
-    together, bases = EpochsTogether(learners, graphs), [run_seed(seed) for seed in seeds]
+    setup = LearnerSetup(compiled=train.compile, precision=train.precision, graphs=graphs)
+    together, bases = EpochsTogether(learners, setup), [run_seed(seed) for seed in seeds]
     collector = SeedsDeviceCollector(
         vec, together.policy, bases, seeds, timer=timer, postprocess=together.postprocess, graphs=graphs,
-        precision=train.precision,
+        fused=together.acting_kernels, precision=train.precision,
     )  # fmt: skip
     rollout = collector.new_rollout(config.num_steps)
     return SeedsParts(seeds, vec, together, collector, rollout, describe_spaces(vec, None), timer)

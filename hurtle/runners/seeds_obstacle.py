@@ -29,7 +29,7 @@ def together_obstacle(settings: Settings) -> str | None:
         return f"{name} has no version whose gradient steps are a CUDA graph"
     if train.curriculum:
         return "a curriculum is not kept for each seed"
-    if train.runner not in ("local", "auto"):
+    if train.runner != "local":
         return f"runner={train.runner!r} collects with actors"
     if train.pool_batch_size is not None:
         return "the envs of a pool are not in step"

@@ -56,17 +56,17 @@ class Made:
         for n, base in enumerate(BASES):
             vec, graphs = self.vec(SHARE), Graphs(self.device)
             learner = self.learner(vec, n, graphs)
-            collector = DeviceCollector(vec, learner.policy, base, postprocess=learner.postprocess, graphs=graphs)
+            how = {"postprocess": learner.postprocess, "graphs": graphs, "fused": learner.acting_kernels}
+            collector = DeviceCollector(vec, learner.policy, base, **how)
             found.append((learner, collector, collector.new_rollout(self.num_steps)))
         return found
 
     def together(self):
         vec, graphs = self.vec(SHARE * len(BASES)), Graphs(self.device)
         learners = [self.learner(vec, n, Graphs(self.device, enabled=False)) for n in range(len(BASES))]
-        learner = EpochsTogether(learners, graphs)
-        collector = SeedsDeviceCollector(
-            vec, learner.policy, BASES, (5, 6, 7), postprocess=learner.postprocess, graphs=graphs
-        )
+        learner = EpochsTogether(learners, LearnerSetup(graphs=graphs))
+        how = {"postprocess": learner.postprocess, "graphs": graphs, "fused": learner.acting_kernels}
+        collector = SeedsDeviceCollector(vec, learner.policy, BASES, (5, 6, 7), **how)
         return learner, collector, collector.new_rollout(self.num_steps)
 
 
@@ -192,18 +192,18 @@ def test_what_does_not_fit_together_is_refused():
     vec, graphs = made.vec(SHARE), Graphs("cpu")
     one, two = made.learner(vec, 0, graphs), made.learner(vec, 1, graphs)
     with pytest.raises(HurtleError, match="at least one"):
-        EpochsTogether([], graphs)
+        EpochsTogether([], LearnerSetup(graphs=graphs))
     other = Made("cartpole", "ppo", {"gamma": 0.5}).learner(vec, 1, graphs)
     with pytest.raises(HurtleError, match="equal settings"):
-        EpochsTogether([one, other], graphs)
+        EpochsTogether([one, other], LearnerSetup(graphs=graphs))
     with pytest.raises(HurtleError, match="policy of its own"):
-        EpochsTogether([one, one], graphs)
-    EpochsTogether([one, two], graphs)
+        EpochsTogether([one, one], LearnerSetup(graphs=graphs))
+    EpochsTogether([one, two], LearnerSetup(graphs=graphs))
     with pytest.raises(HurtleError, match="with others already"):
-        EpochsTogether([one, two], graphs)
+        EpochsTogether([one, two], LearnerSetup(graphs=graphs))
     remembering = Made("cartpole", "ppo", {"recurrent": "gru"}).learner(vec, 0, graphs)
     with pytest.raises(HurtleError, match="a memory"):
-        EpochsTogether([remembering], graphs)
+        EpochsTogether([remembering], LearnerSetup(graphs=graphs))
 
 
 def test_errors_name_the_seed():
@@ -211,7 +211,7 @@ def test_errors_name_the_seed():
     vec = hurtle.make_vec("cartpole", SHARE * len(BASES))
     made = Made("cartpole", "ppo", {})
     learners = [made.learner(vec, n, Graphs("cpu")) for n in range(len(BASES))]
-    learner = EpochsTogether(learners, Graphs("cpu"))
+    learner = EpochsTogether(learners, LearnerSetup(graphs=Graphs("cpu")))
     collector = SeedsDeviceCollector(vec, learner.policy, BASES, (5, 6, 7), postprocess=learner.postprocess)
     rollout = collector.new_rollout(STEPS)
     collector.collect(rollout)

@@ -148,3 +148,9 @@ def test_the_convolution_of_very_many_grids():
 @pytest.mark.parametrize("precision", LIMITS)
 def test_nan_is_not_lost(precision, activation):
     checks_fused.check_nan(checks_fused.DISCRETE, "cuda", precision=precision, activation=activation, hidden=64)
+
+
+@pytest.mark.parametrize("actions", SPACES)
+@pytest.mark.parametrize("options", [{"hidden": 64}, {"normalizes": True, "hidden": 32}])
+def test_the_kernels_of_several_seeds(actions, options):
+    checks_fused.check_seeds(SPACES[actions], "cuda", each=700, count=1000, tolerance=1e-4, **options)
