@@ -77,6 +77,7 @@ class EpochsTogether(Learner):
         self._keys = torch.zeros(seeds, dtype=torch.int64, device=self.device)
         self._sums = torch.zeros(seeds, len(self._names) + 1, device=self.device)  # of minibatches so far, and their number
         self._epoch_kl = torch.zeros(seeds, 2, device=self.device)
+        self._kl_and_count = torch.tensor([self._names.index("approx_kl"), len(self._names)], device=self.device)
         self._goes_on = torch.ones(seeds, dtype=torch.bool, device=self.device)  # beyond the target KL an update ends
         self._explained = torch.zeros(seeds, device=self.device)
         self._one = torch.ones(seeds, 1, device=self.device)
@@ -250,7 +251,7 @@ class EpochsTogether(Learner):
         seen = torch.cat([torch.stack(metrics, 1), norm.unsqueeze(1), self._one], 1)
         seen = torch.where(goes_on, seen, 0.0)
         self._sums.add_(seen)
-        self._epoch_kl.add_(seen[:, [self._names.index("approx_kl"), len(self._names)]])
+        self._epoch_kl.add_(seen[:, self._kl_and_count])
 
     @torch.no_grad()
     def _learn_fused(self, chosen: Tensor) -> None:

@@ -1,9 +1,11 @@
 """Seeds of PPO and A2C side by side on a GPU, in graphs, with fused kernels or without: each learns what it would alone."""
 
 import pytest
+import torch
 from test_epochs_together import CASES, Made, updates_as_alone
 
 import hurtle
+from hurtle.runners.devices import torch_settings
 
 pytestmark = pytest.mark.gpu
 FUSED = {
@@ -17,7 +19,8 @@ FUSED = {
 @pytest.mark.parametrize("case", ["choices", "numbers", "bounded numbers", "a KL stop", "frames", *FUSED])
 def test_each_seed_learns_what_it_would_alone(case):
     env, algorithm, settings, more = {**CASES, **FUSED}[case]
-    learner, collector, _, _ = updates_as_alone(Made(env, algorithm, settings, device="cuda", **more))
+    with torch_settings(torch.get_num_threads(), "float32", torch.device("cuda")):
+        learner, collector, _, _ = updates_as_alone(Made(env, algorithm, settings, device="cuda", **more))
     assert (learner.acting_kernels is not None) is (case in FUSED)
     assert not learner.graphs.failure
     learner.close()

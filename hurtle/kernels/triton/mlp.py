@@ -330,6 +330,7 @@ class FusedMLP:
         weights: All its parameters, flat, as in `FlatParameters`; or a row for each seed, as in `FlatRows`.
         precision: Precision of the matrix products: "float32", "tf32" or "bf16" (some shapes run in tf32); sums are float32.
             With bf16, tanh is the GPU's own, accurate to 2^-11.
+        clips: Whether the loss is PPO's, see `LossSettings`.
 
     Attributes:
         precision: The precision in use.
@@ -339,11 +340,11 @@ class FusedMLP:
 
     acts_with_values = False
 
-    def __init__(self, shape: MLPShape, weights: Tensor, precision: str = "float32"):
-        self.shape, self.weights = shape, weights
-        if precision == "bf16" and shape.gaussian and shape.hidden > 32:
+    def __init__(self, shape: MLPShape, weights: Tensor, precision: str = "float32", clips: bool = True):
+        self.shape, self.weights, self._clips = shape, weights, clips
+        if precision == "bf16" and (not clips or (shape.gaussian and shape.hidden > 32)):
             # Triton 3.6 compiles one of the gradient kernel's products to a WGMMA instruction that reads beyond shared memory
-            # (found by compute-sanitizer on an H200; without WGMMA, or in any other of our kernels, it finds nothing).
+            # (found by compute-sanitizer on an H200, and by gradients of 1e4 or NaN; DISABLE_MMA_V3=1 mends it, too).
             precision = "tf32"
         self.precision, self._precision = precision, PRECISIONS[precision]
         self._common: dict[str, Any] = {
@@ -462,6 +463,7 @@ class FusedMLP:
 
     def begin(self, steps: Steps, settings: LossSettings) -> None:
         """Take over a rollout, flat; minibatches are drawn from it until the next call."""
+        assert settings.clips == self._clips or self.precision != "bf16"
         shape, count = self.shape, len(steps.log_probs)
         actions = shape.outputs if shape.gaussian else 1
         width = triton.cdiv(shape.inputs + 3 + actions + settings.clip_values, RECORD) * RECORD
