@@ -99,7 +99,7 @@ class DeviceActorCritic(DeviceEpochs):
         shape = mlp_shape(self.policy)
         if capability < (8, 0) or (shape.hidden > 64 and memory < SHARED_BYTES):
             raise UnsupportedError("this GPU is too old or too small for them")
-        return FusedMLP(shape, weights, setup.precision, self.CLIPS)
+        return FusedMLP(shape, weights, setup.precision)
 
     # For subclasses; captured.
 

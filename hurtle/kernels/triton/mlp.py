@@ -328,9 +328,8 @@ class FusedMLP:
     Args:
         shape: The shape of the policy.
         weights: All its parameters, flat, as in `FlatParameters`; or a row for each seed, as in `FlatRows`.
-        precision: Precision of the matrix products: "float32", "tf32" or "bf16" (some shapes run in tf32); sums are float32.
-            With bf16, tanh is the GPU's own, accurate to 2^-11.
-        clips: Whether the loss is PPO's, see `LossSettings`.
+        precision: Precision of the matrix products: "float32", "tf32" or "bf16" (some shapes run in tf32, and some gradients);
+            sums are float32. With bf16, tanh is the GPU's own, accurate to 2^-11.
 
     Attributes:
         precision: The precision in use.
@@ -340,12 +339,10 @@ class FusedMLP:
 
     acts_with_values = False
 
-    def __init__(self, shape: MLPShape, weights: Tensor, precision: str = "float32", clips: bool = True):
-        self.shape, self.weights, self._clips = shape, weights, clips
-        if precision == "bf16" and (not clips or (shape.gaussian and shape.hidden > 32)):
-            # Triton 3.6 compiles one of the gradient kernel's products to a WGMMA instruction that reads beyond shared memory
-            # (found by compute-sanitizer on an H200, and by gradients of 1e4 or NaN; DISABLE_MMA_V3=1 mends it, too).
-            precision = "tf32"
+    def __init__(self, shape: MLPShape, weights: Tensor, precision: str = "float32"):
+        self.shape, self.weights = shape, weights
+        if precision == "bf16" and shape.gaussian and shape.hidden > 32:
+            precision = "tf32"  # see `_is_miscompiled`
         self.precision, self._precision = precision, PRECISIONS[precision]
         self._common: dict[str, Any] = {
             "D": shape.inputs,
@@ -463,7 +460,6 @@ class FusedMLP:
 
     def begin(self, steps: Steps, settings: LossSettings) -> None:
         """Take over a rollout, flat; minibatches are drawn from it until the next call."""
-        assert settings.clips == self._clips or self.precision != "bf16"
         shape, count = self.shape, len(steps.log_probs)
         actions = shape.outputs if shape.gaussian else 1
         width = triton.cdiv(shape.inputs + 3 + actions + settings.clip_values, RECORD) * RECORD
@@ -492,12 +488,24 @@ class FusedMLP:
         """
         shape, steps, settings = self.shape, self._steps, self._settings
         moments = advantage_moments(steps.advantages, order, steps.valid, settings.normalize_advantages)
+        how = {**self._with_ones, "B": self._block}
+        if self._is_miscompiled(step_weights):
+            how |= {"B": 32, "FAST": False, "PRECISION": PRECISIONS["tf32"]}
         _gradient_kernel[(self.programs, 2, self._seeds)](
             self._records, order, steps.masks, steps.valid, step_weights, self.weights, moments.sums, moments.used,
             clip_range, goes_on, self.partials, self._stats, order.shape[-1], order.stride(0), shape.size, **self._both,
             LOG_STD=shape.offsets[12], VALUE_COEF=settings.value_coef, ENTROPY_COEF=settings.entropy_coef, CLIPS=settings.clips,
             CLIP_VALUES=settings.clip_values, NORMALIZES=settings.normalize_advantages, PADDED=moments.padded,
-            A=shape.outputs, AP=16, R=self._records.shape[1], B=self._block, GAUSSIAN=shape.gaussian, num_warps=4, num_stages=1,
-            **self._with_ones,
+            A=shape.outputs, AP=16, R=self._records.shape[1], GAUSSIAN=shape.gaussian, num_warps=4, num_stages=1, **how,
         )  # fmt: skip
         return self._stats, moments
+
+    def _is_miscompiled(self, step_weights: Tensor | None) -> bool:
+        """Whether Triton gets this version of the gradient kernel wrong, and tf32 has to do.
+
+        Triton 3.6 compiles one of its bf16 products to a WGMMA instruction that reads beyond shared memory: compute-sanitizer
+        finds it on an H200, gradients are off by 1e4 or NaN, and DISABLE_MMA_V3=1 mends it. The plain version of PPO with
+        discrete actions is right.
+        """
+        is_plain = self._settings.clips and self._steps.masks is None and self._steps.valid is None and step_weights is None
+        return self._precision == PRECISIONS["bf16"] and not is_plain

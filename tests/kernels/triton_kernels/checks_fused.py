@@ -21,9 +21,7 @@ from hurtle.policies.native_plan import grid_cnn_shape, mlp_shape
 DISCRETE, BOX = spaces.Discrete(3, start=2), spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 
-def make(
-    action_space, device, inputs=5, hidden=16, activation="tanh", precision="float32", normalizes=False, grid=None, clips=True
-):
+def make(action_space, device, inputs=5, hidden=16, activation="tanh", precision="float32", normalizes=False, grid=None):
     """A policy with weights that matter, flat, and its kernels; a CNN if there is the shape of a grid."""
     config = PolicyConfig(hidden_sizes=(hidden, hidden), activation=activation, log_std_init=-0.4)
     space = spaces.Box(-np.inf, np.inf, (inputs,), np.float32)
@@ -35,7 +33,7 @@ def make(
         parameter.data += (0.2 if grid is None else 0.05) * torch.randn(parameter.shape).to(device)
     weights = torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
     if grid is None:
-        return policy, FusedMLP(mlp_shape(policy), weights, precision, clips)
+        return policy, FusedMLP(mlp_shape(policy), weights, precision)
     return policy, FusedGridCNN(grid_cnn_shape(policy), weights, 2 if device == "cpu" else 16)
 
 
@@ -116,7 +114,7 @@ def check_gradients(
     Without a limit, they may be twice as far off as torch's own in the same precision: with random advantages, gradients are
     small sums of large numbers, and how far rounding carries is a matter of the data. `parts`: "masks", "valid", "weights".
     """
-    policy, fused = make(action_space, device, clips=clips, **options)
+    policy, fused = make(action_space, device, **options)
     generator = torch.Generator().manual_seed(3)
 
     def normal(*shape):
