@@ -9,7 +9,9 @@ from hurtle.runners.presets import preset_for, preset_tables
 from hurtle.runners.settings import make_settings
 
 AGENTS = {"snake": 4}
-OTHERS = ["atari/Pong", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"]
+MUJOCO = ["Ant", "HalfCheetah", "Hopper", "Humanoid", "InvertedDoublePendulum", "InvertedPendulum"]
+MUJOCO = [f"{name}-v5" for name in [*MUJOCO, "Reacher", "Swimmer", "Walker2d"]]
+OTHERS = ["atari/Pong", *MUJOCO]
 
 
 @pytest.mark.parametrize("env", [*names(), *OTHERS])
