@@ -20,7 +20,7 @@ from torch.nn.functional import mse_loss, one_hot
 
 Told = Callable[[int, float], bool]
 """Called with steps and mean return; whether to go on."""
-SOON = 1_000
+SOON = 100
 """Steps between two calls of it, at least."""
 
 

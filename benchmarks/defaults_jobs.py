@@ -194,7 +194,7 @@ def train_sb3(job: Job, part: Path) -> np.ndarray | None:
         """Ends the training when it shall stop."""
 
         def _on_step(self) -> bool:
-            if self.n_calls % 1_000:
+            if self.n_calls % 100:
                 return True
             ended = self.model.ep_info_buffer or []
             return stop(self.num_timesteps, float(np.mean([e["r"] for e in ended])) if ended else float("nan"))

@@ -103,7 +103,7 @@ class Running:
         """End it, kindly at first: a training ends its workers."""
         self.process.terminate()
         try:
-            self.process.wait(30)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
