@@ -136,8 +136,10 @@ def run_job(job: Job, folder: Path) -> None:
 
 
 def train_hurtle(job: Job, part: Path) -> np.ndarray | None:
-    """`hurtle.train` without a preset; the returns of the evaluation, None if it was stopped."""
+    """`hurtle.train` with what an env without a preset gets; the returns of the evaluation, None if it was stopped."""
     import hurtle
+    from hurtle.runners.kinds import kind_of
+    from hurtle.runners.presets import preset_of_kind
 
     task, algorithm, steps = job.parts
     stop = Stop()
@@ -146,12 +148,14 @@ def train_hurtle(job: Job, part: Path) -> np.ndarray | None:
         return stop(trainer.steps, trainer.episodes.mean_return)
 
     kept = {"callbacks": [go_on], "progress": "quiet"}
-    if (part / "run" / "checkpoints").is_dir():
+    if any((part / "run" / "checkpoints").glob("*.pt")):
         run = hurtle.train(resume=part / "run", **kept)
     else:
+        shutil.rmtree(part / "run", ignore_errors=True)  # ended before it was saved
         words = {"runs": str(part), "name": "run", "trackers": (), "keep_checkpoints": 1, "curve": False}
         words |= {"preset": False, "num_workers": 1, "backend": "auto" if _has_threads(task) else "serial"}
         words |= {"env_parameters": task.parameters, "eval_episodes": EPISODES, "seed": job.seed}
+        words |= preset_of_kind(kind_of(task.env, task.parameters), algorithm, {})
         run = hurtle.train(task.env, algorithm, steps, **kept, **words)
     return None if run.evaluation is None else run.evaluation.returns
 
