@@ -20,10 +20,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from learning_jobs import Job, run_job, settings_of
 from learning_report import Places, load_results, report
@@ -36,7 +36,7 @@ LIBRARIES = {"hurtle": ("hurtle",), "sb3": ("sb3",), "both": ("hurtle", "sb3")}
 TELL_SECONDS = 30.0
 """Between two lines of progress."""
 
-Command = Callable[[Job], list[str]]
+Command = Callable[[Any], list[str]]
 """The program that does a job and writes its file."""
 
 
@@ -103,7 +103,7 @@ class Running:
         """End it, kindly at first: a training ends its workers."""
         self.process.terminate()
         try:
-            self.process.wait(30)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -121,27 +121,29 @@ class Grid:
         workers: How many at a time.
         command: The program of a job.
         folder: Where the result files go; finished ones there tell how long a step takes.
-        quick: The jobs have few steps.
+        steps: Of each job.
     """
 
-    def __init__(self, jobs: Sequence[Job], workers: int, command: Command, folder: Path, quick: bool = False):
+    def __init__(self, jobs: Sequence[Any], workers: int, command: Command, folder: Path, steps: Mapping[Any, int]):
         self._waiting, self._workers, self._command, self._folder = list(jobs), workers, command, folder
         self._running: list[Running] = []
         self._total, self._finished = len(jobs), 0
-        self._steps = {job: TASKS[job.task].settings(quick=quick).train.total_steps for job in jobs}
+        self._steps = steps
         self._speeds = Speeds(load_results(folder)) if folder.exists() else Speeds({})
         self.failed: list[Job] = []
 
-    def run(self) -> None:
-        """Do all jobs. Ctrl-C ends those under way and is raised again; SIGTERM counts as Ctrl-C."""
+    def run(self, seconds: float = 0.0) -> None:
+        """Do all jobs. Ctrl-C ends those under way and is raised again; SIGTERM and `seconds`, unless 0, count as Ctrl-C."""
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-        told = time.monotonic()
+        told = began = time.monotonic()
         try:
             while self._waiting or self._running:
                 while self._waiting and len(self._running) < self._workers:
                     job = self._waiting.pop(0)
                     self._running.append(Running.start(job, self._command(job)))
                 time.sleep(0.1)
+                if seconds and time.monotonic() - began >= seconds:
+                    raise KeyboardInterrupt
                 for ended in [running for running in self._running if running.process.poll() is not None]:
                     self._running.remove(ended)
                     self._take(ended)
@@ -149,6 +151,8 @@ class Grid:
                     told = time.monotonic()
                     self._tell("  ".join(map(self._status, self._running)))
         finally:
+            for running in self._running:
+                running.process.terminate()
             for running in self._running:
                 running.stop()
                 running.close()
@@ -256,6 +260,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5, help="seeds 0 … N-1 of each task (5)")
     parser.add_argument("--library", choices=LIBRARIES, default="hurtle", help="who trains; SB3 has some of the tasks (hurtle)")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, each with one torch thread (1)")
+    parser.add_argument("--seconds", type=float, default=0.0, help="end after that time, as by Ctrl-C")
     parser.add_argument("--list", action="store_true", help="show the tasks and what is finished")
     parser.add_argument("--report", action="store_true", help="run nothing; draw the curves and rewrite the table")
     parser.add_argument("--quick", action="store_true", help="see that it runs: a few steps, nothing is kept")
@@ -290,9 +295,10 @@ def run(chosen: argparse.Namespace, places: Places) -> int:
             words = [*map(str, job), "--folder", str(places.results), *(["--quick"] if chosen.quick else [])]
             return [sys.executable, __file__, "--one", *words]
 
-        grid = Grid(missing, chosen.jobs, command, places.results, chosen.quick)
+        steps = {job: TASKS[job.task].settings(quick=chosen.quick).train.total_steps for job in missing}
+        grid = Grid(missing, chosen.jobs, command, places.results, steps)
         try:
-            grid.run()
+            grid.run(chosen.seconds)
         except KeyboardInterrupt:
             print("\nStopped. What is finished is kept; the same command goes on with the rest, --report shows it.")
             return 130

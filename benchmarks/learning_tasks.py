@@ -300,6 +300,17 @@ TASKS |= {
     },
 }
 
+# On the CPU, one training per core; Ant first, since it takes longest. The goals are what Tianshou's PPO reaches.
+TASKS |= {
+    f"ppo_{name.lower()}": Task(f"PPO: {name}-v5, 1M steps", f"{name}-v5", _at_least(goal), episodes=20, zoo=zoo)
+    for name, goal, zoo in (
+        ("Ant", 3_200, "1327 ± 452 (1M, v3)"),
+        ("Walker2d", 3_500, "3479 ± 822 (1M, v3)"),
+        ("Hopper", 2_600, "2410 ± 10 (1M, v3)"),
+        ("HalfCheetah", 5_800, "5819 ± 664 (1M, v3)"),
+    )
+}
+
 ON_GPU = {"device": "cuda", "precision": "tf32", "compile": True, "backend": "process", "num_workers": 4}
 SAC = {"algorithm": "sac", "hidden_sizes": (256, 256), "num_envs": 16, "learning_starts": 10_000, "total_steps": 1_000_000}
 XQC = {"algorithm": "xqc", "hidden_sizes": (256,) * 4, "num_envs": 32, "num_workers": 8, "replay_ratio": 0.5}

@@ -6,6 +6,7 @@ arguments → algorithm → ENV → its settings (preset, TOML file, or the run 
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import textwrap
 from dataclasses import is_dataclass, make_dataclass
@@ -22,6 +23,7 @@ from hurtle.cli.flags import all_flags, count_flag, given_flag
 from hurtle.errors import HurtleError
 from hurtle.runners.presets import preset_for
 from hurtle.runners.settings import (
+    KIND_DEPENDS_ON,
     Settings,
     TrainConfig,
     allow_algorithm_of_file,
@@ -125,16 +127,26 @@ def read_settings(arguments: list[str], wants_help: bool = False) -> Settings:
         raise HurtleError(
             f"Which env? For example:\n{_EXAMPLES}\n`hurtle envs` lists the native ones, `hurtle train --help` the settings."
         )
+    if config:  # before its env is looked at
+        given = {*all_flags(arguments), *(["env"] if first.train.env else [])}
+        check_settings_file(config, given, "--trust" in arguments, algorithm)
     if env:
-        base = make_settings(env, {"algorithm": algorithm, "preset": first.train.preset}, config or None)
+        asked = {"algorithm": algorithm, "preset": first.train.preset, **_asked(arguments, first)}
+        base = make_settings(env, asked, config or None)
     if wants_help:
         return base
     settings = _settings(arguments, base)
-    if config:
-        given = {*all_flags(arguments), *(["env"] if first.train.env else [])}
-        check_settings_file(config, given, "--trust" in arguments, algorithm)
     _check_name(settings.train.env)
     return settings
+
+
+def _asked(arguments: list[str], parsed: Settings) -> dict[str, Any]:
+    """The given settings that the preset of a kind of envs depends on; wrong ones are reported later."""
+    raw = vars(parsed.train) | vars(parsed.policy) | vars(parsed.algorithm)
+    names = [name for name in KIND_DEPENDS_ON if name in all_flags(arguments) and name in raw]
+    with contextlib.suppress(HurtleError):
+        return check_settings({name: raw[name] for name in names}, parsed.train.algorithm)
+    return {}
 
 
 def _check_name(env: str) -> None:

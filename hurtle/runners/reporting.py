@@ -14,6 +14,7 @@ from typing import Any
 
 from hurtle.contracts import Metrics
 from hurtle.errors import HurtleError
+from hurtle.runners.advice import Adviser
 from hurtle.runners.evaluate import Evaluation
 from hurtle.runners.run import Run
 from hurtle.tracking.curves import plot_run
@@ -34,15 +35,26 @@ class Reporter:
         display: The dashboard, or lines of text.
         trackers: TensorBoard and others.
         quiet: Print nothing at the end.
+        curve: Draw curve.png.
+        adviser: Looks at the metrics, and says when they look wrong; None: nobody does.
 
     Attributes:
         metrics: The latest value of every metric.
     """
 
-    def __init__(self, folder: RunFolder, display: Display, trackers: list[Tracker], quiet: bool, curve: bool):
+    def __init__(
+        self,
+        folder: RunFolder,
+        display: Display,
+        trackers: list[Tracker],
+        quiet: bool,
+        curve: bool,
+        adviser: Adviser | None = None,
+    ):
         self.folder, self.display = folder, display
         self.metrics: dict[str, float] = {}
         self._trackers, self._quiet, self._draws_curve = trackers, quiet, curve
+        self._adviser = None if quiet else adviser
         self._recent: deque[tuple[float, int]] = deque()
         self._summary: dict[str, Any] = {}
         self._threads: Mapping[str, tuple[int, int] | None] = {}
@@ -86,6 +98,8 @@ class Reporter:
             **{f"time/{stage}": share for stage, share in shares.items()},
         }
         self._log(self.metrics)
+        if self._adviser is not None and learned and (text := self._adviser.look(self.metrics)):
+            self.display.message(f"advice: {text}.")
 
     def _rate(self, now: float, steps: int, is_known: bool) -> float:
         """Recent steps per second; NaN until a GPU has reported, since the clock would only measure launches."""

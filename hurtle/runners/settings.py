@@ -23,9 +23,12 @@ from hurtle.errors import HurtleError, UnknownNameError
 from hurtle.policies.policy_config import PolicyConfig
 from hurtle.ranges import Range, at_least, between, positive
 from hurtle.references import absolute_reference
-from hurtle.runners.presets import preset_for
+from hurtle.runners.presets import kinds, preset_for, preset_of_kind
 from hurtle.runners.values import fit
 from hurtle.trust import SIGNATURE, check_code, is_signed
+
+KIND_DEPENDS_ON = ("env_parameters", "num_envs", "num_steps", "recurrent", "priority_alpha")
+"""Settings that the preset of a kind of envs depends on."""
 
 
 @dataclass(frozen=True)
@@ -125,13 +128,16 @@ class Settings:
     algorithm: AlgorithmConfig
 
 
-def make_settings(env: Any, overrides: Mapping[str, Any], config_file: str | Path | None = None) -> Settings:
+def make_settings(
+    env: Any, overrides: Mapping[str, Any], config_file: str | Path | None = None, played: Any = None
+) -> Settings:
     """Merge the sources of settings: defaults (the algorithm's own first) < preset < `config_file` < `overrides`.
 
     Args:
         env: A name, or a class or callable that makes envs; None: the name in the file.
         overrides: Flat settings, such as `{"clip_range": 0.1, "hidden_sizes": (64, 64)}`.
         config_file: A TOML file of settings; tables such as [train] or [ppo] are optional.
+        played: What is played, where `env` is only its title.
 
     Raises:
         UnknownNameError: There is no such setting; suggests the closest name.
@@ -146,8 +152,20 @@ def make_settings(env: Any, overrides: Mapping[str, Any], config_file: str | Pat
         raise HurtleError("A run needs an env: a name such as cartpole, CartPole-v1 or my_env.py:MyEnv.")
     algorithm = values.get("algorithm", "ppo")
     if values.get("preset", True):
-        values = preset_for(values["env"], algorithm) | values
+        found = values["env"] if env is None or isinstance(env, str) else env
+        values = _preset(values, algorithm, found if played is None else played) | values
     return settings_from_dict({**find_algorithm(algorithm).defaults, **values})
+
+
+def _preset(values: Mapping[str, Any], algorithm: str, env: Any) -> dict[str, Any]:
+    """The settings that suit the env by its name, else by its kind, which is found only if something depends on it."""
+    if named := preset_for(values["env"], algorithm):
+        return named
+    if all(preset_of_kind(kind, algorithm, values).keys() <= values.keys() for kind in kinds()):
+        return {}
+    from hurtle.runners.kinds import kind_of  # makes an env
+
+    return preset_of_kind(kind_of(env, values.get("env_parameters", {})), algorithm, values)
 
 
 def settings_from_dict(values: Mapping[str, Any]) -> Settings:

@@ -22,6 +22,7 @@ from hurtle.contracts import Metrics
 from hurtle.envs.registry import EnvLike, name_of
 from hurtle.errors import HurtleError, UnknownNameError
 from hurtle.policies.policy import Policy
+from hurtle.runners.advice import Adviser
 from hurtle.runners.assembly import Module, Parts, assemble, run_seed
 from hurtle.runners.devices import gpu_errors, own_random_streams, torch_settings
 from hurtle.runners.evaluate import Evaluation, evaluate_trained
@@ -108,7 +109,9 @@ class Trainer:
         self.folder.write_about({"seed": train.seed, "gear": parts.gear.name})
         self.folder.remove_summary()
         trackers = make_trackers(train.trackers, self.folder, flat, self.steps if resumed else None, self._display.message)
-        self._reporter = Reporter(self.folder, self._display, trackers, train.progress == "quiet", train.curve)
+        head = parts.policy.head
+        adviser = Adviser(train.total_steps, head.mask_size is not None, head.transform.size)
+        self._reporter = Reporter(self.folder, self._display, trackers, train.progress == "quiet", train.curve, adviser)
         described = {
             "settings": named,
             "spaces": parts.spaces,

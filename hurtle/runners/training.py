@@ -92,7 +92,7 @@ def train(
         return _resume(resume, env, values, module, callbacks, trust, until)
     if config is not None:
         check_settings_file(config, values if env is None else {*values, "env"}, trust, algorithm)
-    settings = make_settings(_title_of(env), values, config)
+    settings = make_settings(_title_of(env), values, config, played=env)
     with _display(settings) as display:
         with RARE_COLLECTIONS:
             from hurtle.runners.trainer import Trainer

@@ -25,6 +25,9 @@ from hurtle.errors import HurtleError
 MACHINE = {"cpu": "a CPU", "cores": 2, "system": "Linux", "python": "3.11", "versions": {"torch": "2"}, "commit": "abc"}
 
 
+STEPS = {Job("bandit", "hurtle", seed): 1000 for seed in range(5)}
+
+
 def fake_result(job: Job, mean: float, low: float | None = None, high: float | None = None, curve: list | None = None) -> dict:
     spread = {"low": mean - 1 if low is None else low, "high": mean + 1 if high is None else high}
     evaluation = {"mean": mean, "std": 1.0, "iqm": mean, "episodes": 100, "deterministic": True, **spread}
@@ -68,12 +71,12 @@ def writes(folder: Path, seconds: float = 0.0):
 
 def test_a_rerun_does_only_what_is_missing(tmp_path, capsys):
     jobs = [Job("bandit", "hurtle", seed) for seed in range(3)]
-    grid = Grid(unfinished(jobs, tmp_path), 2, writes(tmp_path), tmp_path)
+    grid = Grid(unfinished(jobs, tmp_path), 2, writes(tmp_path), tmp_path, STEPS)
     grid.run()
     assert grid.failed == [jobs[1]]
     assert "no such luck" in capsys.readouterr().out
     assert unfinished(jobs, tmp_path) == [jobs[1]]
-    Grid(unfinished(jobs, tmp_path), 2, writes(tmp_path), tmp_path).run()
+    Grid(unfinished(jobs, tmp_path), 2, writes(tmp_path), tmp_path, STEPS).run()
     assert (tmp_path / "calls.txt").read_text().split("\n") == [*map(str, jobs), str(jobs[1]), ""]
 
 
@@ -87,7 +90,7 @@ def test_ctrl_c_ends_what_runs_and_keeps_what_is_finished(tmp_path):
             raise KeyboardInterrupt
         return started(job)
 
-    grid, began = Grid([slow, interrupts], 2, command, tmp_path), time.monotonic()
+    grid, began = Grid([slow, interrupts], 2, command, tmp_path, STEPS), time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         grid.run()
     assert time.monotonic() - began < 300  # it did not wait for the slow one
