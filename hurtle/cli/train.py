@@ -47,7 +47,7 @@ _EXAMPLES = """\
 
 # The help shows the settings of TrainConfig in these groups; the policy and the algorithm have their own groups.
 _GROUPS = {
-    "Run": "algorithm total_steps seed device stop_at_return fine_tune preset gear compile precision threads",
+    "Run": "algorithm total_steps seed device stop_at_return fine_tune preset gear compile precision threads num_learners",
     "Actors": "runner lag num_actors actor_devices",
     "Envs": "num_envs backend num_workers pool_batch_size step_timeout restart_workers env_parameters "
     "curriculum unsafe normalize_observations observation_clip "

@@ -30,6 +30,8 @@ def together_obstacle(settings: Settings) -> str | None:
         return "running statistics of observations and rewards are not kept for each seed"
     if train.curriculum:
         return "a curriculum is not kept for each seed"
+    if train.num_learners > 1:
+        return "each has several learners"
     if train.runner != "local":
         return f"runner={train.runner!r} collects with actors"
     if train.pool_batch_size is not None:

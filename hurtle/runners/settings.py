@@ -114,6 +114,8 @@ class TrainConfig:
     """float32, or on a GPU tf32 or bf16."""
     threads: Annotated[int, at_least(1)] = 1
     """CPU threads of torch; more helps large networks."""
+    num_learners: Annotated[int, at_least(1)] = 1
+    """Processes that train together, each with its own num_envs and minibatches."""
 
 
 @dataclass(frozen=True)
