@@ -34,6 +34,7 @@ from hurtle.runners.settings import (
     settings_to_dict,
     unknown_setting,
 )
+from hurtle.runners.torchrun import launched
 from hurtle.runners.values import shown
 
 _EXAMPLES = """\
@@ -85,6 +86,8 @@ def run_train(arguments: list[str]) -> int:
         print_help(read_settings(given, wants_help=True))
         return 0
     settings = read_settings(given)
+    if launched().size > 1 and (several := all_flags(given).keys() & {"seeds", "population"}):
+        raise HurtleError(f"torchrun starts the learners of one run: leave out {_spelled(min(several))}, or torchrun.")
     if "population" in all_flags(given):
         if seeds is not None:
             raise HurtleError("--population already trains many runs, with seeds of their own: leave out --seeds.")

@@ -23,6 +23,7 @@ from hurtle.native.threads import free_cores
 from hurtle.runners.follower import Follower
 from hurtle.runners.run import Run
 from hurtle.runners.settings import Settings
+from hurtle.runners.torchrun import World, launched
 from hurtle.runners.trainer import Callback, Trainer
 from hurtle.tracking.dashboard import Display
 from hurtle.tracking.run_folder import RunFolder
@@ -58,15 +59,15 @@ class Task:
 
 def train_ranks(task: Task, callbacks: Sequence[Callback], display: Display, until: int | None) -> Run:
     """Train until the end, with as many learners as the settings say, or as torchrun has started."""
-    launched, wanted = int(os.environ.get("WORLD_SIZE", "1")), task.settings.train.num_learners
-    if launched > 1 and wanted not in (1, launched) and task.saved is None:
-        raise HurtleError(f"torchrun has started {launched} learners: leave out num_learners={wanted}.")
-    size = launched if launched > 1 else wanted
+    world, wanted = launched(), task.settings.train.num_learners
+    if world.size > 1 and wanted not in (1, world.size) and task.saved is None:
+        raise HurtleError(f"torchrun has started {world.size} learners: leave out num_learners={wanted}.")
+    size = world.size if world.size > 1 else wanted
     if size == 1:
         return _trainer(task, callbacks, display, ALONE).run(until)
     task = replace(task, settings=replace(task.settings, train=replace(task.settings.train, num_learners=size)))
-    if launched > 1:
-        with joined(task.settings, int(os.environ["RANK"]), size) as ranks:
+    if world.size > 1:
+        with sharing_cores(world.local_size), joined(task.settings, world.rank, size) as ranks:
             if ranks.leads:
                 return _trainer(task, callbacks, display, ranks).run(until)
             return follow(task, ranks)
@@ -76,6 +77,7 @@ def train_ranks(task: Task, callbacks: Sequence[Callback], display: Display, unt
     check_several(task.settings.train, task.env)
     with sharing_cores(size), RankProcesses(task, size) as processes:
         display.status(f"starting {size} learners")
+        processes.wait_until_ready()
         with joined(task.settings, 0, size, processes.store, processes.reason) as ranks:
             trainer = _trainer(task, callbacks, display, ranks)
             processes.watch(trainer.lose)
@@ -107,12 +109,8 @@ def joined(
             the variables of torchrun say.
         reason: Tells why another rank was lost.
     """
-    local_rank, local_size = (
-        (int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", size)))
-        if store is None
-        else (rank, size)
-    )
-    backend = _backend(settings.train.device, local_size)
+    world = launched() if store is None else World(rank, size, rank, size)
+    backend = _backend(settings.train.device, world.local_size)
     given = {name: os.environ.get(name) for name in INTERFACES}
     if store is not None:
         os.environ.update(dict.fromkeys(INTERFACES, LOOPBACK))
@@ -131,7 +129,7 @@ def joined(
             else:
                 os.environ[name] = value
     try:
-        yield Ranks(rank, size, backend, reason, local_rank)
+        yield Ranks(rank, size, backend, reason, world.local_rank)
     finally:
         torch.distributed.destroy_process_group()
 

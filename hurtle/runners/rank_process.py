@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from hurtle.errors import HurtleError, LostRankError
+from hurtle.runners.rank_processes import FAILED, LOST, ready_file
 
-FAILED, LOST = 2, 3
-"""Exit codes: an error that the log explains; another rank was lost."""
 LOOK_SECONDS = 1.0
 """Time between looks at whether the parent lives, in case that somebody else holds the input open."""
 
@@ -48,6 +47,7 @@ def _follow(content: bytes, rank: int, size: int, store: Path) -> None:
     algorithm_name(told["settings"]["algorithm"])  # the first process has checked that it may run
     saved = None if told["file"] is None else load_checkpoint(told["file"])
     task = Task(**{**told, "settings": settings_from_dict(told["settings"]), "saved": saved})
+    ready_file(store, rank).touch()
     with joined(task.settings, rank, size, store) as ranks:
         follow(task, ranks)
 

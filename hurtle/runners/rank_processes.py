@@ -20,15 +20,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hurtle.errors import HurtleError
+from hurtle.errors import HurtleError, LostRankError
 from hurtle.runners.settings import settings_to_dict
-from hurtle.vector.pickling import dumps
+from hurtle.vector.pickling import dumps_by_value
 
 if TYPE_CHECKING:
     from hurtle.runners.rank_group import Task
 
-LOST = 3
-"""Exit code of a rank that has ended only because another one was lost."""
+FAILED, LOST = 2, 3
+"""Exit codes of a rank: an error that its log explains; it has ended only because another one was lost."""
 GRACE = 10.0
 """Seconds that the others have to end by themselves."""
 LAST_LINES = 15
@@ -80,6 +80,17 @@ class RankProcesses:
     def _log(self, rank: int) -> Path:
         return Path(self._folder.name) / f"learner-{rank}.log"
 
+    def wait_until_ready(self) -> None:
+        """Wait until all are about to join the group, which waits for them however long they take.
+
+        Raises:
+            LostRankError: One has ended; says why.
+        """
+        while not all(ready_file(self.store, rank).exists() for rank in self._processes):
+            if any(process.poll() is not None for process in self._processes.values()):
+                raise LostRankError(f"Training could not start, since a learner was lost: {self.reason()}")
+            time.sleep(0.01)
+
     def watch(self, on_loss: Callable[[], None]) -> None:
         """Call this, from any thread, when a rank has ended before the run has."""
         self._on_loss = on_loss
@@ -108,7 +119,8 @@ class RankProcesses:
         if code < 0:
             hint = ", perhaps because the memory was full" if code == -signal.SIGKILL else ""
             return f"{name} was killed by {signal.Signals(-code).name}{hint}."
-        return "\n".join([f"{name} failed:", *text.splitlines()[-LAST_LINES:]])
+        lines = [line.removeprefix(f"[rank{rank}]: ") for line in text.splitlines()]  # as torch writes before each
+        return "\n".join([f"{name} failed:", *lines[-LAST_LINES:]])
 
     def __enter__(self) -> RankProcesses:
         return self
@@ -131,12 +143,17 @@ class RankProcesses:
         self._folder.cleanup()
 
 
+def ready_file(store: Path, rank: int) -> Path:
+    """The file that a rank makes when it is about to join the group of this store."""
+    return store.with_name(f"ready-{rank}")
+
+
 def _packed(task: Task) -> bytes:
     """The task as rank_process.py takes it."""
     content: dict[str, Any] = {**asdict(task), "settings": settings_to_dict(task.settings), "saved": None}
     content |= {"env": task.env, "module": task.module}  # not as `asdict` copies them
     try:
-        return dumps(content)
+        return dumps_by_value(content)
     except Exception as error:
         raise HurtleError(
             f"num_learners={task.settings.train.num_learners}: the env or the policy cannot be sent to another process "

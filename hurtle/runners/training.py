@@ -5,7 +5,6 @@ env, settings → `Settings` (settings.py) → Trainer (trainer.py) → Run. Imp
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from hurtle.errors import CheckpointError, HurtleError, UnknownNameError
 from hurtle.garbage import RARE_COLLECTIONS
 from hurtle.references import absolute_reference
 from hurtle.runners.settings import Settings, check_settings_file, make_settings, settings_from_dict
+from hurtle.runners.torchrun import launched
 from hurtle.tracking.dashboard import Display, make_display
 from hurtle.tracking.run_folder import RunFolder
 from hurtle.trust import SIGNATURE, check_code
@@ -107,7 +107,7 @@ def train(
 def _display(settings: Settings) -> Display:
     """The display of a run; it already shows that torch is being imported."""
     train = settings.train
-    progress = "quiet" if int(os.environ.get("RANK", "0")) else train.progress  # of torchrun's processes the first one reports
+    progress = "quiet" if launched().rank else train.progress  # of torchrun's processes the first one reports
     display = make_display(progress, f"{train.env} · {short_name(train.algorithm)}", train.total_steps)
     if "torch" not in sys.modules:
         display.status("importing torch")

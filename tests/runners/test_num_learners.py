@@ -1,7 +1,9 @@
-"""Several learners of one run: they give what one learner of all envs gives, end together, and go on from each other's files."""
+"""Several learners of one run: they give what one learner of all envs gives, end together, and resume each other's files."""
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import hurtle
 from hurtle.errors import HurtleError, LostRankError
 from hurtle.tracking.checkpoints import Checkpoints, load_checkpoint
 
+ROOT = Path(hurtle.__file__).parents[1]
 STEPS, UPDATES = 16, 5
 SETTINGS = {
     "algorithm": "ppo", "gear": "native", "preset": False, "hidden_sizes": (16, 16), "num_steps": STEPS, "num_epochs": 2,
@@ -151,3 +154,55 @@ def test_a_vector_of_the_users_own_is_refused(tmp_path):
 def test_a_number_of_learners_is_at_least_1():
     with pytest.raises(HurtleError, match="num_learners must be 1 or more"):
         hurtle.train("bandit", num_learners=0)
+
+
+PARENT = """
+import sys, time
+import hurtle
+
+def tell(trainer):
+    if trainer.updates == 2:
+        print("training", flush=True)
+    time.sleep(0.05)
+
+if __name__ == "__main__":
+    hurtle.train("cartpole", total_steps=10**9, num_learners=2, runs=sys.argv[1], callbacks=tell, trackers=(), progress="quiet")
+"""
+
+
+@pytest.mark.slow
+def test_no_learner_outlives_a_parent_that_is_killed(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command, environment = [sys.executable, str(script), str(tmp_path)], {**os.environ, "PYTHONPATH": paths}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdout.readline() == b"training\n"
+        (other,) = (child for child in psutil.Process(parent.pid).children() if "rank_process" in " ".join(child.cmdline()))
+        parent.kill()
+        _, left = psutil.wait_procs([other], timeout=10)
+        assert not left
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_learners(whole, tmp_path):
+    """The same run as with num_learners, to the last bit."""
+    flags = {name: value for name, value in SETTINGS.items() if name not in ("preset", "trackers", "normalize_observations")}
+    words = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", *_words(value))]
+    words += ["--no-preset", "--normalize-observations", "--num-envs", "4", "--minibatch-size", str(STEPS * 4), "--no-curve"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "hurtle", "train", "cartpole"]
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*command, *words, "--total-steps", str(whole.steps), "--runs", str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (folder,) = tmp_path.iterdir()
+    found, expected = saved(folder), saved(whole)
+    assert found["settings"]["num_learners"] == 2
+    for name, tensor in expected["policy"].items():
+        assert torch.equal(found["policy"][name], tensor), name
+
+
+def _words(value):
+    return [str(each) for each in value] if isinstance(value, tuple) else [str(value)]
