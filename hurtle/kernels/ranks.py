@@ -7,6 +7,7 @@ through here too. `ALONE` is a single learner: nobody calls anything then. Knows
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -123,18 +124,18 @@ class Ranks:
         """Send rank 0 a message, which has asked this rank for it."""
         content = torch.from_numpy(np.frombuffer(message, np.uint8).copy())
         with self._lost_ranks():
-            _wait(torch.distributed.isend(torch.tensor(len(message)), 0))
+            _wait_for_one(torch.distributed.isend(torch.tensor(len(message)), 0))
             if message:
-                _wait(torch.distributed.isend(content, 0))
+                _wait_for_one(torch.distributed.isend(content, 0))
 
     def receive(self, rank: int) -> bytes:
         """What a rank has sent."""
         size = torch.zeros((), dtype=torch.int64)
         with self._lost_ranks():
-            _wait(torch.distributed.irecv(size, rank))
+            _wait_for_one(torch.distributed.irecv(size, rank))
             content = torch.zeros(int(size), dtype=torch.uint8)
             if len(content):
-                _wait(torch.distributed.irecv(content, rank))
+                _wait_for_one(torch.distributed.irecv(content, rank))
         return content.numpy().tobytes()
 
     @contextmanager
@@ -145,16 +146,40 @@ class Ranks:
         except RuntimeError as error:
             raise LostRankError(f"Training has ended, since a learner was lost: {self._reason()}") from error
 
+    def abort(self) -> None:
+        """Give up what GPUs exchange: after a rank was lost, it would never end."""
+        if self.backend == "nccl":
+            torch.distributed.distributed_c10d._abort_process_group()
+
 
 def _wait(work: Any) -> None:
-    """Wait, but let Python handle signals meanwhile."""
+    """Wait for something that all ranks do, but let Python handle signals meanwhile."""
     while True:
         try:
             work.wait(timedelta(seconds=LOOK_SECONDS))
-            return
         except RuntimeError:
-            if work.is_completed():  # else it only takes longer
-                raise
+            if not work.is_completed():  # it only takes longer
+                continue
+            work.wait()  # raises if it has failed
+        return
+
+
+def _wait_for_one(work: Any) -> None:
+    """The same for a message between two ranks: gloo closes their connection if waiting for one times out."""
+    errors: list[RuntimeError] = []
+
+    def wait() -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    while waiting.is_alive():
+        waiting.join(LOOK_SECONDS)
+    if errors:
+        raise errors[0]
 
 
 ALONE = Ranks()

@@ -6,7 +6,7 @@ settings → vector env → policy for its spaces → collector and learner → 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -95,6 +95,8 @@ def assemble(
     if ranks.several:
         check_several(train, env)
         device = ranks.device_of(device)
+        train = replace(train, runner="local")
+        settings = replace(settings, train=train)
     if train.precision != "float32" and device.type != "cuda":
         raise HurtleError(f"precision={train.precision!r} is for GPUs; on {device.type} use float32.")
     seed = run_seed(train.seed)
@@ -211,8 +213,8 @@ def check_several(train: TrainConfig, env: Any) -> None:
         raise HurtleError(
             f"{several}: a curriculum adapts to the episodes of one learner; leave it out, or set num_learners=1."
         )
-    if train.runner != "local":
-        raise HurtleError(f"{several}: learners collect in turn with learning; set runner='local' instead of {train.runner!r}.")
+    if train.runner == "async":
+        raise HurtleError(f"{several}: learners collect in turn with learning; set runner='local' instead of 'async'.")
 
 
 def row_spaces(vec: Any) -> tuple[spaces.Space, spaces.Space]:

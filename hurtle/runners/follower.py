@@ -13,6 +13,7 @@ import torch
 
 from hurtle.contracts import Episodes
 from hurtle.envs.registry import EnvLike
+from hurtle.errors import LostRankError
 from hurtle.kernels.ranks import Ranks
 from hurtle.runners.assembly import Module, Parts, assemble, run_seed
 from hurtle.runners.devices import gpu_errors, own_random_streams, torch_settings
@@ -78,6 +79,9 @@ class Follower:
                         send_state(self.ranks, parts)
                     else:
                         return self._result(hear_end(self.ranks, number))
+        except LostRankError:
+            self.ranks.abort()
+            raise
         finally:
             parts.close()
 

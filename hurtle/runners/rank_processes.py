@@ -108,7 +108,7 @@ class RankProcesses:
             if first is not None:
                 return self._what_happened(first, codes[first] or 0)
             time.sleep(0.02)
-        return "none of their processes has failed, so their connection has"
+        return "none of their processes has failed, but their connection has."
 
     def _what_happened(self, rank: int, code: int) -> str:
         text = self._log(rank).read_text(encoding="utf-8", errors="replace").strip()

@@ -115,7 +115,7 @@ class TrainConfig:
     threads: Annotated[int, at_least(1)] = 1
     """CPU threads of torch; more helps large networks."""
     num_learners: Annotated[int, at_least(1)] = 1
-    """Processes that train together, each with its own num_envs and minibatches."""
+    """Processes that train together, each with num_envs and minibatch_size of its own."""
 
 
 @dataclass(frozen=True)

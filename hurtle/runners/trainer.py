@@ -172,7 +172,8 @@ class Trainer:
                     evaluation = self._evaluate()
                 return self._finish(seconds, evaluation)
         except LostRankError as error:
-            if self._device.type == "cpu":  # what a GPU is doing for the others will not end
+            self._ranks.abort()
+            if self._device.type == "cpu":  # a GPU's gradients may be half exchanged
                 self._saver.save_after_error(self.steps)
             self._saver.name_last_checkpoint(error)
             raise

@@ -4,6 +4,7 @@
 """
 
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from hurtle.algorithms.algorithm import LearnerSetup, find_algorithm
 from hurtle.buffers.replay import Transitions
 from hurtle.buffers.rollout import Done, Finals, Rollout
 from hurtle.collect.rewards import RewardRule
+from hurtle.kernels import ranks as kernels
 from hurtle.kernels.cuda_graphs import Graphs
 from hurtle.kernels.ranks import Ranks
 from hurtle.policies.build import build_policy
@@ -119,11 +121,29 @@ def off_policy(name, gear, ranks, size, **settings):
     return {"weights": torch.cat([part.flatten() for part in (*parts, *targets)]), "metrics": metrics, "buffers": []}
 
 
+def waiting(ranks, size):
+    """Ranks that come later than others look whether anything has happened."""
+    if not ranks.several:
+        return {"weights": torch.full((3,), float(size)), "metrics": torch.zeros(1), "buffers": []}
+    before, kernels.LOOK_SECONDS = kernels.LOOK_SECONDS, 0.02
+    try:
+        time.sleep(0.1 * ranks.rank)
+        total = ranks.sum_(torch.ones(3))
+        if ranks.leads:
+            assert [ranks.receive(rank) for rank in range(1, size)] == [bytes([rank]) * 999 for rank in range(1, size)]
+        else:
+            time.sleep(0.2)
+            ranks.send(bytes([ranks.rank]) * 999)
+    finally:
+        kernels.LOOK_SECONDS = before
+    return {"weights": total, "metrics": torch.zeros(1), "buffers": []}
+
+
 def cases(ranks, size):
     """All of them by name."""
     two, one = minibatches(ranks, size, 2), minibatches(ranks, size, 1)
     merged = {"normalizes": True, "reward_mode": "normalize"}
-    found = {}
+    found = {"waiting": lambda: waiting(ranks, size)}
     for gear in ("general", "native", "device"):
         found[f"ppo {gear}"] = lambda gear=gear: on_policy("ppo", gear, ranks, size, **two)
         found[f"ppo {gear} statistics"] = lambda gear=gear: on_policy("ppo", gear, ranks, size, **two, **merged)
