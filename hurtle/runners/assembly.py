@@ -95,6 +95,8 @@ def assemble(
     if ranks.several:
         check_several(train, env)
         device = ranks.device_of(device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         train = replace(train, runner="local")
         settings = replace(settings, train=train)
     if train.precision != "float32" and device.type != "cuda":

@@ -110,6 +110,11 @@ def joined(
         reason: Tells why another rank was lost.
     """
     world = launched() if store is None else World(rank, size, rank, size)
+    if torch.distributed.is_initialized():
+        raise HurtleError(
+            "This process has already joined a group of torch.distributed, and learners need one of their own: leave it with "
+            "torch.distributed.destroy_process_group() first."
+        )
     backend = _backend(settings.train.device, world.local_size)
     given = {name: os.environ.get(name) for name in INTERFACES}
     if store is not None:

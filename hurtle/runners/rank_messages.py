@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,22 @@ def gather(ranks: Ranks, episodes: Episodes | None, steps: int, stopped_by: str 
             ranks.send(message)
     reasons = [STOPS[int(reason)] for _, _, reason, _ in every if reason]
     total, interrupted = sum(row[0] for row in every), any(row[1] for row in every)
-    return Gathered(int(total), Episodes.join(found), next(iter(reasons), ""), not interrupted)
+    return Gathered(int(total), interleaved(found), next(iter(reasons), ""), not interrupted)
+
+
+def interleaved(parts: Sequence[Episodes]) -> Episodes:
+    """The episodes of all ranks, about in the order in which they ended: the newest 100, which are shown, are of all ranks."""
+
+    def merged(arrays: Sequence[np.ndarray]) -> np.ndarray:
+        places = [(np.arange(len(array)) + 0.5) / max(1, len(array)) for array in arrays]
+        return np.concatenate(arrays)[np.argsort(np.concatenate(places), kind="stable")]
+
+    found, parts = Episodes.join(parts), [part for part in parts if part.count]
+    if len(parts) < 2:
+        return found
+    metrics = {name: merged([part.metrics[name] for part in parts if name in part.metrics]) for name in found.metrics}
+    returns, lengths = (merged([getattr(part, name) for part in parts]) for name in ("returns", "lengths"))
+    return replace(found, returns=returns, lengths=lengths, metrics=metrics)
 
 
 def own_state(parts: Parts) -> dict[str, Any]:

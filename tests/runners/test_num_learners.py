@@ -7,12 +7,15 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
 
 import hurtle
+from hurtle.contracts import Episodes
 from hurtle.errors import HurtleError, LostRankError
+from hurtle.runners.rank_messages import interleaved
 from hurtle.tracking.checkpoints import Checkpoints, load_checkpoint
 
 ROOT = Path(hurtle.__file__).parents[1]
@@ -57,6 +60,15 @@ def test_two_learners_train_as_one_with_all_envs(whole, tmp_path):
     assert whole.evaluation is not None
     assert [path.name for path in whole.path.parent.iterdir()] == [whole.path.name]  # one folder
     assert not children()
+
+
+def test_episodes_of_all_ranks_are_among_the_newest():
+    parts = [Episodes.of(np.arange(4.0), np.arange(4)), Episodes(), Episodes.of([10.0, 11.0], [7, 8], {"score": [0.5]})]
+    found = interleaved(parts)
+    assert found.returns.tolist() == [0.0, 10.0, 1.0, 2.0, 11.0, 3.0]
+    assert found.lengths.tolist() == [0, 7, 1, 2, 8, 3]
+    assert found.metrics["score"].tolist() == [0.5]
+    assert (found.count, found.best_return, found.best_length) == (6, 11.0, 8.0)
 
 
 def test_ctrl_c_stops_all_and_resuming_is_exact(whole, tmp_path):
