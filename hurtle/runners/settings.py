@@ -50,7 +50,7 @@ class TrainConfig:
     """Start from settings that are known to suit ENV."""
 
     num_envs: Annotated[int, at_least(1)] = 8
-    """Number of parallel envs."""
+    """Number of parallel envs, of each learner."""
     backend: Literal["auto", "native", "mujoco", "serial", "process", "ray"] = "auto"
     """auto, native, mujoco, serial, process or ray."""
     num_workers: Annotated[int | None, at_least(1)] = None

@@ -13,9 +13,13 @@ import pytest
 import torch
 
 import hurtle
-from hurtle.contracts import Episodes
+from hurtle.algorithms.algorithm import AlgorithmConfig, algorithm_name
+from hurtle.contracts import Episodes, Learner, Weights
 from hurtle.errors import HurtleError, LostRankError
+from hurtle.kernels.ranks import Ranks
+from hurtle.runners.assembly import assemble
 from hurtle.runners.rank_messages import interleaved
+from hurtle.runners.settings import make_settings
 from hurtle.tracking.checkpoints import Checkpoints, load_checkpoint
 
 ROOT = Path(hurtle.__file__).parents[1]
@@ -104,7 +108,7 @@ def test_a_killed_learner_ends_the_run_and_any_number_goes_on(tmp_path):
     ):
         train(tmp_path, 2, callbacks=kill)
     ((when, folder),) = killed
-    assert time.monotonic() - when < 10.0
+    assert time.monotonic() - when < 60.0  # not after a timeout of hours
     assert not children()
     before = saved(folder)
     assert before["progress"]["steps"] == 2 * STEPS * 8
@@ -161,6 +165,49 @@ def test_what_learners_cannot_share_is_refused_at_once(tmp_path, settings, probl
 def test_a_vector_of_the_users_own_is_refused(tmp_path):
     with pytest.raises(HurtleError, match="a vector of your own belongs to one process"):
         hurtle.train(hurtle.make_vec("bandit", num_envs=2), num_learners=2, runs=str(tmp_path))
+
+
+class Selfish(Learner):
+    """An algorithm of a user's, which averages no gradients."""
+
+    Config = AlgorithmConfig
+
+    def __init__(self, policy, config, setup):
+        self.policy = policy
+
+    def update(self, experience, progress=0.0):
+        return {}
+
+    def weights(self):
+        return Weights.of(self.policy)
+
+
+@pytest.mark.parametrize(
+    ("env", "algorithm", "problem"),
+    [
+        ("cartpole", Selfish, "Selfish trains with one learner only, since it does not average gradients: set num_learners=1"),
+        ("pendulum", "xqc", "xqc trains with one learner only, since batch norm needs the whole batch: set num_learners=1"),
+    ],
+)
+def test_algorithms_that_train_alone_say_so(env, algorithm, problem):
+    settings = make_settings(env, {"algorithm": algorithm_name(algorithm), "num_learners": 2})
+    with pytest.raises(HurtleError, match=problem):
+        assemble(settings, env, ranks=Ranks(0, 2))
+
+
+def test_envs_and_actions_are_seeded_as_those_of_one_learner():
+    """Rank 1 of two has the last two of four envs, of four agents each, and draws their actions."""
+    settings = make_settings("snake", {"num_envs": 2, "preset": False, "num_steps": 64, "minibatch_size": 64})
+    one = assemble(make_settings("snake", {"num_envs": 4, "preset": False, "num_steps": 64, "minibatch_size": 64}), "snake")
+    second = assemble(settings, "snake", ranks=Ranks(1, 2))
+    found, expected = second.rollout, one.rollout
+    second.collector.collect(found)
+    one.collector.collect(expected)
+    rows = found.num_rows
+    for name in ("obs", "actions", "rewards", "terminated"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)[:, rows:]), name
+    for parts in (one, second):
+        parts.close()
 
 
 def test_a_number_of_learners_is_at_least_1():
