@@ -86,7 +86,7 @@ class DeviceEpochs(Learner):
         self.ranks: Ranks = setup.ranks or ALONE
         self.parameters = FlatParameters(policy)
         self.device = self.parameters.values.device
-        self.graphs = setup.graphs or Graphs(self.device)
+        self.graphs = setup.graphs or Graphs(self.device, self.ranks.capturable)
         self.half = AUTOCAST[setup.precision]
         self.postprocess = Postprocess(policy, config.gamma, return_lambda, setup.rewards, self.half)
         self.generator = shuffle_generator(setup.drawing_seed)

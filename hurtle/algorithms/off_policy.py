@@ -87,7 +87,7 @@ class OffPolicy(Learner):
         self._graphs: StepGraphs | None = None
         wants_graphs = self.setup.graphs is not None or (self.device.type == "cuda" and not self.setup.is_pool)
         if wants_graphs and not self.setup.lags:  # actors must not use the GPU while a graph is captured
-            self._graphs = StepGraphs(self, self.setup.graphs or Graphs(self.device))
+            self._graphs = StepGraphs(self, self.setup.graphs or Graphs(self.device, self.ranks.capturable))
         self._saved_replay: dict[str, Any] | None = None
 
     # For subclasses.

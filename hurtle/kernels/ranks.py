@@ -97,7 +97,10 @@ class Ranks:
     def broadcast_(self, tensor: Tensor) -> Tensor:
         """Replace a tensor by that of rank 0."""
         with self._lost_ranks():
-            _wait(torch.distributed.broadcast(tensor, 0, async_op=True))
+            if tensor.is_cuda and self.backend == "nccl":
+                torch.distributed.broadcast(tensor, 0)
+            else:
+                _wait(torch.distributed.broadcast(tensor, 0, async_op=True))
         return tensor
 
     def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
