@@ -46,4 +46,5 @@ ALGORITHM = Algorithm(
         "native": "hurtle.algorithms.a2c_native:NativeA2C",
         "device": "hurtle.algorithms.a2c_device:DeviceA2C",
     },
+    side_by_side=True,
 )

@@ -98,6 +98,7 @@ class Algorithm:
         network: What makes the network that it acts with, as "module:name", called as `make(config, head, make_body)`; empty:
             an actor–critic.
         defaults: Defaults of other settings, such as hidden_sizes, where this algorithm's differ.
+        side_by_side: Whether `EpochsTogether` trains many seeds of it; those with a replay buffer have `SideBySide`.
         takes_lag: See `Learner.takes_lag`.
         num_actors: How many actors it has, unless the user says or there are fewer envs.
         name: The name users give.
@@ -107,6 +108,7 @@ class Algorithm:
     learners: Mapping[str, str | MakeLearner] = field(default_factory=dict)
     network: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    side_by_side: bool = False
     takes_lag: bool = False
     num_actors: int = 1
     name: str = ""

@@ -63,7 +63,7 @@ class DeviceActorCritic(DeviceEpochs):
         self._has_loss_kernel = self.device.type == "cuda" and has_triton()
         if self.graphs.enabled:
             try:
-                kernels = self._fused_kernels(setup)
+                kernels = self.fused_kernels(self.parameters.values, setup)
                 self.fuse(kernels)
                 in_use = "" if kernels.precision == setup.precision else f" (in {kernels.precision})"
                 self.note = f", with fused kernels for this policy{in_use}"
@@ -74,8 +74,12 @@ class DeviceActorCritic(DeviceEpochs):
         """Train with fused kernels (a `FusedMLP` or `FusedGridCNN`, made from the flat parameters) instead of the policy."""
         self.acting_kernels = kernels
 
-    def _fused_kernels(self, setup: LearnerSetup) -> Any:
-        """Kernels that act for and train this policy.
+    def fused_kernels(self, weights: Tensor, setup: LearnerSetup) -> Any:
+        """Kernels that act for and train this policy, or several of its shape.
+
+        Args:
+            weights: Its parameters, flat; or a row for each seed.
+            setup: Precision.
 
         Raises:
             UnsupportedError: The kernels do not support it; says why.
@@ -88,21 +92,28 @@ class DeviceActorCritic(DeviceEpochs):
         if type(self.policy.network) is GridCNN:
             from hurtle.kernels.triton.grid_cnn import FusedGridCNN
 
+            if weights.ndim > 1:
+                raise UnsupportedError("those for a CNN are for a single seed")
             if setup.precision != "bf16" or memory < SHARED_BYTES:
                 raise UnsupportedError("those for a CNN need precision='bf16' and a GPU like an H100")
-            return FusedGridCNN(grid_cnn_shape(self.policy), self.parameters.values)
+            return FusedGridCNN(grid_cnn_shape(self.policy), weights)
         from hurtle.kernels.triton.mlp import FusedMLP
 
         shape = mlp_shape(self.policy)
         if capability < (8, 0) or (shape.hidden > 64 and memory < SHARED_BYTES):
             raise UnsupportedError("this GPU is too old or too small for them")
-        return FusedMLP(shape, self.parameters.values, setup.precision)
+        return FusedMLP(shape, weights, setup.precision, self.CLIPS)
 
     # For subclasses; captured.
 
     @abstractmethod
     def loss(self, log_probs: Tensor, entropies: Tensor, values: Tensor, batch: Minibatch) -> Losses:
         """The loss of a minibatch in torch, which the kernels compute too."""
+
+    def minibatch_loss(self, batch: Minibatch) -> Losses:
+        """The loss of a minibatch under the policy as it is."""
+        log_probs, entropies, values = evaluate_actions(self.policy, batch)
+        return self.loss(log_probs.float(), entropies.float(), values.float(), batch)
 
     def targets(self, batch: Minibatch, chosen: Tensor, log_probs: Tensor, values: Tensor) -> Minibatch:
         """The minibatch with the advantages and returns to learn from.
@@ -151,7 +162,7 @@ class DeviceActorCritic(DeviceEpochs):
 
         gradients = loss_gradients(
             now[0], now[1], now[2], batch.log_probs, batch.values, batch.advantages, batch.returns, self.clip_range,
-            self._loss_settings(), batch.weights, valid,
+            self.loss_settings(), batch.weights, valid,
         )  # fmt: skip
         pairs = [(x, g) for x, g in zip((log_probs, entropies, values), gradients[:3], strict=True) if x.requires_grad]
         torch.autograd.backward([x for x, _ in pairs], [g for _, g in pairs])
@@ -191,23 +202,21 @@ class DeviceActorCritic(DeviceEpochs):
 
     def begin_fused(self) -> None:
         """Pass the rollout to the fused kernels, if there are any."""
-        rollout = self.rollout
         if self.acting_kernels is None:
             return
-        fields = (rollout.inputs, rollout.actions, rollout.log_probs, rollout.values, rollout.advantages, rollout.returns)
-        masks = None if rollout.masks is None else rollout.masks.flatten(0, 1)
-        flat = [field.flatten(0, 1) for field in fields]
+        steps = steps_of(self.rollout)
         if self.ranks.several:
-            flat[4] = self._advantages  # of each minibatch, once they are joined
-        self.take_steps(*flat, masks, None if rollout.all_valid else rollout.valid.flatten())
+            steps = steps._replace(advantages=self._advantages)  # of each minibatch, once they are joined
+        self.acting_kernels.begin(steps, self.loss_settings())
 
     def take_steps(self, *fields: Any) -> None:
         """Pass steps to the fused kernels: the fields of `Steps`."""
         from hurtle.kernels.triton.loss import Steps
 
-        self.acting_kernels.begin(Steps(*fields), self._loss_settings())
+        self.acting_kernels.begin(Steps(*fields), self.loss_settings())
 
-    def _loss_settings(self) -> Any:
+    def loss_settings(self) -> Any:
+        """The constants of the loss, for kernels."""
         from hurtle.kernels.triton.loss import LossSettings
 
         config, clips = self.loss_config, self.CLIPS
@@ -232,6 +241,17 @@ class DeviceActorCritic(DeviceEpochs):
         else:
             norm = self.optimizer.step(self.acting_kernels.partials)
         add_metrics(stats, moments, norm, self.sums, self.epoch_kl)
+
+
+def steps_of(rollout: Rollout) -> Any:
+    """A rollout as the fused kernels take it, flat."""
+    from hurtle.kernels.triton.loss import Steps
+
+    fields = (rollout.inputs, rollout.actions, rollout.log_probs, rollout.values, rollout.advantages, rollout.returns)
+    obs, actions, log_probs, values, advantages, returns = (field.flatten(0, 1) for field in fields)
+    masks = None if rollout.masks is None else rollout.masks.flatten(0, 1)
+    valid = None if rollout.all_valid else rollout.valid.flatten()
+    return Steps(obs, actions, log_probs, values, advantages, returns, masks, valid)
 
 
 def shared_memory(device: torch.device) -> int:

@@ -33,6 +33,11 @@ KEY_BITS = 62
 NEXT_KEY = 0x9E3779B97F4A7C15 - (1 << 64)  # as an int64; from one epoch's key to the next
 
 
+def draw_key(generator: torch.Generator) -> int:
+    """The key of an update's minibatches."""
+    return int(torch.randint(1 << KEY_BITS, (1,), generator=generator))
+
+
 class Passes(NamedTuple):
     """How an update goes through its rollout."""
 
@@ -181,7 +186,7 @@ class DeviceEpochs(Learner):
         self.parameters.check()
         if self._bound_to != (id(rollout), rollout.all_valid, rollout.done):
             self._bind(rollout)
-        self.key.fill_(int(torch.randint(1 << KEY_BITS, (1,), generator=self.generator)))
+        self.key.fill_(draw_key(self.generator))
         rates = self.rates(progress)
         self.optimizer.set_learning_rate(rates["learning_rate"])
         self._prepare()

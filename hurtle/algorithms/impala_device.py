@@ -66,7 +66,7 @@ class DeviceIMPALA(DeviceActorCritic):
     @torch.no_grad()
     def end_epoch(self) -> None:
         """See `DeviceEpochs.end_epoch`."""
-        self.explained.copy_(explained_variance_on_device(self.rollout, self.rollout.returns - self._values, self.ranks))
+        self.explained.copy_(explained_variance_on_device(self.rollout, self.rollout.returns - self._values, ranks=self.ranks))
 
     @torch.no_grad()
     def targets(self, batch: Minibatch, chosen: Tensor, log_probs: Tensor, values: Tensor) -> Minibatch:

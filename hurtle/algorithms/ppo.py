@@ -436,8 +436,10 @@ def _joined_explained_variance(ranks: Ranks, rollout: Rollout, errors: Tensor) -
     return 1 - (squares_left - first_left * first_left / count) / spread if spread else math.nan
 
 
-def explained_variance_on_device(rollout: Rollout, errors: Tensor | None = None, ranks: Ranks = ALONE) -> Tensor:
-    """Like `explained_variance`, without synchronizing with the host. [1]."""
+def explained_variance_on_device(
+    rollout: Rollout, errors: Tensor | None = None, groups: int = 1, ranks: Ranks = ALONE
+) -> Tensor:
+    """Like `explained_variance`, without synchronizing with the host, for each of `groups` shares of the rows. [groups]."""
     errors = rollout.advantages if errors is None else errors
     if ranks.several:
         kept = [torch.where(rollout.valid, numbers, 0.0).double() for numbers in (rollout.returns, errors)]
@@ -446,7 +448,9 @@ def explained_variance_on_device(rollout: Rollout, errors: Tensor | None = None,
         spreads = [squares - total.square() / count for total, squares in (found[:2], found[2:])]
         return (1 - spreads[1] / spreads[0]).float().view(1)
     if rollout.all_valid:
-        return (1 - errors.var() / rollout.returns.var()).view(1)
+        left, all_of_them = (field.unflatten(1, (groups, -1)).var((0, 2)) for field in (errors, rollout.returns))
+        return 1 - left / all_of_them
+    assert groups == 1
     returns, errors = rollout.returns.double(), errors.double()
     count = rollout.valid.sum()
 

@@ -107,4 +107,5 @@ ALGORITHM = Algorithm(
         "device": "hurtle.algorithms.ppo_device:DevicePPO",
     },
     takes_lag=True,
+    side_by_side=True,
 )

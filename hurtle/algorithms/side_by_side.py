@@ -25,7 +25,7 @@ from hurtle.buffers.replay import REPLAY_STREAM, Transitions
 from hurtle.buffers.replay_groups import forget, load_group, state_of_group
 from hurtle.buffers.rollout import Rollout
 from hurtle.contracts import Metrics, Weights
-from hurtle.errors import HurtleError
+from hurtle.errors import HurtleError, NonFiniteError
 from hurtle.kernels.flat_parameters import FlatRows
 from hurtle.kernels.optimizers import FlatOptimizer
 from hurtle.native.rng import stream_state
@@ -195,6 +195,17 @@ class SideBySide(OffPolicy):
             raise not_finite(self.seed_metrics[0])
         means = dict(zip(self.METRICS, found[good].nanmean(0).tolist(), strict=True))
         return means if good.all() else {**means, "diverged": 1.0 - float(good.float().mean())}
+
+    def failures(self) -> list[NonFiniteError | None]:
+        """What is wrong with each seed's newest metrics."""
+        found: list[NonFiniteError | None] = []
+        for metrics in self.seed_metrics:
+            try:
+                self.learners[0].checked(list(metrics.values()))
+                found.append(None)
+            except NonFiniteError as error:
+                found.append(error)
+        return found
 
     def weights(self) -> Weights:
         """The weights of all seeds: `flat` is [N, parameters], and buffers have an axis of seeds first."""

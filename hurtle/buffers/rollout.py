@@ -6,6 +6,7 @@ A row is one agent of one env; in an asynchronous pool it is a segment, a run of
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from enum import Flag, auto
 from functools import reduce
@@ -259,6 +260,19 @@ class Rollout:
             state=tuple(part[rows] for part in self.initial_state),
             kept=kept,
         )
+
+    def of_rows(self, first: int, count: int) -> Rollout:
+        """Some of the rows, as a rollout that shares this one's memory; without `finals`."""
+        part, rows = copy.copy(self), slice(first, first + count)
+        part.num_rows, part.finals = count, Finals(self.finals.steps[:0], self.finals.rows[:0], self.finals.obs[:0])
+        for name in (*STEP_FIELDS, "scaled_rewards"):
+            if (field := getattr(self, name)) is not None:
+                setattr(part, name, field[:, rows])
+        for name in ROW_FIELDS:
+            setattr(part, name, getattr(self, name)[rows])
+        for name in ("initial_state", "last_state"):
+            setattr(part, name, tuple(field[rows] for field in getattr(self, name)))
+        return part
 
     def exchange(self, other: Rollout) -> None:
         """Swap memory and contents with another rollout of the same shape; nothing is copied."""

@@ -7,7 +7,7 @@ same fields as `GeneralCollector`, which defines them. Only a handful of numbers
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -50,7 +50,8 @@ class DeviceCollector(Collector):
         vec: A vector of native envs with SAME_STEP autoreset: a `CudaVecEnv`, or a `NativeVecEnv` for the same loop on the CPU.
         policy: On the device of the envs.
         postprocess: The learner's stage; rewards and statistics are handled here, inside the graph. None leaves them to it.
-        seed: Env i gets seed + i, and row n's actions are drawn from the stream of seed + n.
+        seed: Env i gets seed + i, and row n's actions are drawn from the stream of seed + n; several seeds share the envs
+            evenly, each counting its own from 0.
         timer: Records where the time goes.
         graphs: Captures rollouts; None makes one for the policy's device.
         fused: Kernels that run inference instead of the policy (`kernels.triton.mlp.FusedMLP` or the like), or None.
@@ -82,7 +83,7 @@ class DeviceCollector(Collector):
         self,
         vec: NativeVecEnv,
         policy: Policy,
-        seed: int = 0,
+        seed: int | Sequence[int] = 0,
         timer: Timer | None = None,
         *,
         postprocess: Postprocess | None = None,
@@ -108,7 +109,8 @@ class DeviceCollector(Collector):
         self.steps = 0  # per env
         self.overflow = 0
         self._version, self._stopping = 0, False
-        self._seed, self._begun, self._final_slots = seed, False, final_slots
+        self._seeds = [seed] if isinstance(seed, int) else list(seed)
+        self._groups, self._begun, self._final_slots = len(self._seeds), False, final_slots
         self._forward = torch.compile(policy) if compiled else policy
         self._autocast = torch.bfloat16 if precision == "bf16" else None
         self._readback = Readback(self.device)
@@ -118,7 +120,8 @@ class DeviceCollector(Collector):
         self._fused = fused
 
         rows = self.rows.num_rows
-        streams = stream_states(seed_range(seed if action_seed is None else action_seed, rows), ACTION_STREAM).view(np.int64)
+        action_seeds = self._seeds if action_seed is None else [action_seed]
+        streams = stream_states(shared_seeds(action_seeds, rows), ACTION_STREAM).view(np.int64)
         self._draw = Draw(torch.from_numpy(streams.copy()).to(self.device), self._zeros((1,), torch.int64))
         self._beginning = self._zeros((rows,), torch.bool) | True
         self._state = policy.initial_state(rows, self.device)
@@ -184,7 +187,7 @@ class DeviceCollector(Collector):
 
     def pending(self, wait: bool = False) -> Episodes:
         """See `Collector.pending`; raises what `collect` raises."""
-        return Episodes.join([self._read(numbers) for numbers in self._readback.arrived(wait)])
+        return Episodes.join([self._read(own, n) for numbers in self._readback.arrived(wait) for n, own in enumerate(numbers)])
 
     def seconds(self) -> dict[str, float]:
         """See `Collector.seconds`."""
@@ -199,7 +202,8 @@ class DeviceCollector(Collector):
         """See `Collector.warning`."""
         return f"collecting without CUDA graphs, which is slower: {self.graphs.failure}" if self.graphs.failure else ""
 
-    def _read(self, numbers: np.ndarray) -> Episodes:
+    def _read(self, numbers: np.ndarray, group: int) -> Episodes:
+        """The ended episodes of one seed's envs."""
         found = dict(zip(NUMBERS, numbers.tolist(), strict=False))
         self.overflow += int(found["overflow"])
         if found["fault"]:
@@ -216,7 +220,7 @@ class DeviceCollector(Collector):
         return Episodes.from_totals(count, found["returns"], best_return, found["lengths"], best_length, metrics, levels)
 
     def _refuse(self, step: int, kind: int, row: int) -> None:
-        who = f"env {row // self.rows.num_agents}, at step {step + 1} of its rollout,"
+        who = f"{self._name_of(row // self.rows.num_agents)}, at step {step + 1} of its rollout,"
         if kind == error_codes.POLICY:
             raise NonFiniteError(error_codes.policy_message(who))
         name = error_codes.NAMES[kind]
@@ -224,9 +228,15 @@ class DeviceCollector(Collector):
             f"The {name} of {who} is not finite. Look for a division by zero, a log or an overflow in the env."
         )
 
+    def _reset(self) -> None:
+        self.vec.reset(seed=self._seeds[0] if self._groups == 1 else shared_seeds(self._seeds, self.vec.num_envs).tolist())
+
+    def _name_of(self, env: int) -> str:
+        return f"env {env}"
+
     def _begin(self) -> None:
         if not self._begun:
-            self.vec.reset(seed=self._seed)
+            self._reset()
             self.rows.check_finite("observation", self._envs.obs.cpu().numpy(), 0)
             self._begun = True
 
@@ -263,7 +273,7 @@ class DeviceCollector(Collector):
             self._final_obs.flatten(0, 1), tuple(part.flatten(0, 1) for part in self._final_state),
         )  # fmt: skip
         by_level = sum(levels.sums.numel() for levels in self._levels.values())
-        self._numbers = zeros((len(NUMBERS) + metrics + 1 + by_level,), torch.float64)
+        self._numbers = zeros((self._groups, len(NUMBERS) + metrics + 1 + by_level), torch.float64)
         self._rollout = rollout
         self._fill = self.graphs.wrap(self._fill_rollout, "collect")
 
@@ -395,26 +405,32 @@ class DeviceCollector(Collector):
             rollout.final_values.scatter_(0, at, values.unsqueeze(0))
 
     def _summarize(self) -> None:
-        """The numbers that are read back."""
-        episodes, out = self._episodes, self._outcome
+        """The numbers that are read back, of each seed."""
+        episodes, out, groups = self._episodes, self._outcome, self._groups
         slots = len(out.final_steps)
+
+        def reduced(how: Callable[..., Tensor], numbers: Tensor) -> Tensor:
+            return _reduced(how, numbers.view(groups, -1))
+
         # The first error and its row, as one number; rows of an error come in the order of the rows.
-        first = _reduced(torch.amin, out.error.long() * self.num_rows + self._all_rows)
+        first = reduced(torch.amin, out.error.long() * self.num_rows + self._all_rows)
+        fault = self._envs.fault[:1].expand(groups)
         totals = [
-            _reduced(torch.sum, episodes.count),
-            _reduced(torch.sum, episodes.returns.double()),
-            _reduced(torch.amax, episodes.best_return),
-            _reduced(torch.sum, episodes.lengths),
-            _reduced(torch.amax, episodes.best_length),
-            _reduced(torch.sum, (out.cuts - slots).clamp_min(0)),
+            reduced(torch.sum, episodes.count),
+            reduced(torch.sum, episodes.returns.double()),
+            reduced(torch.amax, episodes.best_return),
+            reduced(torch.sum, episodes.lengths),
+            reduced(torch.amax, episodes.best_length),
+            reduced(torch.sum, (out.cuts - slots).clamp_min(0)),
             first // self.num_rows,
             first % self.num_rows,
-            self._envs.fault[0] >> 32,
-            self._envs.fault[0] & 0xFFFFFFFF,
+            fault >> 32,
+            fault & 0xFFFFFFFF,
         ]
-        self._numbers[: len(NUMBERS)].copy_(torch.stack([number.double() for number in totals]))
-        sums = [episodes.metrics.sum(0, dtype=torch.float64), *(levels.sums.view(-1) for levels in self._levels.values())]
-        self._numbers[len(NUMBERS) :].copy_(torch.cat(sums))
+        self._numbers[:, : len(NUMBERS)].copy_(torch.stack([number.double() for number in totals], 1))
+        sums = episodes.metrics.view(groups, -1, episodes.metrics.shape[1]).sum(1, dtype=torch.float64)
+        by_level = [levels.sums.view(1, -1) for levels in self._levels.values()]
+        self._numbers[:, len(NUMBERS) :].copy_(torch.cat([sums, *by_level], 1))
 
     def state_dict(self, with_envs: bool = True) -> dict[str, Any]:
         """See `Collector.state_dict`; any other collector can continue from it."""
@@ -431,12 +447,13 @@ class DeviceCollector(Collector):
         self.steps = saved["steps"]
         self._draw.clock.fill_(int(saved["actor"]["steps"].max()))
         if "envs" not in saved:
-            self._seed, self._begun = self._seed + unused_seeds(saved, self.rows.num_envs), False
+            unused = unused_seeds(saved, self.rows.num_envs)
+            self._seeds, self._begun = [seed + unused for seed in self._seeds], False
             self._beginning.fill_(True)
             return
         for part, now in zip(self._state, saved["actor"]["state"], strict=True):
             part.copy_(now)
-        self.vec.reset(seed=self._seed)
+        self._reset()
         self.vec.load_state_dict(saved["envs"])
         self._begun = True
         self._beginning.copy_(torch.from_numpy(np.asarray(saved["starts"])))
@@ -448,6 +465,16 @@ class DeviceCollector(Collector):
         self.__dict__.pop("_outcome", None)
         if envs:
             self.vec.close()
+
+
+def shared_seeds(seeds: Sequence[int], count: int) -> np.ndarray:
+    """The seeds of `count` envs or rows that several seeds share evenly.
+
+    Example:
+        >>> shared_seeds([7, 90], 4).tolist()
+        [7, 8, 90, 91]
+    """
+    return np.concatenate([seed_range(seed, count // len(seeds)) for seed in seeds])
 
 
 def device_obstacle(vec: Any, device: torch.device) -> str | None:
@@ -513,10 +540,10 @@ class _EnvActions:
 
 
 def _reduced(how: Callable[..., Tensor], numbers: Tensor) -> Tensor:
-    """A sum, minimum or maximum [N] → []; in two steps, since torch reduces long vectors to one number slowly."""
-    if len(numbers) % COLUMNS == 0:
-        numbers = how(numbers.view(-1, COLUMNS), 1)
-    return how(numbers, 0)
+    """Sums, minima or maxima [G, N] → [G]; in two steps, since torch reduces long vectors to one number slowly."""
+    if numbers.shape[1] % COLUMNS == 0:
+        numbers = how(numbers.view(len(numbers), -1, COLUMNS), 2)
+    return how(numbers, 1)
 
 
 def _floats(observations: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,14 @@ class RewardRule:
             raise UnknownNameError(f"reward_mode is one of {', '.join(MODES)}, got {mode!r}. {did_you_mean(mode, MODES)}")
         self.mode, self.ranks = mode, ranks
         self.normalizer = RewardNormalizer(num_rows, gamma, clip) if mode == "normalize" else None
+
+    @classmethod
+    def together(cls, rules: Sequence[RewardRule]) -> RewardRule:
+        """The rules of several seeds, equal but for their statistics, as one: each has an equal share of the rows."""
+        made = cls(rules[0].mode)
+        normalizers = [rule.normalizer for rule in rules if rule.normalizer is not None]
+        made.normalizer = RewardNormalizer.together(normalizers) if normalizers else None
+        return made
 
     def apply(self, rollout: Rollout) -> None:
         """Fill `scaled_rewards`; the env's own `rewards` stay."""
@@ -65,13 +73,12 @@ class RewardRule:
             torch.sign(rollout.rewards, out=scaled)
             return
         normalizer, returns = self.normalizer, torch.empty_like(rollout.rewards, dtype=torch.float64)
-        std = (normalizer.variance + normalizer.eps).sqrt()
         ended = rollout.terminated | rollout.truncated
         fields = (rollout.rewards, ended, rollout.valid, normalizer.gamma, normalizer.returns, returns)
         before = normalizer.returns.clone()
         kernels("return_rows", rollout.num_rows, *fields)
         normalizer.returns.copy_(torch.where(good, normalizer.returns, before))
-        scaled.copy_((rollout.rewards.double() / std).clamp(-normalizer.clip, normalizer.clip))
+        scaled.copy_((rollout.rewards.double() / normalizer.std).clamp(-normalizer.clip, normalizer.clip))
         merge_moments(normalizer, returns, None if rollout.all_valid else rollout.valid, good, self.ranks)
 
     def state_dict(self) -> dict[str, Any]:

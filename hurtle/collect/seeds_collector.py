@@ -9,15 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from gymnasium.vector import VectorEnv
 
 from hurtle.collect.general_collector import GeneralCollector
 from hurtle.collect.rows import VecRows
 from hurtle.collect.seeds_actor import SeedsActor
+from hurtle.collect.seeds_states import state_of_all, states_of_seeds
 from hurtle.contracts import Episodes, ListedEpisodes
 from hurtle.tracking.timing import Timer
-from hurtle.vector.states_of_rows import joined_states, state_of_envs
 
 
 class SeedsRows(VecRows):
@@ -93,25 +92,9 @@ class SeedsCollector(GeneralCollector):
 
     def states(self, with_envs: bool = True) -> list[dict[str, Any]]:
         """The state of each seed, as a collector of its own would save it."""
-        whole, found = self.state_dict(with_envs), []
-        envs, rows = self.rows.envs_each, self.rows.envs_each * self.rows.num_agents
-        for k in range(len(self.rows.names)):
-            own = slice(k * rows, (k + 1) * rows)
-            part = {"actor": {"steps": whole["actor"]["steps"][own].clone(), "state": []}, "steps": whole["steps"]}
-            if "envs" in whole:
-                part["envs"] = state_of_envs(whole["envs"], k * envs, envs)
-                part |= {name: whole[name][own].copy() for name in ("starts", "resetting")}
-            found.append(part)
-        return found
+        seeds, envs = len(self.rows.names), self.rows.envs_each
+        return states_of_seeds(self.state_dict(with_envs), seeds, envs, envs * self.rows.num_agents)
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Continue from what `states` returned, or from the states of single runs."""
-        whole: dict[str, Any] = {
-            "actor": {"steps": torch.cat([state["actor"]["steps"] for state in states]), "state": []},
-            "steps": max(int(state["steps"]) for state in states),
-            "num_envs": self.rows.envs_each,  # so that new episodes have the seeds that they would have alone
-        }
-        if all("envs" in state for state in states):
-            whole["envs"] = joined_states([state["envs"] for state in states])
-            whole |= {name: np.concatenate([state[name] for state in states]) for name in ("starts", "resetting")}
-        self.load_state_dict(whole)
+        self.load_state_dict(state_of_all(states, self.rows.envs_each))

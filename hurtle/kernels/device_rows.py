@@ -228,9 +228,9 @@ def keep_row(n, t, final_steps, state, out):
 
 @njit(cache=True, nogil=True)
 def shuffle_row(n, size, key, out):
-    """The index of n < size in a random permutation: a Feistel network on the next power of two, iterated until below size.
+    """The index of n % size in a random permutation: a Feistel network on the next power of two, iterated until below size.
 
-    The permutation depends only on `key`, int64 [1]. out [size]: int64.
+    The permutation depends only on its key, of which there is one for each `size` rows. key [G] and out [G * size]: int64.
     """
     bits = 6  # with fewer, the permutations of small sizes would not be equally likely
     while (1 << bits) < size:
@@ -238,11 +238,11 @@ def shuffle_row(n, size, key, out):
     low_bits = bits // 2
     high_bits = bits - low_bits
     low_mask, high_mask = (u8(1) << u8(low_bits)) - u8(1), (u8(1) << u8(high_bits)) - u8(1)
-    seed = u8(key[0])
+    seed = u8(key[n // size])
     seed = (seed ^ (seed >> u8(30))) * MIX_1  # similar keys must not share rounds
     seed = (seed ^ (seed >> u8(27))) * MIX_2
     seed = seed ^ (seed >> u8(31))
-    x = u8(n)
+    x = u8(n % size)
     while True:
         left, right = x >> u8(low_bits), x & low_mask
         for r in range(ROUNDS):

@@ -243,7 +243,7 @@ class FlatOptimizer:
         """Clip the gradients' global norm and step.
 
         Args:
-            partials: Gradients of parts of the minibatch, whose sum replaces `gradients`. [P, size]
+            partials: Gradients of parts of the minibatch, whose sum replaces `gradients`. [P, size], or [N, P, size]
 
         Returns:
             The norm before clipping, on the device: [] or [N]. If it is not finite, nothing was changed.
@@ -270,7 +270,7 @@ class FlatOptimizer:
         flat, name, eps, decay = self.parameters, self.settings.name, self.settings.eps, self.settings.weight_decay
         values, rate = flat.values, self.learning_rate
         if partials is not None:
-            torch.sum(partials, 0, out=flat.gradients)
+            torch.sum(partials, -2, out=flat.gradients)
         norm, count = flat.gradients.norm(dim=-1, keepdim=True), self.count.unsqueeze(-1)
         gradients = flat.gradients * (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
         if name == "adamw":

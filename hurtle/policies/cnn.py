@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hurtle.errors import HurtleError
 from hurtle.policies.action_head import ActionHead
 from hurtle.policies.actor_critic import ActorCritic
-from hurtle.policies.layers import HIDDEN_GAIN, Numbers, hidden_layers, initialized
+from hurtle.policies.layers import HIDDEN_GAIN, Numbers, hidden_layers, initialized, is_mapped
 
 NATURE_SIDE = 36
 """The smallest side for which the Nature CNN's three convolutions leave any output."""
@@ -70,7 +70,20 @@ class ImageBody(nn.Module):
             planes = planes.unsqueeze(1)
         elif not self.channels_first:
             planes = planes.permute(0, 3, 1, 2)
+        if self.scaling is not None and is_mapped():
+            return self._as_product(planes)
         return self.convolutions(planes)
+
+    def _as_product(self, planes: Tensor) -> Tensor:
+        """The grid's convolution as one matrix product: mapped over networks, torch's own is a slow one in groups."""
+        layer = self.convolutions[0]
+        assert isinstance(layer, nn.Conv2d)
+        assert layer.bias is not None
+        side = layer.kernel_size[0]
+        height, width = (length - side + 1 for length in planes.shape[2:])
+        shifted = [planes[..., i : i + height, j : j + width] for i in range(side) for j in range(side)]
+        patches = torch.stack(shifted, 2).flatten(3).flatten(1, 2)  # [B, channels * side * side, places]
+        return torch.relu(layer.weight.flatten(1) @ patches + layer.bias.unsqueeze(1)).flatten(1)
 
     def _fused(self, obs: Tensor, scale: float, shift: float) -> Tensor | None:
         """`_convolved` by the fused grid kernel; None if that cannot be used."""
@@ -80,7 +93,7 @@ class ImageBody(nn.Module):
         assert isinstance(layer, nn.Conv2d)
         assert layer.bias is not None
         is_known = layer.weight.dtype == torch.float32 and not obs.requires_grad
-        if not is_known or torch.compiler.is_compiling() or not has_triton():
+        if not is_known or torch.compiler.is_compiling() or is_mapped() or not has_triton():
             return None
         from hurtle.kernels.triton.grid_conv import grid_convolution, supports
 

@@ -74,13 +74,18 @@ def layer_output(layer: nn.Module, x: Tensor, activation: str = "none") -> Tenso
 
 
 def takes_kernels(x: Tensor) -> bool:
-    """Whether fused kernels can be used: on a GPU, under bfloat16 autocast, unless torch compiles."""
-    if not x.is_cuda or torch.compiler.is_compiling():
+    """Whether fused kernels can be used: on a GPU, under bfloat16 autocast, unless torch compiles or maps them."""
+    if not x.is_cuda or torch.compiler.is_compiling() or is_mapped():
         return False
     from hurtle.kernels.triton import has_triton
 
     is_half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
     return is_half and has_triton() and torch.cuda.get_device_capability(x.device) >= MIN_CAPABILITY
+
+
+def is_mapped() -> bool:
+    """Whether `torch.func` transforms what runs now, for which our kernels have no rules."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def takes_dense(x: Tensor) -> bool:

@@ -7,6 +7,7 @@ the same numbers. They are saved with the policy or the run. Knows nothing of en
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,16 @@ class _Moments(nn.Module):
     @property
     def variance(self) -> Tensor:
         """Population variance, float64; 1 before the first update."""
-        return torch.where(self.count > 0, self.m2 / self.count.clamp_min(1.0), 1.0)
+        count = _like(self.count, self.m2)
+        return torch.where(count > 0, self.m2 / count.clamp_min(1.0), 1.0)
+
+    def share(self, each: Sequence[_Moments]) -> None:
+        """Hold the moments of several: an axis of them first, whose rows they use as their own from now on."""
+        for name in ("count", "mean", "m2"):
+            together = torch.stack([getattr(one, name) for one in each])
+            setattr(self, name, together)
+            for one, own in zip(each, together, strict=True):
+                setattr(one, name, own)
 
     def _merge(self, columns: np.ndarray, valid: np.ndarray | None, ranks: Ranks) -> None:
         """Merge columns [T, N, D]; those of all ranks, one rank after the other."""
@@ -107,6 +117,23 @@ class RewardNormalizer(_Moments):
         self.gamma, self.clip, self.eps = gamma, clip, eps
         self.register_buffer("returns", torch.zeros(rows, dtype=torch.float64))
 
+    @classmethod
+    def together(cls, each: Sequence[RewardNormalizer]) -> RewardNormalizer:
+        """The statistics of several, with equally many rows, in one; they share its memory from now on."""
+        first = each[0]
+        made = cls(0, first.gamma, first.clip, first.eps)
+        made.share(each)
+        made.returns = torch.cat([one.returns for one in each])
+        for one, own in zip(each, made.returns.chunk(len(each)), strict=True):
+            one.returns = own
+        return made
+
+    @property
+    def std(self) -> Tensor:
+        """What rewards are divided by, float64: [1], or of each row."""
+        std = (self.variance + self.eps).sqrt()
+        return std if std.ndim == 1 else std.expand(-1, len(self.returns) // len(std)).reshape(-1)
+
     def scale(
         self, rewards: Any, ended: Any, valid: Any = None, rows: np.ndarray | None = None, ranks: Ranks = ALONE
     ) -> Tensor:
@@ -144,24 +171,29 @@ def merge_moments(
     Merges all samples at once, not column by column: equal to `update` up to float64 rounding.
 
     Args:
-        moments: Changed in place.
+        moments: Changed in place; those of several (`share`) have equal shares of the columns.
         columns: [T, N, *shape].
         valid: False for samples to ignore, bool [T, N].
         good: If False, bool [], nothing is merged.
         ranks: Those whose samples are merged.
     """
-    samples = columns.reshape(-1, moments.mean.numel()).double()
+    groups = moments.count.numel()
+
+    def by_group(field: Tensor, width: int) -> Tensor:
+        return field.reshape(len(field), groups, -1, width).transpose(0, 1).reshape(groups, -1, width)
+
+    samples = by_group(columns, moments.mean.numel() // groups).double()
     if valid is None:
-        size = torch.full_like(moments.count, len(samples))
-        mean = samples.mean(0)
-        m2 = (samples - mean).square().sum(0)
+        size = torch.full_like(moments.count, samples.shape[1])
+        mean = samples.mean(1, keepdim=True)
+        m2 = (samples - mean).square().sum(1)
     else:
-        counts = valid.reshape(-1, 1)
-        size = counts.sum().double()
-        mean = torch.where(counts, samples, 0.0).sum(0) / size.clamp_min(1.0)
-        m2 = torch.where(counts, (samples - mean).square(), 0.0).sum(0)
+        counts = by_group(valid, 1)
+        size = counts.sum((1, 2)).double().view_as(moments.count)
+        mean = torch.where(counts, samples, 0.0).sum(1, keepdim=True) / size.clamp_min(1.0).view(groups, 1, 1)
+        m2 = torch.where(counts, (samples - mean).square(), 0.0).sum(1)
     if ranks.several:
-        _merge_ranks(moments, ranks, size.view(1), mean, m2, good)
+        _merge_ranks(moments, ranks, size.view(1), mean.flatten(), m2.flatten(), good)
     else:
         _merge_part(moments, size, mean, m2, good)
 
@@ -170,7 +202,8 @@ def _merge_part(moments: _Moments, size: Tensor, mean: Tensor, m2: Tensor, good:
     """Merge the moments of other samples."""
     total = (moments.count + size).clamp_min(1.0)
     delta = mean.view_as(moments.mean) - moments.mean
-    added = (m2.view_as(moments.m2) + delta.square() * (moments.count * size / total), delta * (size / total), size)
+    kept, share = _like(moments.count * size / total, delta), _like(size / total, delta)
+    added = (m2.view_as(moments.m2) + delta.square() * kept, delta * share, size)
     for moment, more in zip((moments.m2, moments.mean, moments.count), added, strict=True):
         moment.add_(more if good is None else torch.where(good, more, 0.0))
 
@@ -180,6 +213,11 @@ def _merge_ranks(moments: _Moments, ranks: Ranks, size: Tensor, mean: Tensor, m2
     own = torch.cat([size, mean, m2])
     for part in ranks.rows(own if good is None else torch.where(good, own, 0.0)):
         _merge_part(moments, part[0], *part[1:].chunk(2))
+
+
+def _like(numbers: Tensor, field: Tensor) -> Tensor:
+    """Numbers, one or one for each group, with the axes of a field that has those of a sample behind them."""
+    return numbers.view(*numbers.shape, *(1 for _ in range(field.ndim - numbers.ndim))) if numbers.ndim else numbers
 
 
 def _array(values: Any) -> np.ndarray:

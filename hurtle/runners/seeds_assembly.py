@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from hurtle.algorithms.algorithm import LearnerSetup, find_algorithm
+from hurtle.algorithms.epochs_together import EpochsTogether
+from hurtle.algorithms.replay_settings import ReplayConfig
 from hurtle.algorithms.side_by_side import SideBySide
 from hurtle.buffers.replay_groups import replay_bytes
 from hurtle.buffers.rollout import Rollout
@@ -20,6 +22,7 @@ from hurtle.buffers.storage import available_memory, gib
 from hurtle.collect.rewards import RewardRule
 from hurtle.collect.seeds_actor import SeedsActor
 from hurtle.collect.seeds_collector import SeedsCollector
+from hurtle.collect.seeds_device_collector import SeedsDeviceCollector
 from hurtle.errors import HurtleError
 from hurtle.kernels.cuda_graphs import Graphs
 from hurtle.native.cuda_support import import_cuda
@@ -37,7 +40,7 @@ REPLAY_SHARE = 0.8
 
 @dataclass(frozen=True)
 class SeedsParts:
-    """What the loop of many seeds connects.
+    """What the loop of many seeds connects: off-policy learners step any envs, actor–critics native ones on their device.
 
     Attributes:
         seeds: The seeds, of which the memory may hold fewer than were asked for.
@@ -46,8 +49,8 @@ class SeedsParts:
 
     seeds: list[int]
     vec: Any
-    learner: SideBySide
-    collector: SeedsCollector
+    learner: SideBySide | EpochsTogether
+    collector: SeedsCollector | SeedsDeviceCollector
     rollout: Rollout
     spaces: dict[str, Any]
     timer: Timer
@@ -88,6 +91,9 @@ def assemble_seeds(settings: Settings, seeds: Sequence[int]) -> SeedsParts:
     vec = _make_envs(settings, len(seeds), own_actions is not None)
     try:
         policy = _make_policy(settings, vec, own_actions, seeds[0])
+        if not isinstance(settings.algorithm, ReplayConfig):
+            policies = [policy, *(_make_policy(settings, vec, own_actions, seed) for seed in seeds[1:])]
+            return _join_actor_critics(settings, vec, [each.to(device) for each in policies], list(seeds))
         fit = seeds_that_fit(settings, policy, vec, len(seeds), device)
         if fit < len(seeds):
             vec.close()
@@ -127,6 +133,7 @@ def _make_envs(settings: Settings, seeds: int, emulate: bool) -> Any:
         train.env,
         seeds * train.num_envs,
         backend=train.backend,
+        device=_device_of_envs(settings),
         num_workers=train.num_workers,
         emulate=emulate,
         step_timeout=train.step_timeout,
@@ -136,11 +143,18 @@ def _make_envs(settings: Settings, seeds: int, emulate: bool) -> Any:
     )
 
 
+def _device_of_envs(settings: Settings) -> str:
+    """Where native envs step: beside actor–critics, on the CPU for others."""
+    return "cpu" if isinstance(settings.algorithm, ReplayConfig) else str(find_device(settings.train.device))
+
+
 def _make_policy(settings: Settings, vec: Any, own_actions: Any, seed: int) -> Policy:
     return build_policy(
         settings.policy,
         *row_spaces(vec),
         layout=vec.layout if own_actions is not None else None,
+        normalize_observations=settings.train.normalize_observations,
+        observation_clip=settings.train.observation_clip,
         seed=seed,
         make_network=find_algorithm(settings.train.algorithm).network_maker(settings.algorithm),
     )
@@ -163,3 +177,23 @@ def _join(settings: Settings, vec: Any, policies: list[Policy], seeds: list[int]
         raise HurtleError("Envs that report legal actions do not train side by side: train the seeds with side_by_side=False.")
     described = {**describe_spaces(vec, own_actions), "masked": False}
     return SeedsParts(seeds, vec, together, collector, collector.new_rollout(config.num_steps), described, timer)
+
+
+def _join_actor_critics(settings: Settings, vec: Any, policies: list[Policy], seeds: list[int]) -> SeedsParts:
+    train, config = settings.train, settings.algorithm
+    algorithm, device = find_algorithm(train.algorithm), next(policies[0].parameters()).device
+    graphs, timer, rows = Graphs(device), Timer(), train.num_envs * int(vec.num_agents)
+    config.check(rows, policies[0].is_recurrent)
+    learners: list[Any] = []
+    for seed, policy in zip(seeds, policies, strict=True):
+        rewards = RewardRule(train.reward_mode, rows, config.gamma, train.reward_clip)
+        setup = LearnerSetup(seed, rewards, train.compile, train.precision, graphs=Graphs(device, enabled=False), num_rows=rows)
+        learners.append(algorithm.make_learner("device", policy, config, setup))
+    setup = LearnerSetup(compiled=train.compile, precision=train.precision, graphs=graphs)
+    together, bases = EpochsTogether(learners, setup), [run_seed(seed) for seed in seeds]
+    collector = SeedsDeviceCollector(
+        vec, together.policy, bases, seeds, timer=timer, postprocess=together.postprocess, graphs=graphs,
+        fused=together.acting_kernels, precision=train.precision,
+    )  # fmt: skip
+    rollout = collector.new_rollout(config.num_steps)
+    return SeedsParts(seeds, vec, together, collector, rollout, describe_spaces(vec, None), timer)

@@ -91,6 +91,7 @@ class SeedsTogether:
         for policy in parts.policies if train.fine_tune and self._starts[0].file is None else ():
             load_policy(policy, train.fine_tune)
         with own_random_streams(parts.device):
+            parts.collector.prepare(parts.rollout)
             parts.learner.prepare(parts.rollout)
             progress = self._restore()
         for start, policy, saved in zip(self._starts, parts.policies, progress, strict=True):
@@ -160,19 +161,28 @@ class SeedsTogether:
         clock.steps += parts.rollout.num_valid // len(parts.seeds)
         clock.updates += 1
         clock.seconds = self._seconds_before + time.perf_counter() - self._began
-        reached = []
-        for place, episodes in parts.collector.take_episodes().items():
+        if reached := self._add_episodes():
+            self._end(reached, "stop_at_return")
+        return True
+
+    def _add_episodes(self) -> list[SeedRecord]:
+        """Record the episodes that have ended; returns the seeds that have reached the return to stop at."""
+        goal, reached = self.settings.train.stop_at_return, []
+        for place, episodes in self.parts.collector.take_episodes().items():
             record = self.records[place]
             if record.is_over:
                 continue
             window = record.episodes
             window.add(episodes)
-            full = window.count >= window.size
-            if train.stop_at_return is not None and full and window.mean_return >= train.stop_at_return:
+            if goal is not None and window.count >= window.size and window.mean_return >= goal:
                 reached.append(record)
-        if reached:
-            self._end(reached, "stop_at_return")
-        return True
+        return reached
+
+    def _settle(self) -> None:
+        """Take in what a GPU has not reported yet: its numbers arrive an update or two late."""
+        self.parts.collector.pending(wait=True)
+        self._add_episodes()
+        self._learn(lambda: self.parts.learner.pending(wait=True))
 
     def _learn(self, update: Callable[[], Metrics]) -> None:
         """Update, and end the seeds whose losses are not finite."""
@@ -183,18 +193,13 @@ class SeedsTogether:
             if self.active:  # it was not a loss
                 raise
             return
-        self._common |= {name: found[name] for name in ("replay", "epsilon") if name in found}
+        self._common |= {name: found[name] for name in ("replay", "epsilon") if name in found}  # not in each seed's metrics
         if "diverged" in found:
             self._drop_diverged()
 
     def _drop_diverged(self) -> None:
-        learner = self.parts.learner
-        for record, metrics in zip(self.records, learner.seed_metrics, strict=False):
-            if record.is_over:
-                continue
-            try:
-                learner.learners[0].checked(list(metrics.values()))
-            except NonFiniteError as error:
+        for record, error in zip(self.records, self.parts.learner.failures(), strict=False):
+            if error is not None and not record.is_over:
                 self._tell("failed", record.seed, record.fail(error))
 
     def _report(self) -> None:
@@ -202,7 +207,7 @@ class SeedsTogether:
         parts, train = self.parts, self.settings.train
         every = max(1, train.total_steps // REPORTS)
         self._reported, self._next_report = self.clock.steps, next_multiple(self.clock.steps, every)
-        if on_gpu := parts.learner.seconds():
+        if on_gpu := {**parts.collector.seconds(), **parts.learner.seconds()}:
             parts.timer.share_out(on_gpu)
         shares, counts = parts.timer.shares(), parts.collector.metrics()
         own = parts.learner.seed_metrics or [{}] * len(self.records)
@@ -242,7 +247,7 @@ class SeedsTogether:
     def _take_states(self, records: Sequence[SeedRecord], with_envs: bool = True) -> None:
         """Make the states of these seeds ready to be saved. Replay is copied when its seed is saved, one at a time."""
         if with_envs:
-            self._learn(lambda: self.parts.learner.pending(wait=True))
+            self._settle()
         states = self.parts.collector.states(with_envs)
         for k, record in enumerate(self.records):
             if record in records:
@@ -251,7 +256,7 @@ class SeedsTogether:
 
     def _end(self, records: Sequence[SeedRecord], stopped_by: str) -> None:
         """Save these seeds, evaluate them unless the user stops, and write their summaries."""
-        self._learn(lambda: self.parts.learner.pending(wait=True))
+        self._settle()
         if self._reported != self.clock.steps:
             self._report()
         self._save([(record, record.saver.save) for record in records if not record.is_over])

@@ -172,10 +172,11 @@ def test_the_plan(tmp_path):
     assert isinstance(planned("cuda"), TogetherProcess)
     assert isinstance(planned("cuda:1", algorithm="td3"), TogetherProcess)
     assert isinstance(planned("cpu", True), TogetherProcess)
-    for other in (planned("cpu"), planned("cuda", False), planned("cuda", algorithm="ppo"), planned("cuda", seeds=1)):
+    assert isinstance(planned("cuda", algorithm="ppo"), TogetherProcess)
+    for other in (planned("cpu"), planned("cuda", False), planned("cuda", algorithm="impala"), planned("cuda", seeds=1)):
         assert isinstance(other, RunProcesses)
-    with pytest.raises(HurtleError, match="cannot train side by side: ppo has no replay buffer"):
-        planned("cuda", True, algorithm="ppo")
+    with pytest.raises(HurtleError, match="cannot train side by side: impala has no version for many seeds"):
+        planned("cuda", True, algorithm="impala")
 
 
 def test_the_user_is_told_why():
@@ -183,7 +184,8 @@ def test_the_user_is_told_why():
         return choose(make_settings("cartpole", {"algorithm": algorithm, "device": device}), 4, **how).message
 
     assert said("dqn") == "dqn: 4 seeds side by side, as one learner"
-    assert said("ppo") == "ppo: one seed after the other on each GPU; ppo has no replay buffer"
+    assert said("ppo") == "ppo: 4 seeds side by side, as one learner"
+    assert said("impala") == "impala: one seed after the other on each GPU; impala has no version for many seeds"
     assert said("dqn", side_by_side=False) == "dqn: one seed after the other on each GPU; as asked for"
     assert not said("ppo", device="cpu")
 
@@ -196,7 +198,7 @@ def test_the_command_line(worker, capsys):
     assert "3 of 3 seeds finished" in out
     for line, message in {
         "train pendulum --side-by-side": "--side-by-side is for many seeds: add --seeds 5",
-        "train pendulum --seeds 2 --side-by-side": "ppo has no replay buffer",
+        "train Pendulum-v1 --seeds 2 --side-by-side": "these step on the CPU",
         "train --resume mine --total-steps 2e3 --side-by-side --seeds 2": "and as many runs: leave out --seeds",
     }.items():
         assert main(line.split()) == 2

@@ -25,6 +25,10 @@ SMALL = {
     "num_envs": 2, "hidden_sizes": (8,), "learning_starts": 16, "batch_size": 8, "capacity": 400, "replay_ratio": 0.25,
     "eval_episodes": 2, "trackers": (), "progress": "quiet", "preset": False,
 }  # fmt: skip
+SMALL_PPO = {
+    "num_envs": 4, "hidden_sizes": (8,), "num_steps": 8, "minibatch_size": 16, "eval_episodes": 2, "trackers": (),
+    "progress": "quiet", "preset": False, "anneal_learning_rate": False,
+}  # fmt: skip
 SEEDS = (3, 4, 5)
 FIXED = {"epsilon_fraction": 0.0, "priority_beta": 1.0}
 """Nothing depends on the length of the run."""
@@ -32,7 +36,8 @@ FIXED = {"epsilon_fraction": 0.0, "priority_beta": 1.0}
 
 def starts(tmp_path, algorithm="sac", env="pendulum", folders=None, seeds=SEEDS, **options):
     """New seeds, or those that go on from their newest checkpoints."""
-    flat = settings_to_dict(make_settings(env, {**SMALL, "algorithm": algorithm, "runs": str(tmp_path), **options}))
+    small = SMALL_PPO if algorithm == "ppo" else SMALL
+    flat = settings_to_dict(make_settings(env, {**small, "algorithm": algorithm, "runs": str(tmp_path), **options}))
     found = []
     for seed in seeds:
         settings = settings_from_dict({**flat, "seed": seed, "name": f"seed-{seed}"})
@@ -107,6 +112,7 @@ def test_until_it_learns_a_seed_is_the_run_that_it_would_be_alone(algorithm, env
     [
         ("sac", "pendulum", {}),
         ("dqn", "cartpole", {**FIXED, "priority_alpha": 0.6, "n_step": 3, "env_parameters": {"max_steps": 9}}),
+        ("ppo", "pendulum", {"normalize_observations": True, "reward_mode": "normalize", "env_parameters": {"max_steps": 9}}),
     ],
 )
 def test_going_on_is_exact(algorithm, env, options, tmp_path):
@@ -136,6 +142,35 @@ def assert_equal(found, expected, where):
         np.testing.assert_array_equal(found, expected, where)
     else:
         assert found == expected, where
+
+
+def test_a_seed_of_ppo_is_the_run_that_it_would_be_alone(tmp_path):
+    """To rounding, statistics included; alone, and from the state of the run side by side."""
+    how = {"total_steps": 160, "normalize_observations": True, "reward_mode": "normalize", "num_epochs": 2}
+    trained(starts(tmp_path / "together", "ppo", "pendulum", **how))
+    for seed in SEEDS[::2]:
+        alone = hurtle.train("pendulum", seed=seed, runs=tmp_path, name=f"alone-{seed}", gear="device", **SMALL_PPO | how)
+        own = tmp_path / "together" / f"seed-{seed}"
+        found, expected = lines(own)[-2], lines(alone.path)[-2]
+        for name in ("steps", "updates", "policy_loss", "value_loss", "explained_variance", "learning_rate", "entropy"):
+            assert found[name] == pytest.approx(expected[name], rel=1e-2, abs=1e-4), name
+        one, other = (load_checkpoint(Checkpoints(path / "checkpoints").latest()) for path in (own, alone.path))
+        for name, part in other["policy"].items():
+            torch.testing.assert_close(one["policy"][name], part, rtol=1e-3, atol=1e-4, msg=name)
+        assert one["policy"]["normalizer.count"] == other["policy"]["normalizer.count"] == 160
+        torch.testing.assert_close(
+            one["learner"]["postprocess"]["m2"], other["learner"]["postprocess"]["m2"], rtol=1e-3, atol=0
+        )
+    run = hurtle.train(resume=tmp_path / "together" / "seed-4", total_steps=192, gear="general")
+    assert run.steps == 192
+
+
+def test_episodes_of_ppo_are_counted_for_each_seed(tmp_path):
+    trained(starts(tmp_path, "ppo", "bandit", total_steps=640, checkpoint_every=320))
+    counts = [lines(tmp_path / f"seed-{seed}")[-1] for seed in SEEDS]
+    assert [json.loads((tmp_path / f"seed-{seed}" / "summary.json").read_text())["steps"] for seed in SEEDS] == [640] * 3
+    episodes = [[line["episodes"] for line in lines(tmp_path / f"seed-{seed}") if "episodes" in line][-1] for seed in SEEDS]
+    assert all(episodes), counts
 
 
 def test_a_seed_that_diverges_fails_alone(tmp_path):
@@ -265,7 +300,15 @@ def test_seeds_are_grouped_by_their_checkpoints(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"algorithm": "ppo"}, "ppo has no replay buffer"),
+        ({}, ""),
+        ({"algorithm": "a2c", "normalize_observations": True}, ""),
+        ({"algorithm": "impala"}, "impala has no version for many seeds"),
+        ({"recurrent": "gru"}, "has a memory"),
+        ({"priority_alpha": 0.5}, "priorities and V-trace"),
+        ({"vtrace": True}, "priorities and V-trace"),
+        ({"optimizer": "muon"}, "optimizer='muon'"),
+        ({"backend": "process"}, "these step on the CPU"),
+        ({"policy": "my_policy.py:Net"}, "not one of Hurtle's own"),
         ({"algorithm": "rainbow"}, "noisy layers"),
         ({"algorithm": "r2d2"}, "has a memory"),
         ({"algorithm": "apex"}, "collects with actors"),
@@ -280,3 +323,8 @@ def test_seeds_are_grouped_by_their_checkpoints(tmp_path, monkeypatch):
 def test_what_cannot_be_trained_side_by_side_is_named(options, why):
     found = together_obstacle(make_settings("cartpole", {"preset": False, **options}))
     assert why in found if why else found is None
+
+
+@pytest.mark.parametrize(("env", "why"), [("Pendulum-v1", "these step on the CPU"), ("snake", "agents may be absent")])
+def test_envs_that_cannot_be_side_by_side_with_ppo_are_named(env, why):
+    assert why in together_obstacle(make_settings(env, {"preset": False}))

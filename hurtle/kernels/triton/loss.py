@@ -6,6 +6,7 @@ log-probs, entropies, values [B], old and new → advantages' moments → gradie
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -38,21 +39,27 @@ class Gradients(NamedTuple):
 
 
 @triton.jit
-def _moments_kernel(advantages, order, valid, size, moments, turns: tl.constexpr, padded: tl.constexpr, block: tl.constexpr):
-    """Number, sum and sum of squares of the valid advantages, per program: [3, padded]. In float64, so one pass is enough."""
+def _moments_kernel(
+    advantages, order, stride, valid, size, moments, turns: tl.constexpr, padded: tl.constexpr, block: tl.constexpr
+):
+    """Number, sum and sum of squares of the valid advantages, per program: [3, padded]. In float64, so one pass is enough.
+
+    The second axis of the grid are seeds.
+    """
+    seed = tl.program_id(1)
     number, total, squares = tl.zeros([block], tl.float64), tl.zeros([block], tl.float64), tl.zeros([block], tl.float64)
     for turn in range(turns):
         at = (turn * tl.num_programs(0) + tl.program_id(0)) * block + tl.arange(0, block)
         there = at < size
         if order is not None:
-            at = tl.load(order + at, mask=there, other=0)
+            at = tl.load(order + seed * stride + at, mask=there, other=0)
         if valid is not None:
             there &= tl.load(valid + at, mask=there, other=0) != 0
         advantage = tl.load(advantages + at, mask=there, other=0.0).to(tl.float64)
         number += there.to(tl.float64)
         total += advantage
         squares += advantage * advantage
-    own = moments + tl.program_id(0)
+    own = moments + seed * 3 * padded + tl.program_id(0)
     tl.store(own, tl.sum(number, 0))
     tl.store(own + padded, tl.sum(total, 0))
     tl.store(own + 2 * padded, tl.sum(squares, 0))
@@ -123,7 +130,8 @@ class Moments(NamedTuple):
     """Partial sums from which kernels compute mean and standard deviation of a minibatch's advantages; see `moments_of`."""
 
     sums: Tensor | None
-    """Numbers, sums and sums of squares, [3, padded] float64; None if nothing is normalized and all steps count."""
+    """Numbers, sums and sums of squares, [3, padded] or [seeds, 3, padded] float64; None if nothing is normalized and all steps
+    count."""
     used: int
     """How many of them are used."""
     padded: int
@@ -134,33 +142,44 @@ def advantage_moments(advantages: Tensor, order: Tensor | None, valid: Tensor | 
 
     Args:
         advantages: [S].
-        order: The minibatch's indices among the S steps, int64 [B]; None: all in order.
+        order: The minibatch's indices among the S steps, int64 [B], or [seeds, B] of several; None: all in order.
         valid: False for steps that do not count. bool [S]
         normalizes: Whether advantages are normalized.
     """
     if not normalizes and valid is None:
         return Moments(None, 0, 1)
-    size = len(advantages) if order is None else len(order)
+    size = len(advantages) if order is None else order.shape[-1]
+    lead, stride = ((), 0) if order is None else (order.shape[:-1], order.stride(0))
     blocks = triton.cdiv(size, BLOCK)
     count = min(blocks, MOST_SUMS)
     padded = triton.next_power_of_2(count)
-    sums = torch.empty(3, padded, dtype=torch.float64, device=advantages.device)
-    _moments_kernel[(count,)](advantages, order, valid, size, sums, triton.cdiv(blocks, count), padded, BLOCK)
+    sums = torch.empty(*lead, 3, padded, dtype=torch.float64, device=advantages.device)
+    grid = (count, math.prod(lead))
+    _moments_kernel[grid](advantages, order, stride, valid, size, sums, triton.cdiv(blocks, count), padded, BLOCK)
     return Moments(sums, count, padded)
 
 
 @triton.jit
-def _metrics_kernel(stats, programs, moments, num_moments, norm, sums, epoch_kl, padded: tl.constexpr, block: tl.constexpr):
-    """Add a minibatch's means, the norm of its gradient and a 1 to the sums, unless none of its steps is valid."""
+def _metrics_kernel(
+    stats, programs, moments, num_moments, norm, sums, epoch_kl, goes_on, padded: tl.constexpr, block: tl.constexpr
+):
+    """Add a minibatch's means, the norm of its gradient and a 1 to a seed's sums, unless it learns from no step."""
+    seed, metric_size = tl.program_id(0), programs * tl.num_programs(0)
+    stats, norm, epoch_kl = stats + seed * programs, norm + seed, epoch_kl + 2 * seed
+    sums += seed * (METRICS + 2)
+    if moments is not None:
+        moments += seed * 3 * padded
     _, _, _, nothing = moments_of(moments, num_moments, padded, 1, False)
     count = tl.where(nothing == 0.0, 1.0, 0.0)
+    if goes_on is not None:
+        count = tl.where(tl.load(goes_on + seed) != 0, count, 0.0)
     metric = tl.arange(0, 8)
     totals = tl.zeros([8, block], tl.float32)
     for first in range(0, programs, block):
         at = first + tl.arange(0, block)
         there = (metric < METRICS)[:, None] & (at < programs)[None, :]
-        totals += tl.load(stats + metric[:, None] * programs + at[None, :], mask=there, other=0.0)
-    means = tl.sum(totals, 1) * count
+        totals += tl.load(stats + metric[:, None] * metric_size + at[None, :], mask=there, other=0.0)
+    means = tl.where(count > 0.0, tl.sum(totals, 1), 0.0)
     tl.store(sums + metric, tl.load(sums + metric, mask=metric < METRICS, other=0.0) + means, mask=metric < METRICS)
     tl.store(epoch_kl, tl.load(epoch_kl) + tl.sum(tl.where(metric == KL, means, 0.0), 0))
     own_norm = tl.where(count > 0.0, tl.load(norm), 0.0)
@@ -169,18 +188,22 @@ def _metrics_kernel(stats, programs, moments, num_moments, norm, sums, epoch_kl,
     tl.store(epoch_kl + 1, tl.load(epoch_kl + 1) + count)
 
 
-def add_metrics(stats: Tensor, moments: Moments, norm: Tensor, sums: Tensor, epoch_kl: Tensor) -> None:
+def add_metrics(
+    stats: Tensor, moments: Moments, norm: Tensor, sums: Tensor, epoch_kl: Tensor, goes_on: Tensor | None = None
+) -> None:
     """Add a minibatch to the metrics of an update, unless none of its steps is valid.
 
     Args:
-        stats: Its metrics, to be summed over programs. [5, programs]
+        stats: Its metrics, to be summed over programs. [5, programs], or [5, seeds, programs]: all others have an axis of seeds
+            first then.
         moments: Of its advantages.
         norm: Of its gradient. []
         sums: Sums of the five metrics and of the norm, and their number. [7]
         epoch_kl: Sum of the KL, and its number. [2]
+        goes_on: Seeds that learned from it; None: all. bool [seeds]
     """
-    _metrics_kernel[(1,)](
-        stats, stats.shape[1], moments.sums, moments.used, norm, sums, epoch_kl, moments.padded, 256, num_warps=4
+    _metrics_kernel[(math.prod(stats.shape[1:-1]),)](
+        stats, stats.shape[-1], moments.sums, moments.used, norm, sums, epoch_kl, goes_on, moments.padded, 256, num_warps=4
     )
 
 

@@ -1,11 +1,13 @@
 """Small MLPs in single kernels: acting (forward, sampling, log-prob), values, and the loss of PPO or A2C with its gradients.
 
 observations, weights → actions, log-probs, values; minibatch → gradients. Two hidden layers of one width, separate actor
-and critic; weights are read once per program and kept in registers. Knows no env and no optimizer.
+and critic; weights are read once per program and kept in registers. The last axis of a grid are seeds, each with weights and
+rows of its own. Knows no env and no optimizer.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -91,23 +93,24 @@ def _hidden(
 
 @triton.jit(do_not_specialize=["t"])
 def _act_kernel(
-    obs, masks, weights, streams, clock, seen, actions, log_probs, env_actions, start, low, high, mean, std, clip, t, N,
+    obs, masks, weights, streams, clock, seen, actions, log_probs, env_actions, start, low, high, mean, std, clip, t, N, SIZE,
     W1: tl.constexpr, B1: tl.constexpr, W2: tl.constexpr, B2: tl.constexpr, W3: tl.constexpr, B3: tl.constexpr,
     LOG_STD: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, A: tl.constexpr, AP: tl.constexpr,
     B: tl.constexpr, RELU: tl.constexpr, GAUSSIAN: tl.constexpr, NORMALIZED: tl.constexpr, FAST: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Choose actions, or take those given if there are no streams, and compute their log-probs."""
-    row = tl.program_id(0) * B + tl.arange(0, B)
+    row, seed = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1)
     if streams is None:
         row = row.to(tl.int64)  # of a minibatch, which may be large
     ok = row < N
+    row, weights = row + seed * N, weights + seed * SIZE
     rd, rh, ra = tl.arange(0, DP), tl.arange(0, H), tl.arange(0, AP)
     inside = ok[:, None] & (rd[None, :] < D)
     x = tl.load(obs + row[:, None] * D + rd[None, :], mask=inside, other=0.0)
     if NORMALIZED:
-        middle = tl.load(mean + rd, mask=rd < D, other=0.0)
-        spread = tl.load(std + rd, mask=rd < D, other=1.0)
+        middle = tl.load(mean + seed * D + rd, mask=rd < D, other=0.0)
+        spread = tl.load(std + seed * D + rd, mask=rd < D, other=1.0)
         z = (x.to(tl.float64) - middle[None, :]) / spread[None, :]
         z = tl.maximum(z, -clip, propagate_nan=tl.PropagateNan.ALL)
         x = tl.minimum(z, clip, propagate_nan=tl.PropagateNan.ALL).to(tl.float32)
@@ -155,12 +158,15 @@ def _act_kernel(
 
 @triton.jit
 def _value_kernel(
-    obs, weights, values, N,
+    obs, weights, values, N, EACH, SIZE,
     W1: tl.constexpr, B1: tl.constexpr, W2: tl.constexpr, B2: tl.constexpr, W3: tl.constexpr, B3: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, B: tl.constexpr, RELU: tl.constexpr, FAST: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Values of N observations of each seed, EACH of which follow each other before the next seed's."""
     rd, rh, rk, rb = tl.arange(0, DP), tl.arange(0, H), tl.arange(0, H), tl.arange(0, B)
+    seed, seeds = tl.program_id(1), tl.num_programs(1)
+    weights += seed * SIZE
     w1 = _operand(tl.load(weights + W1 + rh[None, :] * D + rd[:, None], mask=rd[:, None] < D, other=0.0), PRECISION)
     w2 = _operand(tl.load(weights + W2 + rh[None, :] * H + rk[:, None]), PRECISION)
     b1, b2 = tl.load(weights + B1 + rh), tl.load(weights + B2 + rh)
@@ -168,6 +174,7 @@ def _value_kernel(
     for block in range(tl.program_id(0), tl.cdiv(N, B), tl.num_programs(0)):
         row = block * B + rb.to(tl.int64)
         ok = row < N
+        row += (row // EACH * (seeds - 1) + seed) * EACH
         x = tl.load(obs + row[:, None] * D + rd[None, :], mask=ok[:, None] & (rd[None, :] < D), other=0.0)
         h1 = _activation(_dot(_operand(x, PRECISION), w1, PRECISION) + b1[None, :], RELU, FAST)
         h2 = _activation(_dot(_operand(h1, PRECISION), w2, PRECISION) + b2[None, :], RELU, FAST)
@@ -195,8 +202,8 @@ def _record_kernel(
 
 @triton.jit
 def _gradient_kernel(
-    records, order, masks, valid, step_weights, weights, moments, num_moments, clip_range, partials, stats, N, SIZE,
-    AW1: tl.constexpr, AB1: tl.constexpr, AW2: tl.constexpr, AB2: tl.constexpr, AW3: tl.constexpr, AB3: tl.constexpr,
+    records, order, masks, valid, step_weights, weights, moments, num_moments, clip_range, goes_on, partials, stats, N, STRIDE,
+    SIZE, AW1: tl.constexpr, AB1: tl.constexpr, AW2: tl.constexpr, AB2: tl.constexpr, AW3: tl.constexpr, AB3: tl.constexpr,
     CW1: tl.constexpr, CB1: tl.constexpr, CW2: tl.constexpr, CB2: tl.constexpr, CW3: tl.constexpr, CB3: tl.constexpr,
     LOG_STD: tl.constexpr, VALUE_COEF: tl.constexpr, ENTROPY_COEF: tl.constexpr, CLIPS: tl.constexpr,
     CLIP_VALUES: tl.constexpr, NORMALIZES: tl.constexpr, PADDED: tl.constexpr,
@@ -209,6 +216,10 @@ def _gradient_kernel(
     products with a row of ones below the inputs.
     """
     p, P, is_critic = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
+    seed, METRIC = tl.program_id(2), P * tl.num_programs(2)
+    order, weights, stats = order + seed * STRIDE, weights + seed * SIZE, stats + seed * P
+    if moments is not None:
+        moments += seed * 3 * PADDED
     rd, rh, rk, ra, rb = tl.arange(0, DP), tl.arange(0, H), tl.arange(0, H), tl.arange(0, AP), tl.arange(0, B)
     W1, B1 = AW1 + is_critic * (CW1 - AW1), AB1 + is_critic * (CB1 - AB1)
     W2, B2 = AW2 + is_critic * (CW2 - AW2), AB2 + is_critic * (CB2 - AB2)
@@ -228,6 +239,8 @@ def _gradient_kernel(
     kls, clipped = tl.zeros((B,), tl.float32), tl.zeros((B,), tl.float32)
     clip = tl.load(clip_range)
     mean, scale, part, nothing = moments_of(moments, num_moments, PADDED, N, NORMALIZES)
+    if goes_on is not None:
+        nothing = tl.where(tl.load(goes_on + seed) != 0, nothing, float("nan"))
     log_std = tl.load(weights + LOG_STD + ra, mask=ra < A, other=0.0) if GAUSSIAN else tl.zeros((AP,), tl.float32)
     a = ra[:, None]
     for block in range(p, tl.cdiv(N, B), P):
@@ -291,7 +304,7 @@ def _gradient_kernel(
         dw2 += _dot(d2, tl.trans(h1), PRECISION)
         d1 = _operand(_dot(w2t, d2, PRECISION) * _slope(h1, RELU), PRECISION)
         dw1 += _dot(d1, tl.trans(x), PRECISION)
-    into = partials + p * SIZE
+    into = partials + (seed * P + p) * SIZE
     tl.store(into + W1 + rh[:, None] * D + rd[None, :], dw1, mask=rd[None, :] < D)
     tl.store(into + W2 + rh[:, None] * H + rk[None, :], dw2)
     tl.store(into + W3 + ra[None, :] * H + rh[:, None], dw3, mask=real[None, :])
@@ -299,38 +312,39 @@ def _gradient_kernel(
     tl.store(into + B2 + rh, tl.sum(tl.where(rd[None, :] == D, db2, 0.0), 1))
     tl.store(into + B3 + ra, tl.sum(db3, 1) + nothing, mask=real)
     if is_critic == 1:
-        tl.store(stats + P + p, part * tl.sum(losses, 0))
+        tl.store(stats + METRIC + p, part * tl.sum(losses, 0))
     else:
         if GAUSSIAN:
             tl.store(into + LOG_STD + ra, tl.sum(d_log_std, 1), mask=real)
         tl.store(stats + p, part * tl.sum(losses, 0))
-        tl.store(stats + 2 * P + p, part * tl.sum(entropies, 0))
-        tl.store(stats + 3 * P + p, part * tl.sum(kls, 0))
-        tl.store(stats + 4 * P + p, part * tl.sum(clipped, 0))
+        tl.store(stats + 2 * METRIC + p, part * tl.sum(entropies, 0))
+        tl.store(stats + 3 * METRIC + p, part * tl.sum(kls, 0))
+        tl.store(stats + 4 * METRIC + p, part * tl.sum(clipped, 0))
 
 
 class FusedMLP:
-    """The kernels of one policy.
+    """The kernels of one policy, or of the policies of several seeds, which share the rows evenly, in their order.
 
     Args:
         shape: The shape of the policy.
-        weights: All its parameters, flat, as in `FlatParameters`.
+        weights: All its parameters, flat, as in `FlatParameters`; or a row for each seed, as in `FlatRows`.
         precision: Precision of the matrix products: "float32", "tf32" or "bf16" (some shapes run in tf32); sums are float32.
             With bf16, tanh is the GPU's own, accurate to 2^-11.
+        clips: Whether the loss is PPO's, see `LossSettings`.
 
     Attributes:
         precision: The precision in use.
-        partials: Gradients of the last minibatch, to be summed over the first axis. [P, size]
+        partials: Gradients of the last minibatch, to be summed over the programs. [P, size] or [seeds, P, size]
         acts_with_values: Whether `act` computes values as well.
     """
 
     acts_with_values = False
 
-    def __init__(self, shape: MLPShape, weights: Tensor, precision: str = "float32"):
-        self.shape, self.weights = shape, weights
-        if precision == "bf16" and shape.gaussian and shape.hidden > 32:
+    def __init__(self, shape: MLPShape, weights: Tensor, precision: str = "float32", clips: bool = True):
+        self.shape, self.weights, self._clips = shape, weights, clips
+        if precision == "bf16" and (not clips or (shape.gaussian and shape.hidden > 32)):
             # Triton 3.6 compiles one of the gradient kernel's products to a WGMMA instruction that reads beyond shared memory
-            # (found by compute-sanitizer on an H200; without WGMMA, or in any other of our kernels, it finds nothing).
+            # (found by compute-sanitizer on an H200, and by gradients of 1e4 or NaN; DISABLE_MMA_V3=1 mends it, too).
             precision = "tf32"
         self.precision, self._precision = precision, PRECISIONS[precision]
         self._common: dict[str, Any] = {
@@ -345,16 +359,18 @@ class FusedMLP:
         units = torch.cuda.get_device_properties(weights.device).multi_processor_count if weights.is_cuda else 1
         wide = self._precision == 2 and shape.hidden <= 64
         self._block = 64 if wide else 32
-        self.programs = (2 if wide else PROGRAMS_PER_UNIT) * units
-        self._value_programs = 8 * units
+        lead = weights.shape[:-1]
+        self._seeds = math.prod(lead)
+        self.programs = max(1, (2 if wide else PROGRAMS_PER_UNIT) * units // self._seeds)
+        self._value_programs = max(1, 8 * units // self._seeds)
         names = ("W1", "B1", "W2", "B2", "W3", "B3")
         self._actor = dict(zip(names, shape.offsets[:6], strict=True))
         self._critic = dict(zip(names, shape.offsets[6:12], strict=True))
         self._both = {f"A{name}": at for name, at in self._actor.items()} | {
             f"C{name}": at for name, at in self._critic.items()
         }
-        self.partials = torch.zeros(self.programs, shape.size, device=weights.device)
-        self._stats = torch.zeros(METRICS.value, self.programs, device=weights.device)
+        self.partials = torch.zeros(*lead, self.programs, shape.size, device=weights.device)
+        self._stats = torch.zeros(METRICS.value, *lead, self.programs, device=weights.device)
         self._records = self._none = torch.zeros(1, device=weights.device)
 
     def refresh(self) -> None:
@@ -388,7 +404,7 @@ class FusedMLP:
             values: Output, if these kernels act with values. [N]
             env_actions: Output: the envs' actions. [N] or [N, A]
             bounds: The first action (int64 [1]), or lower and upper bounds (float32 [A] each).
-            normalizer: Mean, standard deviation (float64 [D] each) and bound of normalized observations.
+            normalizer: Mean, standard deviation (float64 [D] each, or [seeds * D]) and bound of normalized observations.
             masks: Legal choices, bool [N, A].
         """
         self._act(obs, masks, actions, log_probs, streams, clock, t, seen, env_actions, bounds, normalizer)
@@ -423,7 +439,7 @@ class FusedMLP:
         bounds: tuple[Tensor, ...] | None = None,
         normalizer: tuple[Tensor, Tensor, float] | None = None,
     ) -> None:
-        shape, rows = self.shape, len(log_probs)
+        shape, rows = self.shape, len(log_probs) // self._seeds
         start = low = high = self._none
         if bounds is not None and shape.gaussian:
             low, high = bounds
@@ -431,20 +447,23 @@ class FusedMLP:
             (start,) = bounds
         mean, std, clip = normalizer or (self._none, self._none, 0.0)
         block = 64 if shape.hidden <= 64 else 32
-        _act_kernel[(triton.cdiv(rows, block),)](
+        _act_kernel[(triton.cdiv(rows, block), self._seeds)](
             obs, masks, self.weights, streams, clock, seen, actions, log_probs, env_actions, start, low, high, mean, std, clip,
-            t, rows, **self._actor, LOG_STD=shape.offsets[12], A=shape.outputs, AP=16, B=block, GAUSSIAN=shape.gaussian,
-            NORMALIZED=normalizer is not None, num_warps=4, **self._common,
+            t, rows, shape.size, **self._actor, LOG_STD=shape.offsets[12], A=shape.outputs, AP=16, B=block,
+            GAUSSIAN=shape.gaussian, NORMALIZED=normalizer is not None, num_warps=4, **self._common,
         )  # fmt: skip
 
     def values(self, seen: Tensor, out: Tensor) -> None:
         """Values of observations as the policy sees them, [N, …] → [N]."""
-        rows, block = out.numel(), 64 if self.shape.hidden <= 64 else 32
-        programs = min(triton.cdiv(rows, block), self._value_programs)
-        _value_kernel[(programs,)](seen, self.weights, out, rows, **self._critic, B=block, num_warps=4, **self._common)
+        rows, block = out.numel() // self._seeds, 64 if self.shape.hidden <= 64 else 32
+        programs, each = min(triton.cdiv(rows, block), self._value_programs), out.shape[-1] // self._seeds
+        _value_kernel[(programs, self._seeds)](
+            seen, self.weights, out, rows, each, self.shape.size, **self._critic, B=block, num_warps=4, **self._common
+        )
 
     def begin(self, steps: Steps, settings: LossSettings) -> None:
         """Take over a rollout, flat; minibatches are drawn from it until the next call."""
+        assert settings.clips == self._clips or self.precision != "bf16"
         shape, count = self.shape, len(steps.log_probs)
         actions = shape.outputs if shape.gaussian else 1
         width = triton.cdiv(shape.inputs + 3 + actions + settings.clip_values, RECORD) * RECORD
@@ -456,24 +475,27 @@ class FusedMLP:
             D=shape.inputs, A=actions, R=width, RP=triton.next_power_of_2(width), B=block, WITH_VALUES=settings.clip_values,
         )  # fmt: skip
 
-    def gradients(self, order: Tensor, clip_range: Tensor, step_weights: Tensor | None = None) -> tuple[Tensor, Moments]:
+    def gradients(
+        self, order: Tensor, clip_range: Tensor, step_weights: Tensor | None = None, goes_on: Tensor | None = None
+    ) -> tuple[Tensor, Moments]:
         """Compute the gradients of the loss of one minibatch into `partials`.
 
         Args:
-            order: The minibatch's indices among the steps. int64 [M]
+            order: The minibatch's indices among the steps. int64 [M] or [seeds, M]
             clip_range: [1]
             step_weights: Importance weights of the minibatch's steps. [M]
+            goes_on: Seeds that learn from it; the gradients of others are NaN. bool [seeds]
 
         Returns:
-            Policy loss, value loss, entropy, KL and fraction of clipped ratios, to be summed over programs, [5, P]; and the
-            moments of the advantages.
+            Policy loss, value loss, entropy, KL and fraction of clipped ratios, to be summed over programs, [5, P] or
+            [5, seeds, P]; and the moments of the advantages.
         """
         shape, steps, settings = self.shape, self._steps, self._settings
         moments = advantage_moments(steps.advantages, order, steps.valid, settings.normalize_advantages)
-        _gradient_kernel[(self.programs, 2)](
+        _gradient_kernel[(self.programs, 2, self._seeds)](
             self._records, order, steps.masks, steps.valid, step_weights, self.weights, moments.sums, moments.used,
-            clip_range, self.partials, self._stats, len(order), shape.size, **self._both, LOG_STD=shape.offsets[12],
-            VALUE_COEF=settings.value_coef, ENTROPY_COEF=settings.entropy_coef, CLIPS=settings.clips,
+            clip_range, goes_on, self.partials, self._stats, order.shape[-1], order.stride(0), shape.size, **self._both,
+            LOG_STD=shape.offsets[12], VALUE_COEF=settings.value_coef, ENTROPY_COEF=settings.entropy_coef, CLIPS=settings.clips,
             CLIP_VALUES=settings.clip_values, NORMALIZES=settings.normalize_advantages, PADDED=moments.padded,
             A=shape.outputs, AP=16, R=self._records.shape[1], B=self._block, GAUSSIAN=shape.gaussian, num_warps=4, num_stages=1,
             **self._with_ones,

@@ -27,11 +27,13 @@ ROWS, COLUMNS = 32, 64
 
 @triton.jit
 def _sum_partials_kernel(
-    partials, stride, num_partials, gradients, size, sums, counts,
+    partials, row_stride, stride, num_partials, gradients, size, sums, counts,
     turns: tl.constexpr, row_turns: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
-    """Partial gradients → gradients and their sum of squares, per program."""
-    _begin_step(counts)
+    """Partial gradients → gradients and their sum of squares, per program; the second axis of the grid are rows."""
+    own = tl.program_id(1).to(tl.int64)
+    partials, gradients, sums = partials + own * row_stride, gradients + own * size, sums + own * tl.num_programs(0)
+    _begin_step(counts + 2 * own)
     squares = tl.zeros([columns], tl.float32)
     for turn in range(turns):
         column = (turn * tl.num_programs(0) + tl.program_id(0)) * columns + tl.arange(0, columns)
@@ -136,7 +138,7 @@ def optimizer_step(
         second: The second moments. As `values`.
         counts: The number of steps before the last one, for internal use, and that of all steps. [2] or [N, 2]
         learning_rate: [1].
-        partials: Summed into `gradients` first; not with rows. [P, size]
+        partials: Summed into `gradients` first. [P, size] or [N, P, size]
         name: "adam" (weight decay is an L2 penalty), "adamw" or "rmsprop".
         betas: Decay of the moments.
         eps: Added to the denominator.
@@ -158,11 +160,11 @@ def optimizer_step(
     if partials is None:
         _sum_squares_kernel[(programs, num_rows)](gradients, size, sums, counts, turns, block)
     else:
-        if partials.shape[1:] != values.shape or partials.stride(1) != 1:
+        if (*partials.shape[:-2], size) != (*values.shape[:-1], partials.shape[-1]) or partials.stride(-1) != 1:
             raise HurtleError(f"partials must be [P, {size}] with contiguous rows, got the shape {tuple(partials.shape)}.")
-        rows = len(partials)
-        _sum_partials_kernel[(programs,)](
-            partials, partials.stride(0), rows, gradients, size, sums, counts, turns, triton.cdiv(rows, ROWS), ROWS, COLUMNS
+        rows, strides = partials.shape[-2], (partials.stride(0), partials.stride(-2))
+        _sum_partials_kernel[(programs, num_rows)](
+            partials, *strides, rows, gradients, size, sums, counts, turns, triton.cdiv(rows, ROWS), ROWS, COLUMNS
         )
     beta1, beta2 = betas
     _update_kernel[(triton.cdiv(size, block), num_rows)](

@@ -21,7 +21,9 @@ from hurtle.policies.native_plan import grid_cnn_shape, mlp_shape
 DISCRETE, BOX = spaces.Discrete(3, start=2), spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 
-def make(action_space, device, inputs=5, hidden=16, activation="tanh", precision="float32", normalizes=False, grid=None):
+def make(
+    action_space, device, inputs=5, hidden=16, activation="tanh", precision="float32", normalizes=False, grid=None, clips=True
+):
     """A policy with weights that matter, flat, and its kernels; a CNN if there is the shape of a grid."""
     config = PolicyConfig(hidden_sizes=(hidden, hidden), activation=activation, log_std_init=-0.4)
     space = spaces.Box(-np.inf, np.inf, (inputs,), np.float32)
@@ -33,7 +35,7 @@ def make(action_space, device, inputs=5, hidden=16, activation="tanh", precision
         parameter.data += (0.2 if grid is None else 0.05) * torch.randn(parameter.shape).to(device)
     weights = torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
     if grid is None:
-        return policy, FusedMLP(mlp_shape(policy), weights, precision)
+        return policy, FusedMLP(mlp_shape(policy), weights, precision, clips)
     return policy, FusedGridCNN(grid_cnn_shape(policy), weights, 2 if device == "cpu" else 16)
 
 
@@ -114,7 +116,7 @@ def check_gradients(
     Without a limit, they may be twice as far off as torch's own in the same precision: with random advantages, gradients are
     small sums of large numbers, and how far rounding carries is a matter of the data. `parts`: "masks", "valid", "weights".
     """
-    policy, fused = make(action_space, device, **options)
+    policy, fused = make(action_space, device, clips=clips, **options)
     generator = torch.Generator().manual_seed(3)
 
     def normal(*shape):
@@ -237,3 +239,67 @@ def check_nan(action_space, device="cpu", **options):
     stats, _ = fused.gradients(order, torch.tensor([0.2], device=device))
     assert stats.sum(1)[:2].isnan().all()
     assert not fused.partials.sum(0).norm().isfinite()
+
+
+def check_seeds(action_space, device="cpu", each=40, steps=2, count=50, tolerance=1e-5, **options):
+    """The kernels of three seeds do what three kernels of one seed do; gradients of a seed that does not go on are NaN."""
+    policy, first = make(action_space, device, **options)
+    generator = torch.Generator().manual_seed(4)
+    rows_of_weights = torch.stack([first.weights + 0.1 * n * torch.randn(len(first.weights)).to(device) for n in range(3)])
+    fused = FusedMLP(first.shape, rows_of_weights, first.precision)
+    alone = [FusedMLP(first.shape, own.clone(), first.precision) for own in rows_of_weights]
+    gaussian, rows = isinstance(action_space, spaces.Box), 3 * each
+    streams = torch.from_numpy(stream_states(seed_range(5, rows), ACTION_STREAM).view(np.int64).copy()).to(device)
+    clock, clip = torch.tensor([11], device=device), torch.tensor([0.2], device=device)
+    bounds = tuple(torch.tensor(bound, device=device) for bound in (BOX.low, BOX.high)) if gaussian else (clock - 9,)
+    means = None
+    if options.get("normalizes"):
+        means = torch.randn(3, first.shape.inputs, generator=generator).double().to(device)
+    obs = torch.stack([observations(policy, rows, generator, device) for _ in range(steps)])
+    seen, shape = torch.empty_like(obs), (steps, rows, *((2,) if gaussian else ()))
+    actions = torch.zeros(shape, dtype=torch.float32 if gaussian else torch.int64, device=device)
+    log_probs, values = torch.zeros(2, steps, rows, device=device)
+    mine = [torch.empty_like(part) for part in (seen, actions, log_probs, values)]
+    for t in range(steps):
+        normalizer = None if means is None else (means.flatten(), means.flatten() ** 2 + 1, 5.0)
+        into = (seen[t], actions[t], log_probs[t], values[t], actions[t].clone(), bounds)
+        fused.act(obs[t], streams, clock, t, *into, normalizer)
+        for n, one in enumerate(alone):
+            own = slice(n * each, (n + 1) * each)
+            normalizer = None if means is None else (means[n], means[n] ** 2 + 1, 5.0)
+            into = tuple(part[t, own] for part in mine)
+            one.act(obs[t, own], streams[own], clock, t, *into, into[1].clone(), bounds, normalizer)
+    fused.values(seen, values)
+    for n, one in enumerate(alone):
+        own = slice(n * each, (n + 1) * each)
+        found = torch.zeros(steps * each, device=device)
+        one.values(seen[:, own].reshape(steps * each, -1), found)
+        mine[3][:, own] = found.view(steps, each)
+    for part, expected in zip((seen, actions, log_probs, values), mine, strict=True):
+        torch.testing.assert_close(part, expected, rtol=tolerance, atol=tolerance)
+
+    advantages, returns = torch.randn(2, steps * rows, generator=generator).to(device)
+    fields = (seen.flatten(0, 1), actions.flatten(0, 1), log_probs.flatten(), values.flatten(), advantages, returns)
+    settings = LossSettings(0.5, 0.01, True, True)
+    drawn = torch.stack([torch.randperm(steps * each, generator=generator) for _ in range(3)]).to(device)
+    places = drawn // each * rows + torch.arange(3, device=device)[:, None] * each + drawn % each
+    order, goes_on = places[:, 7 : 7 + count], torch.tensor([True, False, True], device=device)
+    fused.begin(Steps(*fields), settings)
+    fill(fused, torch.nan)
+    stats, moments = fused.gradients(order, clip, goes_on=goes_on)
+    sums, epoch_kl = torch.zeros(3, 7, device=device), torch.zeros(3, 2, device=device)
+    add_metrics(stats, moments, fused.partials.sum(1).norm(dim=1), sums, epoch_kl, goes_on)
+    for n, one in enumerate(alone):
+        one.begin(Steps(*fields), settings)
+        own_stats, own_moments = one.gradients(order[n].contiguous(), clip)
+        gradient, expected = fused.partials[n].sum(0), one.partials.sum(0)
+        assert bool(gradient.isfinite().all()) is (n != 1)
+        if n == 1:
+            assert not sums[n].any()
+            assert not epoch_kl[n].any()
+            continue
+        assert (gradient - expected).norm() <= tolerance * expected.norm()
+        own_sums, own_kl = torch.zeros(7, device=device), torch.zeros(2, device=device)
+        add_metrics(own_stats, own_moments, expected.norm(), own_sums, own_kl)
+        torch.testing.assert_close(sums[n], own_sums, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(epoch_kl[n], own_kl, rtol=1e-4, atol=1e-5)

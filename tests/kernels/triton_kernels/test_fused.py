@@ -7,8 +7,9 @@ from gymnasium import spaces
 
 triton = pytest.importorskip("triton")
 
-from checks_fused import BOX, DISCRETE, check_acting, check_empty, check_gradients, check_nan  # noqa: E402
+from checks_fused import BOX, DISCRETE, check_acting, check_empty, check_gradients, check_nan, check_seeds  # noqa: E402
 from made_rollouts import MadeRollout, fill  # noqa: E402
+from test_epochs_together import Made  # noqa: E402
 
 from hurtle.algorithms.a2c_config import A2CConfig  # noqa: E402
 from hurtle.algorithms.a2c_device import DeviceA2C  # noqa: E402
@@ -231,3 +232,31 @@ def test_a_gpus_nan_is_not_rounded_away(precision):
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 def test_a_nan_in_a_cnn_is_not_lost():
     check_nan(DISCRETE, grid=GRID)
+
+
+@pytest.mark.parametrize(
+    ("actions", "options"), [("numbers", {"normalizes": True}), pytest.param("choices", {}, marks=pytest.mark.slow)]
+)
+def test_the_kernels_of_several_seeds(actions, options):
+    check_seeds(SPACES[actions], **options)
+
+
+def test_updates_of_several_seeds_are_those_of_their_policies():
+    """With a KL stop, which one seed reaches before the others."""
+    made = Made("cartpole", "ppo", {"hidden_sizes": (16, 16), "target_kl": 2e-4, "num_epochs": 3})
+    results, kernels = [], None
+    for is_fused in (False, True):
+        learner, collector, rollout = made.together()
+        if is_fused:
+            kernels = FusedMLP(mlp_shape(learner.learners[0].policy), learner.weights().flat)
+            learner.fuse(kernels)
+        collector.collect(rollout)
+        learner.update(rollout)
+        states = [{"counts": learner.optimizer.count.clone()}, learner.weights().flat.clone(), learner.seed_metrics]
+        results.append(states)
+    (counts, weights, metrics), (found_counts, found_weights, found_metrics) = results
+    assert kernels is not None
+    assert torch.equal(counts["counts"], found_counts["counts"])
+    torch.testing.assert_close(found_weights, weights, rtol=1e-3, atol=2e-5)
+    for own, expected in zip(found_metrics, metrics, strict=True):
+        assert own == pytest.approx(expected, rel=1e-3, abs=1e-5)
