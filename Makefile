@@ -78,6 +78,7 @@ bench: $(BENCH_READY)  ## Benchmarks beside the peers; results go to benchmarks/
 	@$(BIN)/python benchmarks/gemm.py
 	@$(BIN)/python benchmarks/where.py
 	@$(BIN)/python benchmarks/cores.py
+	@$(BIN)/python benchmarks/data_parallel.py
 	@$(BIN)/python benchmarks/contention.py
 	@$(BIN)/python benchmarks/gears.py
 	@$(BIN)/python benchmarks/inference.py

@@ -254,6 +254,9 @@ class Learner(Protocol):
     """Plans updates before their rollouts are there, see `native_update.Planner`; None where it cannot."""
     note: str = ""
     """What the user should know about how it learns; continues the gear's reason."""
+    rank_state: tuple[str, ...] = ()
+    """Entries of `state_dict` that each of several learners has of its own, such as its minibatch stream; the others are the
+    same on all. Learners without any cannot train with others, see docs/distributed.md."""
     takes_lag: bool = False
     """Whether it learns well from rollouts of a policy some updates older, see docs/async.md."""
 

@@ -63,6 +63,10 @@ class WorkerDiedError(HurtleError, RuntimeError):
     """A worker process exited or was killed; the message names it, its envs and the signal."""
 
 
+class LostRankError(HurtleError, RuntimeError):
+    """One of several learners that train together has failed or was killed; the message names it and says why."""
+
+
 class EnvTimeoutError(HurtleError, TimeoutError):
     """An environment took longer than `step_timeout`; the message names it and shows where it is stuck."""
 

@@ -43,7 +43,7 @@ class DeviceA2C(DeviceActorCritic):
 
     def loss(self, log_probs: Tensor, entropies: Tensor, values: Tensor, batch: Minibatch) -> Losses:
         """See `DeviceActorCritic.loss`."""
-        return a2c_loss(log_probs, entropies, values, batch, self.config)
+        return a2c_loss(log_probs, entropies, values, batch, self.loss_config)
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer and the reward statistics; nothing is drawn."""

@@ -29,18 +29,19 @@ class NativeA2C(A2C):
     """
 
     def __init__(self, policy: Policy, config: A2CConfig, setup: LearnerSetup | None = None):
+        setup = setup or LearnerSetup()
         super().__init__(policy, config, setup)
-        self.optimizer = self.native = NativeUpdate(policy, config, (setup or LearnerSetup()).num_threads)
+        self.optimizer = self.native = NativeUpdate(policy, config, setup.num_threads, setup.ranks)
 
     @property
     def planner(self) -> Planner | None:
         """See `Learner.planner`; itself, unless the policy has a memory."""
-        return None if self.policy.is_recurrent else self
+        return None if self.policy.is_recurrent or self.ranks.several else self
 
     def step(self, rollout: Rollout) -> list[float]:
         """See `A2C.step`."""
         if self.policy.is_recurrent:
-            order = order_of_segments(rollout, [(torch.arange(rollout.num_rows), None)], is_recurrent=True)
+            order = order_of_segments(rollout, [(torch.arange(rollout.num_rows), None)], True, self.ranks.several)
         else:
             steps = rollout.valid_steps()
             order = Order(steps, np.array([len(steps)]))

@@ -15,10 +15,13 @@ from typing import Annotated, Any
 
 from hurtle.contracts import Learner
 from hurtle.errors import HurtleError, UnknownNameError, UnsupportedError, did_you_mean
+from hurtle.native.rng import stream_state
 from hurtle.ranges import at_least, between
 from hurtle.references import absolute_reference, is_reference, load_reference, reference_to
 from hurtle.trust import SIGNATURE, check_code, is_signed
 
+RANK_STREAM = 1_000
+"""Streams from this one on are those of learners beside the first."""
 MakeLearner = Callable[..., Learner]
 """Called as `make(policy, config, setup)`; raises `UnsupportedError` if it cannot train this policy."""
 
@@ -63,6 +66,7 @@ class LearnerSetup:
         is_pool: Whether rollouts come from a pool: their columns are segments of any rows.
         graphs: The CUDA graphs shared with the collector, or None.
         lags: Whether rollouts may come from a policy some updates older.
+        ranks: The learners that train the policy together; None: this one alone.
     """
 
     seed: int = 0
@@ -74,6 +78,13 @@ class LearnerSetup:
     num_rows: int | None = None
     is_pool: bool = False
     lags: bool = False
+    ranks: Any = None
+
+    @property
+    def drawing_seed(self) -> int:
+        """Seed of what each of several learners draws for itself, such as minibatches; the first draws as one alone does."""
+        rank = 0 if self.ranks is None else self.ranks.rank
+        return stream_state(self.seed, RANK_STREAM + rank) >> 1 if rank else self.seed
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ the whole policy. Advantages and targets are the rollout's, unless an algorithm 
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -55,6 +56,8 @@ class DeviceActorCritic(DeviceEpochs):
         super().__init__(policy, config, setup, passes, return_lambda, config.optimizer, config.weight_decay)
         self.acting_kernels, self.note = None, ""
         self.evaluate = torch.compile(evaluate_actions) if setup.compiled else evaluate_actions
+        # Of several learners' minibatches, advantages are normalized together, before the loss.
+        self.loss_config = replace(config, normalize_advantages=False) if self.ranks.several else config
         self.clip_range, self.epoch_kl = torch.zeros(1, device=self.device), torch.zeros(2, device=self.device)
         self._kl_and_count = torch.tensor([METRICS.index("approx_kl"), len(METRICS)], device=self.device)
         self._has_loss_kernel = self.device.type == "cuda" and has_triton()
@@ -147,6 +150,8 @@ class DeviceActorCritic(DeviceEpochs):
         log_probs, entropies, values = (part.float() for part in found)
         now = [part.detach().contiguous() for part in (log_probs, entropies, values)]
         batch = self.targets(batch, chosen, now[0], now[2])
+        if self.ranks.several:
+            batch = batch._replace(advantages=self.joined(batch.advantages, valid))
         if not self._has_loss_kernel:
             if valid is not None:
                 log_probs, entropies, values, batch = _valid_part(log_probs, entropies, values, batch, valid)
@@ -173,12 +178,36 @@ class DeviceActorCritic(DeviceEpochs):
             steps = torch.arange(rollout.num_steps, device=self.device)
             chosen = (steps[:, None] * rollout.num_rows + chosen).flatten()
             weights = None if weights is None else weights.repeat(rollout.num_steps)
-        self.learn_fused(chosen, weights)
+        valid = None
+        if self.ranks.several:
+            valid = None if self.rollout.all_valid else self.rollout.valid.flatten()[chosen]
+            self._advantages[chosen] = self.joined(self.rollout.advantages.flatten()[chosen], valid)
+        self.learn_fused(chosen, weights, valid)
+
+    def _bind(self, rollout: Rollout) -> None:
+        super()._bind(rollout)
+        self._advantages = torch.zeros(rollout.advantages.numel() if self.ranks.several else 0, device=self.device)
+
+    @torch.no_grad()
+    def joined(self, advantages: Tensor, valid: Tensor | None) -> Tensor:
+        """Advantages of this rank's part of a minibatch, normalized over all ranks' if the settings say so; [batch]."""
+        if not self.config.normalize_advantages:
+            return advantages
+        kept = (advantages if valid is None else torch.where(valid, advantages, 0.0)).double()
+        own = kept.new_full((), len(kept)) if valid is None else valid.sum().double()
+        count, total, squares = self.ranks.sum_(torch.stack([own, kept.sum(), kept.square().sum()])).unbind()
+        mean = total / count.clamp_min(1.0)
+        variance = (squares - count * mean.square()).clamp_min(0.0) / (count - 1.0).clamp_min(1.0)
+        return torch.where(count > 1, (advantages - mean) / (variance.sqrt() + 1e-8), advantages).float()
 
     def begin_fused(self) -> None:
         """Pass the rollout to the fused kernels, if there are any."""
-        if self.acting_kernels is not None:
-            self.acting_kernels.begin(steps_of(self.rollout), self.loss_settings())
+        if self.acting_kernels is None:
+            return
+        steps = steps_of(self.rollout)
+        if self.ranks.several:
+            steps = steps._replace(advantages=self._advantages)  # of each minibatch, once they are joined
+        self.acting_kernels.begin(steps, self.loss_settings())
 
     def take_steps(self, *fields: Any) -> None:
         """Pass steps to the fused kernels: the fields of `Steps`."""
@@ -190,17 +219,27 @@ class DeviceActorCritic(DeviceEpochs):
         """The constants of the loss, for kernels."""
         from hurtle.kernels.triton.loss import LossSettings
 
-        config, clips = self.config, self.CLIPS
+        config, clips = self.loss_config, self.CLIPS
         clip_values = clips and config.clip_values
         return LossSettings(config.value_coef, config.entropy_coef, clip_values, config.normalize_advantages, clips)
 
     @torch.no_grad()
-    def learn_fused(self, order: Tensor, weights: Tensor | None = None) -> None:
-        """Learn from one minibatch with fused kernels: some of the steps that they took, and their importance weights."""
+    def learn_fused(self, order: Tensor, weights: Tensor | None = None, valid: Tensor | None = None) -> None:
+        """Learn from one minibatch with fused kernels: some of the steps that they took, and their importance weights.
+
+        `valid` tells several ranks which of these steps count; None: all.
+        """
         from hurtle.kernels.triton.loss import add_metrics
 
         stats, moments = self.acting_kernels.gradients(order, self.clip_range, weights)
-        norm = self.optimizer.step(self.acting_kernels.partials)
+        if self.ranks.several:
+            own = self.parameters.gradients
+            torch.sum(self.acting_kernels.partials, 0, out=own)
+            weight = self.weight(valid, len(order))
+            own.copy_(torch.where(weight > 0, own * weight, torch.where(weight.isnan(), torch.nan, 0.0)))
+            norm = self.optimizer.step()
+        else:
+            norm = self.optimizer.step(self.acting_kernels.partials)
         add_metrics(stats, moments, norm, self.sums, self.epoch_kl)
 
 

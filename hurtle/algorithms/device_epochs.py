@@ -25,6 +25,7 @@ from hurtle.errors import HurtleError, UnsupportedError
 from hurtle.kernels.cuda_graphs import WARM_UPS, Graphs, Readback
 from hurtle.kernels.flat_parameters import FlatParameters
 from hurtle.kernels.optimizers import MOMENTS, FlatOptimizer
+from hurtle.kernels.ranks import ALONE, Ranks
 from hurtle.kernels.row_kernels import RowKernels
 from hurtle.policies.policy import Policy
 
@@ -72,6 +73,7 @@ class DeviceEpochs(Learner):
     METRICS: tuple[str, ...] = ()
     REPORTED: tuple[str, ...] = ()
     DONE = Done.NOTHING
+    rank_state = ("generator", "postprocess")
 
     def __init__(
         self,
@@ -86,13 +88,16 @@ class DeviceEpochs(Learner):
         if optimizer not in MOMENTS:
             raise UnsupportedError(f"its optimizer is {optimizer}")
         self.policy, self.config, self.passes, self.updates = policy, config, passes, 0
+        self.ranks: Ranks = setup.ranks or ALONE
         self.parameters = FlatParameters(policy)
         self.device = self.parameters.values.device
-        self.graphs = setup.graphs or Graphs(self.device)
+        self.graphs = setup.graphs or Graphs(self.device, self.ranks.capturable)
         self.half = AUTOCAST[setup.precision]
         self.postprocess = Postprocess(policy, config.gamma, return_lambda, setup.rewards, self.half)
-        self.generator = shuffle_generator(setup.seed)
-        self.optimizer = FlatOptimizer(self.parameters, optimizer, config.adam_eps, weight_decay, config.max_grad_norm)
+        self.generator = shuffle_generator(setup.drawing_seed)
+        self.optimizer = FlatOptimizer(
+            self.parameters, optimizer, config.adam_eps, weight_decay, config.max_grad_norm, self.ranks
+        )
         self.kernels = RowKernels(self.device)
         self._readback = Readback(self.device)
         self._buffers = tuple(policy.buffers())
@@ -141,7 +146,7 @@ class DeviceEpochs(Learner):
 
     def begin(self) -> None:
         """What an update needs first, after postprocessing; captured."""
-        self.explained.copy_(explained_variance_on_device(self.rollout))
+        self.explained.copy_(explained_variance_on_device(self.rollout, ranks=self.ranks))
 
     def begin_epoch(self) -> None:
         """What an epoch needs first; captured."""
@@ -189,6 +194,8 @@ class DeviceEpochs(Learner):
             self._epoch()
             if self.goes_too_far():
                 break
+        if self.ranks.several:
+            self.ranks.mean_(self.sums)
         rollout.done = Done.NOTHING
         self.updates += 1
         self._rates.append(rates)
@@ -277,6 +284,9 @@ class DeviceEpochs(Learner):
         rollout, whole, valid = self.rollout, self.passes.by_segments, self.valid(chosen)
         batch = rollout.segments(chosen, weights, keep_all=True) if whole else rollout.steps(chosen)
         self.parameters.zero_gradients()
+        if self.ranks.several:
+            self._learn_together(batch, valid, chosen)
+            return
         means, any_valid = self.gradients(batch, valid, chosen), None if valid is None else valid.any()
         with torch.no_grad():
             if any_valid is not None:  # without valid steps nothing happens: the optimizer skips gradients that are not finite
@@ -284,6 +294,21 @@ class DeviceEpochs(Learner):
                 flat.copy_(torch.where(any_valid, flat, torch.nan))
             seen = torch.cat([means, self.optimizer.step().view(1), self._one])
             self.count(seen if any_valid is None else torch.where(any_valid, seen, 0.0))
+
+    def _learn_together(self, batch: Minibatch, valid: Tensor | None, chosen: Tensor) -> None:
+        """The same, the minibatch being this rank's part of all ranks'."""
+        size = len(chosen) * (self.rollout.num_steps if self.passes.by_segments else 1)
+        means, weight = self.gradients(batch, valid, chosen), self.weight(valid, size)
+        with torch.no_grad():
+            flat = self.parameters.gradients  # without valid steps they are not finite, and count for nothing
+            flat.copy_(torch.where(weight > 0, flat * weight, torch.where(weight.isnan(), torch.nan, 0.0)))
+            seen = torch.cat([torch.where(weight > 0, means * weight, 0.0), self.optimizer.step().view(1), self._one])
+            self.count(torch.where(weight.isnan(), 0.0, seen))
+
+    def weight(self, valid: Tensor | None, size: int) -> Tensor:
+        """Valid steps of this rank's part of a minibatch, relative to the mean over the ranks; NaN if none has any."""
+        own = self._one[0] * size if valid is None else valid.sum().float()
+        return own / self.ranks.mean_(own.clone())
 
     def valid(self, chosen: Tensor) -> Tensor | None:
         """Which steps of a minibatch count, flat; None: all."""

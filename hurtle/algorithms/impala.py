@@ -6,6 +6,7 @@ rollout → minibatches of whole rows → the policy's ratios and values as they
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,12 +15,21 @@ from torch import Tensor
 from hurtle.algorithms.a2c import a2c_loss
 from hurtle.algorithms.algorithm import LearnerSetup
 from hurtle.algorithms.impala_config import IMPALAConfig
-from hurtle.algorithms.ppo import AUTOCAST, annealed, evaluate_actions, explained_variance, not_finite, shuffle_generator
+from hurtle.algorithms.ppo import (
+    AUTOCAST,
+    annealed,
+    evaluate_actions,
+    explained_variance,
+    joined_minibatch,
+    not_finite,
+    shuffle_generator,
+)
 from hurtle.buffers.rollout import Done, Minibatch, Rollout
 from hurtle.collect.postprocess import Postprocess
 from hurtle.contracts import Learner, Metrics, Weights
 from hurtle.kernels.cuda_graphs import autocast
 from hurtle.kernels.optimizers import Optimizers
+from hurtle.kernels.ranks import ALONE, Ranks, merged_means
 from hurtle.kernels.vtrace import vtrace, vtrace_cuda
 from hurtle.policies.policy import Policy
 
@@ -37,15 +47,19 @@ class IMPALA(Learner):
     """
 
     takes_lag = True
+    rank_state = ("generator", "postprocess")
 
     def __init__(self, policy: Policy, config: IMPALAConfig, setup: LearnerSetup | None = None):
         setup = setup or LearnerSetup()
+        self.ranks: Ranks = setup.ranks or ALONE
         self.policy, self.config, self.updates = policy, config, 0
         self._autocast = AUTOCAST[setup.precision]
         # Not `postprocess`: what follows a rollout is valued by the policy as it is now, which no collector can do sooner.
         self._postprocess = Postprocess(policy, config.gamma, config.trace_lambda, setup.rewards, self._autocast)
-        self._generator = shuffle_generator(setup.seed)
-        self.optimizer: Any = Optimizers(config.optimizer, policy, config.learning_rate, config.adam_eps, config.weight_decay)
+        self._generator = shuffle_generator(setup.drawing_seed)
+        self.optimizer: Any = Optimizers(
+            config.optimizer, policy, config.learning_rate, config.adam_eps, config.weight_decay, self.ranks
+        )
         self._evaluate = torch.compile(evaluate_actions) if setup.compiled else evaluate_actions
         self._values = torch.zeros(0)  # of the rollout's steps, as the policy is now
 
@@ -67,7 +81,7 @@ class IMPALA(Learner):
             metrics = dict(zip(METRICS, torch.stack(seen).mean(0).tolist(), strict=True))
             if not all(map(math.isfinite, metrics.values())):
                 raise not_finite(metrics)
-        explained = explained_variance(rollout, rollout.returns - self._values)
+        explained = explained_variance(rollout, rollout.returns - self._values, self.ranks)
         return {**metrics, "explained_variance": explained, "learning_rate": learning_rate}
 
     def bootstrap(self, rollout: Rollout) -> Done:
@@ -78,7 +92,7 @@ class IMPALA(Learner):
         """One gradient step on some rows; returns the METRICS, None if the rows have no valid steps."""
         config, batch = self.config, rollout.segments(rows)
         if not len(batch.actions):
-            return None
+            return self._step_together(batch) if self.ranks.several else None
         with autocast(rollout.device, self._autocast):
             log_probs, entropies, values = (part.float() for part in self._evaluate(self.policy, batch))
         self.correct(rollout, rows, batch, log_probs, values)
@@ -86,9 +100,31 @@ class IMPALA(Learner):
         if batch.kept is not None:
             targets, advantages = targets[batch.kept], advantages[batch.kept]
         batch = batch._replace(returns=targets, advantages=advantages)
+        if self.ranks.several:
+            return self._step_together(batch, log_probs, entropies, values)
         losses = a2c_loss(log_probs, entropies, values, batch, config)
         grad_norm = self.optimizer.step(losses.total, config.max_grad_norm)
         return torch.stack([losses.policy_loss, losses.value_loss, losses.entropy, losses.approx_kl, grad_norm])
+
+    def _step_together(self, batch: Minibatch, *evaluated: Tensor) -> Tensor | None:
+        """The same on the steps of all ranks; None if they have none.
+
+        Args:
+            batch: This rank's.
+            evaluated: Log-probs, entropies and values of its steps; nothing if it has none.
+        """
+        batch, weight = joined_minibatch(self.ranks, batch, self.config.normalize_advantages)
+        if math.isnan(weight):
+            return None
+        found, loss = torch.zeros(len(METRICS) - 1, device=batch.advantages.device), None
+        if evaluated:
+            log_probs, entropies, values = evaluated
+            losses = a2c_loss(log_probs, entropies, values, batch, replace(self.config, normalize_advantages=False))
+            found = torch.stack([losses.policy_loss, losses.value_loss, losses.entropy, losses.approx_kl])
+            loss = losses.total * weight
+        norm = self.optimizer.step(loss, self.config.max_grad_norm)
+        merged = merged_means(self.ranks, found.unsqueeze(0), found.new_tensor([weight]))[0]
+        return torch.cat([merged, norm.view(1)])
 
     @torch.no_grad()
     def correct(self, rollout: Rollout, rows: Tensor, batch: Minibatch, log_probs: Tensor, values: Tensor) -> None:

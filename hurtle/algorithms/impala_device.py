@@ -58,7 +58,7 @@ class DeviceIMPALA(DeviceActorCritic):
 
     def loss(self, log_probs: Tensor, entropies: Tensor, values: Tensor, batch: Minibatch) -> Losses:
         """See `DeviceActorCritic.loss`."""
-        return a2c_loss(log_probs, entropies, values, batch, self.config)
+        return a2c_loss(log_probs, entropies, values, batch, self.loss_config)
 
     def begin(self) -> None:
         """Nothing: targets and advantages are those of a minibatch."""
@@ -66,7 +66,7 @@ class DeviceIMPALA(DeviceActorCritic):
     @torch.no_grad()
     def end_epoch(self) -> None:
         """See `DeviceEpochs.end_epoch`."""
-        self.explained.copy_(explained_variance_on_device(self.rollout, self.rollout.returns - self._values))
+        self.explained.copy_(explained_variance_on_device(self.rollout, self.rollout.returns - self._values, ranks=self.ranks))
 
     @torch.no_grad()
     def targets(self, batch: Minibatch, chosen: Tensor, log_probs: Tensor, values: Tensor) -> Minibatch:
@@ -83,9 +83,11 @@ class DeviceIMPALA(DeviceActorCritic):
         batch, kernels = self.rollout.segments(chosen, keep_all=True), self.acting_kernels
         seen, masks = batch.inputs.flatten(0, 1), None if batch.masks is None else batch.masks.flatten(0, 1)
         batch = self.targets(batch, chosen, *kernels.judge(seen, batch.actions, masks))
-        fields = (batch.log_probs, batch.values, batch.advantages, batch.returns)
-        self.take_steps(seen, batch.actions, *fields, masks, self.valid(chosen))
-        self.learn_fused(self._in_order[: len(seen)])
+        valid = self.valid(chosen)
+        advantages = self.joined(batch.advantages, valid) if self.ranks.several else batch.advantages
+        fields = (batch.log_probs, batch.values, advantages, batch.returns)
+        self.take_steps(seen, batch.actions, *fields, masks, valid)
+        self.learn_fused(self._in_order[: len(seen)], None, valid)
 
     def learn(self, chosen: Tensor, weights: Tensor | None) -> None:
         """See `DeviceEpochs.learn`."""

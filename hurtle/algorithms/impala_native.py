@@ -28,8 +28,9 @@ class NativeIMPALA(IMPALA):
     """
 
     def __init__(self, policy: Policy, config: IMPALAConfig, setup: LearnerSetup | None = None):
+        setup = setup or LearnerSetup()
         super().__init__(policy, config, setup)
-        self.optimizer = self.native = NativeUpdate(policy, config, (setup or LearnerSetup()).num_threads)
+        self.optimizer = self.native = NativeUpdate(policy, config, setup.num_threads, setup.ranks)
         self._judge = NativeJudge(self.native)
 
     def bootstrap(self, rollout: Rollout) -> Done:
@@ -39,17 +40,25 @@ class NativeIMPALA(IMPALA):
     def step(self, rollout: Rollout, rows: Tensor) -> Tensor | None:
         """See `IMPALA.step`."""
         batch = rollout.segments(rows)
-        if not len(batch.actions):
+        if self.ranks.several:
+            if not self.ranks.sums(len(batch.actions))[0]:
+                return None
+        elif not len(batch.actions):
             return None
         log_probs, values = self._judge(rollout, rows)
         if batch.kept is not None:
             log_probs, values = log_probs[batch.kept], values[batch.kept]
         self.correct(rollout, rows, batch, log_probs, values)
-        order = order_of_segments(rollout, [(rows, None)], self.policy.is_recurrent)
+        order = order_of_segments(rollout, [(rows, None)], self.policy.is_recurrent, self.ranks.several)
         results = self.native.learn(rollout, order, clips=False, clips_values=False, clip_range=0.0)
         seen = torch.from_numpy(results[0, _PLACES])
         log_ratios = log_probs - batch.log_probs
-        seen[METRICS.index("approx_kl")] = (log_ratios.exp() - 1 - log_ratios).mean()
+        divergences = log_ratios.exp() - 1 - log_ratios
+        if self.ranks.several:
+            total, count = self.ranks.sums(float(divergences.sum()), len(divergences))
+            seen[METRICS.index("approx_kl")] = total / count
+        else:
+            seen[METRICS.index("approx_kl")] = divergences.mean()
         return seen
 
     def weights(self) -> Weights:

@@ -28,6 +28,7 @@ from hurtle.kernels.cpu import network
 from hurtle.kernels.flat_parameters import FlatParameters
 from hurtle.kernels.loader import load_kernels
 from hurtle.kernels.optimizers import BETAS, Optimizers, loaded_moments, saved_moments
+from hurtle.kernels.ranks import ALONE, Ranks
 from hurtle.native.batch_arrays import aligned_zeros
 from hurtle.native.build import COMPILING, address_of_entry
 from hurtle.native.thread_tuner import ThreadTuner
@@ -73,7 +74,7 @@ class Order(NamedTuple):
     steps: Tensor
     """Flat indices into the rollout, one minibatch after another."""
     sizes: np.ndarray
-    """Steps in each minibatch; none is 0."""
+    """Steps in each minibatch; 0 only where other ranks have some."""
     importance: Tensor | None = None
     """Importance weight of each step; of each segment, for policies with a memory."""
     segments: Tensor | None = None
@@ -115,6 +116,28 @@ class Planner(Protocol):
         """
 
 
+def joined_minibatches(ranks: Ranks, advantages: Tensor, sizes: np.ndarray, normalizes: bool) -> np.ndarray:
+    """What joins the ranks' parts of minibatches: for each, mean and 1 / std of all advantages, and the number of steps.
+
+    Args:
+        ranks: Several.
+        advantages: Those of this rank's steps, one minibatch after another.
+        sizes: Steps in each minibatch; 0 for a rank that has none.
+        normalizes: Whether advantages are normalized; if not, mean and std are 0 and 1.
+    """
+    parts = torch.split(advantages.double(), sizes.tolist())
+    sums = torch.stack([torch.stack([part.new_tensor(float(len(part))), part.sum(), part.square().sum()]) for part in parts])
+    count, total, squares = ranks.sum_(sums).numpy().T
+    joined = np.zeros((len(sizes), 3))
+    joined[:, 1], joined[:, 2] = 1.0, count
+    if normalizes:
+        mean = total / np.maximum(count, 1.0)
+        std = np.sqrt(np.maximum(squares - count * mean**2, 0.0) / np.maximum(count - 1.0, 1.0))
+        several = count > 1
+        joined[several, 0], joined[several, 1] = mean[several], 1.0 / (std[several] + 1e-8)
+    return joined
+
+
 class NativeUpdate:
     """The compiled update of one policy.
 
@@ -122,15 +145,22 @@ class NativeUpdate:
         policy: Its parameters become views of one buffer.
         config: The settings of the optimizer and the loss.
         num_threads: The most threads to use, None for all free cores; what updates take decides how many work.
+        ranks: The learners that train the policy together, each with its part of every minibatch; None: this one alone.
 
     Raises:
         UnsupportedError: The kernels do not support this policy or optimizer.
     """
 
-    def __init__(self, policy: Policy, config: PPOConfig | A2CConfig | IMPALAConfig, num_threads: int | None = None):
+    def __init__(
+        self,
+        policy: Policy,
+        config: PPOConfig | A2CConfig | IMPALAConfig,
+        num_threads: int | None = None,
+        ranks: Ranks | None = None,
+    ):
         if config.optimizer not in OPTIMIZERS:
             raise UnsupportedError(f"its optimizer is {config.optimizer}")
-        self.plan = plan_for(policy)
+        self.plan, self.ranks = plan_for(policy), ranks or ALONE
         self.policy, self.config = policy, config
         # Holds the optimizer's name, settings and file format; torch's optimizer is never created.
         self.optimizer = Optimizers(config.optimizer, policy, config.learning_rate, config.adam_eps, config.weight_decay)
@@ -141,7 +171,8 @@ class NativeUpdate:
         with COMPILING:
             self._explain = load_kernels().updates.explained_variance
             self._explain.compile((types.int64,) * 3)
-        self._crew = KernelCrew(self._kernels.learn, self.most_threads)
+        learn = load_kernels().joined_update.learn_phase if self.ranks.several else self._kernels.learn
+        self._crew = KernelCrew(learn, self.most_threads)
         self.barrier, self.address = self._crew.barrier, self._crew.address
         self.steps = 0  # optimizer steps
         self.last_steps = 0  # steps in all minibatches of the last call
@@ -212,7 +243,7 @@ class NativeUpdate:
         """
         results = self.begin(rollout, order, **settings)
         try:
-            done = self._run(order.sizes)
+            done = self._run_together(rollout, order) if self.ranks.several else self._run(order.sizes)
         finally:  # also after Ctrl-C: keep weights, moments and step count consistent
             self.end()
         if done < len(results):
@@ -255,8 +286,8 @@ class NativeUpdate:
 
     def explained(self, rollout: Rollout) -> float:
         """The explained variance of a rollout, computed as between updates in one call."""
-        if not rollout.all_valid:
-            return explained_variance(rollout)
+        if self.ranks.several or not rollout.all_valid:
+            return explained_variance(rollout, ranks=self.ranks)
         return self._explain(rollout.returns.data_ptr(), rollout.advantages.data_ptr(), rollout.returns.numel())
 
     @property
@@ -272,6 +303,8 @@ class NativeUpdate:
     @property
     def reads_rollouts(self) -> bool:
         """Whether compiled code alone can learn from a rollout's own fields."""
+        if self.ranks.several:
+            return False
         dtype = self.policy.observation_space.dtype
         if self.plan.memory >= 0 or dtype is None:
             return False
@@ -324,10 +357,36 @@ class NativeUpdate:
                 break
         return done
 
+    def _run_together(self, rollout: Rollout, order: Order) -> int:
+        """Learn from all ranks' minibatches: they exchange the sum of their gradients, losses included, for each of them."""
+        phases, sizes, total = load_kernels().joined_update, order.sizes, torch.from_numpy(self._kept["total"])
+        joined = joined_minibatches(
+            self.ranks, rollout.advantages.flatten()[order.steps], sizes, self.config.normalize_advantages
+        )
+        self._keep("joined", joined)
+        shards, self.last_steps = self._divide(sizes), int(self._kept["bounds"][-1])
+        for m in range(len(sizes)):
+            if not joined[m, 2]:  # only steps of absent agents, on all ranks
+                self._kept["results"][m] = 0.0
+                continue
+            self._make_room(shards, self.tuner.count)
+            began, threads = time.perf_counter(), self.tuner.count
+            self._job[0]["phase"] = phases.GRADIENT
+            self._call(m, m + 1, threads)
+            spent = time.perf_counter() - began
+            self.ranks.sum_(total)
+            began = time.perf_counter()
+            self._job[0]["phase"] = phases.STEP
+            if not self._call(m, m + 1, threads):
+                return m
+            self.tuner.took(max(1, int(sizes[m])), spent + time.perf_counter() - began)
+        return len(sizes)
+
     def _make_room(self, shards: int, threads: int) -> None:
         """Allocate the shards' gradients, and the threads' copies if there are any."""
         plan, kernels = self.plan, self._kernels
-        self._job[0]["has_copies"] = has_copies = threads > 1 and shards <= MOST_SUMMED and plan.trained_size <= MOST_COPIED
+        has_copies = threads > 1 and shards <= MOST_SUMMED and plan.trained_size <= MOST_COPIED and not self.ranks.several
+        self._job[0]["has_copies"] = has_copies
         sizes = {"gradients": (1 + has_copies) * shards * kernels.shard_size(plan.trained_size)}
         if has_copies:
             size = kernels.copy_size(plan.packed_size, plan.trained_size, int(self._job[0]["num_blocks"]))

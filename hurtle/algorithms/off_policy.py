@@ -30,6 +30,7 @@ from hurtle.contracts import Learner, Metrics, Weights
 from hurtle.errors import HurtleError
 from hurtle.kernels.cuda_graphs import Graphs
 from hurtle.kernels.flat_parameters import FlatParameters
+from hurtle.kernels.ranks import ALONE, Ranks
 from hurtle.native.rng import stream_state
 from hurtle.policies.numpy_acting import see
 from hurtle.policies.policy import Policy
@@ -58,6 +59,7 @@ class OffPolicy(Learner):
     period = 1
     """Gradient steps after which it does the same again; see TD3."""
     takes_lag = True
+    rank_state = ("generator", "rewards", "counts", "replay")
     axes: tuple[int, ...] = ()
     """Axes of a batch before its transitions: none, or one of seeds that learn side by side."""
 
@@ -65,7 +67,9 @@ class OffPolicy(Learner):
         self.policy, self.setup = policy, setup or LearnerSetup()
         self.config: ReplayConfig = config
         self.device = next(policy.parameters()).device
-        self.generator = torch.Generator(self.device).manual_seed(stream_state(self.setup.seed, NOISE_STREAM) >> 1)
+        self.ranks: Ranks = self.setup.ranks or ALONE
+        self._seed = self.setup.drawing_seed
+        self.generator = torch.Generator(self.device).manual_seed(stream_state(self._seed, NOISE_STREAM) >> 1)
         self.rewards: RewardRule = (self.setup.rewards or RewardRule()).to(self.device)
         self._autocast = AUTOCAST[self.setup.precision]
         self._is_plain = policy.normalizer is None and self.rewards.normalizer is None  # batches are learned from as they are
@@ -83,7 +87,7 @@ class OffPolicy(Learner):
         self._graphs: StepGraphs | None = None
         wants_graphs = self.setup.graphs is not None or (self.device.type == "cuda" and not self.setup.is_pool)
         if wants_graphs and not self.setup.lags:  # actors must not use the GPU while a graph is captured
-            self._graphs = StepGraphs(self, self.setup.graphs or Graphs(self.device))
+            self._graphs = StepGraphs(self, self.setup.graphs or Graphs(self.device, self.ranks.capturable))
         self._saved_replay: dict[str, Any] | None = None
 
     # For subclasses.
@@ -127,7 +131,8 @@ class OffPolicy(Learner):
 
     def trained(self, name: str, module: nn.Module, learning_rate: float | None = None) -> Trained:
         """Train a module from now on; `name` is its name in checkpoints."""
-        self._trained[name] = Trained(module.to(self.device), self.config, learning_rate, flat=self._graphs is not None)
+        flat = self._graphs is not None
+        self._trained[name] = Trained(module.to(self.device), self.config, learning_rate, flat, self.ranks)
         return self._trained[name]
 
     @contextmanager
@@ -194,7 +199,7 @@ class OffPolicy(Learner):
         if self._graphs is not None:
             return DeviceReplay(
                 experience, config.capacity, n_step=config.n_step, gamma=config.gamma, priority_alpha=config.priority_alpha,
-                seed=stream_state(self.setup.seed, REPLAY_STREAM) >> 34,
+                seed=stream_state(self._seed, REPLAY_STREAM) >> 34,
             )  # fmt: skip
         return Replay(
             experience,
@@ -204,7 +209,7 @@ class OffPolicy(Learner):
             gamma=config.gamma,
             frame_stack=config.frame_stack,
             priority_alpha=config.priority_alpha,
-            seed=self.setup.seed,
+            seed=self._seed,
             folder=config.replay_folder or None,
         )
 
@@ -225,11 +230,14 @@ class OffPolicy(Learner):
             part.check()
         self._see(experience)
         self.replay.add(experience)
-        taken = experience.num_valid // math.prod(self.axes)  # of each seed
+        taken: float = experience.num_valid // math.prod(self.axes)  # of each seed
         self.updates += 1
-        self.steps += taken
+        self.steps += int(taken)
         self._rollouts += 1
-        is_learning = self.steps >= config.learning_starts and self.can_draw()
+        is_learning = self.steps * self.ranks.size >= config.learning_starts and self.can_draw()
+        if self.ranks.several:  # all take as many gradient steps
+            total, ready = self.ranks.sums(taken, is_learning)
+            taken, is_learning = total / self.ranks.size, ready == self.ranks.size
         epsilon = self.exploration(progress) if is_learning else 1.0
         self._acting.epsilon.fill_(epsilon)
         metrics = {"replay": len(self.replay) / self.replay.capacity, "epsilon": epsilon}
@@ -270,10 +278,11 @@ class OffPolicy(Learner):
 
     def mean_metrics(self, seen: list[Tensor]) -> Tensor:
         """Means of the METRICS over gradient steps. Where one is NaN, the step has none; but every step has a value loss."""
-        if len(seen) == 1:
-            return seen[0]
-        every = torch.stack(seen)
-        return torch.cat([every[..., :1].mean(0), every[..., 1:].nanmean(0)], -1)
+        found = seen[0]
+        if len(seen) > 1:
+            every = torch.stack(seen)
+            found = torch.cat([every[..., :1].mean(0), every[..., 1:].nanmean(0)], -1)
+        return self.ranks.mean_(found.clone()) if self.ranks.several else found
 
     def checked(self, numbers: list[float]) -> dict[str, float]:
         """The METRICS by name.
@@ -290,12 +299,12 @@ class OffPolicy(Learner):
     def _see(self, rollout: Rollout) -> None:
         """Update the statistics of observations and rewards, and the algorithm's own."""
         if self.policy.normalizer is not None:
-            self.policy.normalizer.update(rollout.obs, rollout.valid)
+            self.policy.normalizer.update(rollout.obs, rollout.valid, self.ranks)
         if self.rewards.mode == "sign":
             rollout.rewards.sign_()  # before they are summed over n steps
         elif self.rewards.normalizer is not None:  # these are stored as they are: the scale changes
             ended = rollout.terminated | rollout.truncated
-            self.rewards.normalizer.scale(rollout.rewards, ended, rollout.valid, rollout.columns)
+            self.rewards.normalizer.scale(rollout.rewards, ended, rollout.valid, rollout.columns, self.ranks)
         self.observe(rollout.rewards, rollout.terminated | rollout.truncated, rollout.valid, rollout.columns)
 
     @torch.no_grad()

@@ -138,7 +138,8 @@ class Net:
         self.keep("layers", chain.layers)
         self.keep("blocks", blocks)
         self.keep("norms", aligned_zeros((count * len(blocks),), np.float32))
-        self.keep("total", aligned_zeros((self.size,), np.float32))
+        self.total = aligned_zeros((self.size + step.STATS,), np.float32)  # of several ranks, also the sums of their losses
+        self.keep("total", self.total)
 
     def keep(self, name: str, array: np.ndarray) -> None:
         """Write an array's address into the record, and keep the array alive."""
@@ -152,14 +153,17 @@ class Compiled(OffPolicy):
         """Find the kernels and describe the networks to them.
 
         Args:
-            kernel: Name of the kernel.
+            kernel: Name of the kernel, without `_step`.
             packed: All networks; those that act have the name "actor".
             targets: Names of trained networks, and of their targets.
             num_results: Metrics of a step.
         """
         kernels, config = load_kernels(), self.config
         most = thread_count(self.setup.num_threads, step.MAX_SHARDS)
-        self._crew = KernelCrew(getattr(kernels.off_policy, kernel), most)
+        function = f"{kernel}_phase" if self.ranks.several else f"{kernel}_step"
+        self._crew = KernelCrew(
+            getattr(kernels.joined_off_policy if self.ranks.several else kernels.off_policy, function), most
+        )
         self._most, self.tuner = most, ThreadTuner(1)
         self.packed, self._is_current = packed, True
         parameters = list(self.policy.parameters())
@@ -221,7 +225,7 @@ class Compiled(OffPolicy):
         due = (self.gradient_steps + 1) % self.config.target_every == 0
         job["target_rate"] = self.config.target_rate if due else 0.0
         began = time.perf_counter()
-        is_finite = self._crew.run(job.ctypes.data, self.tuner.count)
+        is_finite = self._run_together() if self.ranks.several else self._crew.run(job.ctypes.data, self.tuner.count)
         self.tuner.took(1.0, time.perf_counter() - began)
         if not is_finite:
             raise NonFiniteError(
@@ -230,6 +234,22 @@ class Compiled(OffPolicy):
             )
         self._is_current = False
         return errors, torch.from_numpy(self.results.copy())
+
+    def _run_together(self) -> bool:
+        """Run the phases of the kernel, between which ranks average gradients; returns whether all is finite."""
+        phases, job = load_kernels().joined_off_policy, self.job
+        names = ["critics", "actor"] if "critics" in self.nets else ["actor"]
+        for k, name in enumerate(names if job["improves"][0] or len(names) == 1 else names[:1]):
+            net, stats = self.nets[name], self._kept["stats"]
+            job["phase"] = phases.GRADIENT + 2 * k
+            self._crew.run(job.ctypes.data, self.tuner.count)
+            net.total[net.size :] = stats.sum(0)
+            self.ranks.mean_(torch.from_numpy(net.total))
+            stats[0], stats[1:] = net.total[net.size :], 0.0
+            job["phase"] = phases.STEP + 2 * k
+            if not self._crew.run(job.ctypes.data, self.tuner.count):
+                return False
+        return True
 
     def scale_learning_rates(self, factor: float) -> None:
         """Set all learning rates to a part of what they were at first."""
@@ -306,7 +326,7 @@ class NativeDQN(DQN, Compiled):
         self.chain = chain_of(network.body, network.body.input.num_features, network.num_actions)
         other = Packed(self.chain, _linear_layers(target.body, target.advantage))
         own = Packed(self.chain, _linear_layers(network.body, network.advantage), self.online)
-        self._compile("dqn_step", {"actor": own, "target": other}, {"actor": "target"}, len(self.METRICS))
+        self._compile("dqn", {"actor": own, "target": other}, {"actor": "target"}, len(self.METRICS))
         self.job["double"] = config.double
 
     def gradient_step(self, batch: Transitions) -> tuple[Tensor, Tensor]:
@@ -337,7 +357,7 @@ class _ActorCritic(Compiled):
         }
         if target_actor is not None:
             packed["target_actor"] = Packed(self.actor_chain, _linear_layers(target_actor.body, target_actor.last))
-        self._compile("actor_critic_step", packed, {"actor": "target_actor", "critics": "targets"}, 6)
+        self._compile("actor_critic", packed, {"actor": "target_actor", "critics": "targets"}, 6)
         self.job["action_size"] = size
         self.job["critic_rate"] = config.critic_learning_rate or config.learning_rate  # type: ignore[attr-defined]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ from hurtle.contracts import Learner, Metrics, Weights
 from hurtle.errors import NonFiniteError
 from hurtle.kernels.cuda_graphs import autocast
 from hurtle.kernels.optimizers import Optimizers
+from hurtle.kernels.ranks import ALONE, Ranks, joined_moments, merged_means, normalized
 from hurtle.kernels.vtrace import vtrace, vtrace_cuda
 from hurtle.native.rng import stream_state
 from hurtle.policies.policy import Policy
@@ -123,13 +125,14 @@ class MinibatchOrder:
         config: PPO's settings, or others with minibatch_size, shuffle and priority_alpha.
         is_recurrent: Whether the policy has a memory.
         seed: Seed of the stream.
+        ranks: The learners that take as many minibatches, each of its own steps.
 
     Attributes:
         by_segments: Whether minibatches are whole segments: for policies with a memory, and for priorities.
     """
 
-    def __init__(self, config: Any, is_recurrent: bool, seed: int):
-        self.config, self.by_segments = config, is_recurrent or config.priority_alpha > 0
+    def __init__(self, config: Any, is_recurrent: bool, seed: int, ranks: Ranks = ALONE):
+        self.config, self.by_segments, self.ranks = config, is_recurrent or config.priority_alpha > 0, ranks
         self.generator = shuffle_generator(seed)
 
     def epoch(self, rollout: Rollout, beta: float) -> Iterator[tuple[Tensor, Tensor | None]]:
@@ -140,6 +143,7 @@ class MinibatchOrder:
             if config.shuffle:
                 steps = steps[torch.randperm(len(steps), generator=self.generator).to(rollout.device)]
             count = max(1, -(-len(steps) // config.minibatch_size))
+            count = self.ranks.most(count) if self.ranks.several else count
             for chosen in steps.tensor_split(count):  # absent agents make counts uneven: split as equally as possible
                 yield chosen, None
             return
@@ -204,7 +208,11 @@ class TorchEpochs(Epochs):
 
     def __init__(self, policy: Policy, config: PPOConfig, setup: LearnerSetup):
         self.policy, self.config = policy, config
-        self.optimizer = Optimizers(config.optimizer, policy, config.learning_rate, config.adam_eps, config.weight_decay)
+        self.ranks: Ranks = setup.ranks or ALONE
+        self.optimizer = Optimizers(
+            config.optimizer, policy, config.learning_rate, config.adam_eps, config.weight_decay, self.ranks
+        )
+        self._loss_config = replace(config, normalize_advantages=False) if self.ranks.several else config
         self._autocast, self._compiled = AUTOCAST[setup.precision], setup.compiled
         self._minibatch_loss = torch.compile(self.loss) if setup.compiled else self.loss
 
@@ -214,22 +222,43 @@ class TorchEpochs(Epochs):
         clip_range: Any = torch.tensor(now.clip_range, device=rollout.device) if self._compiled else now.clip_range
         self.optimizer.set_learning_rate(now.learning_rate)
         seen: list[Tensor] = []
+        weights: list[float] = []
         for _ in range(count):
             if self.config.vtrace:
                 correct_advantages(self.policy, rollout, self.config, self._autocast)
             for batch in order.minibatches(rollout, now.priority_beta):
+                if self.ranks.several:
+                    found, weight = self._step_together(batch, clip_range)
+                    if not math.isnan(weight):
+                        seen.append(found)
+                        weights.append(weight)
+                    continue
                 if not len(batch.actions):  # only steps of absent agents
                     continue
                 losses = self._minibatch_loss(batch, clip_range)
                 grad_norm = self.optimizer.step(losses.total, self.config.max_grad_norm)
                 seen.append(torch.stack([*losses[1:], grad_norm]))
+        if self.ranks.several and seen:
+            return merged_means(self.ranks, torch.stack(seen), torch.tensor(weights, device=rollout.device))
         return torch.stack(seen) if seen else torch.zeros(0, len(METRICS))
+
+    def _step_together(self, batch: Minibatch, clip_range: Any) -> tuple[Tensor, float]:
+        """A gradient step on all ranks' minibatches; returns the METRICS of this one's, and its weight among the others'."""
+        batch, weight = joined_minibatch(self.ranks, batch, self.config.normalize_advantages)
+        if math.isnan(weight):  # only steps of absent agents, on all ranks
+            return torch.zeros(len(METRICS)), weight
+        if not weight:
+            norm = self.optimizer.step(None, self.config.max_grad_norm)
+            return torch.cat([norm.new_zeros(len(METRICS) - 1), norm.view(1)]), weight
+        losses = self._minibatch_loss(batch, clip_range)
+        norm = self.optimizer.step(losses.total * weight, self.config.max_grad_norm)
+        return torch.stack([*losses[1:], norm]), weight
 
     def loss(self, batch: Minibatch, clip_range: Any) -> Losses:
         """The loss of a minibatch."""
         with autocast(batch.advantages.device, self._autocast):
             log_probs, entropies, values = evaluate_actions(self.policy, batch)
-        return ppo_loss(log_probs.float(), entropies.float(), values.float(), batch, clip_range, self.config)
+        return ppo_loss(log_probs.float(), entropies.float(), values.float(), batch, clip_range, self._loss_config)
 
     def weights(self, version: int) -> Weights:
         """See `Learner.weights`."""
@@ -258,14 +287,16 @@ class PPO(Learner):
     """
 
     takes_lag = True
+    rank_state = ("generator", "postprocess")
 
     def __init__(self, policy: Policy, config: PPOConfig, setup: LearnerSetup | None = None, *, epochs: Epochs | None = None):
         setup = setup or LearnerSetup()
+        self.ranks: Ranks = setup.ranks or ALONE
         self.policy, self.config, self.updates = policy, config, 0
         self._autocast = AUTOCAST[setup.precision]
         self._corrects_lag = setup.lags and config.correct_lag and not config.vtrace
         self.postprocess = Postprocess(policy, config.gamma, config.gae_lambda, setup.rewards, self._autocast)
-        self.order = MinibatchOrder(config, policy.is_recurrent, setup.seed)
+        self.order = MinibatchOrder(config, policy.is_recurrent, setup.drawing_seed, self.ranks)
         self.epochs = epochs or TorchEpochs(policy, config, setup)
 
     def update(self, rollout: Rollout, progress: float = 0.0) -> Metrics:
@@ -296,7 +327,7 @@ class PPO(Learner):
 
     def explained(self, rollout: Rollout) -> float:
         """See `explained_variance`."""
-        return explained_variance(rollout)
+        return explained_variance(rollout, ranks=self.ranks)
 
     def weights(self) -> Weights:
         """See `Learner.weights`."""
@@ -363,13 +394,22 @@ def use_vtrace(rollout: Rollout, log_ratios: Tensor, config: PPOConfig) -> None:
     rollout.advantages.copy_(torch.as_tensor(advantages) / weights)
 
 
-def explained_variance(rollout: Rollout, errors: Tensor | None = None) -> float:
+def joined_minibatch(ranks: Ranks, batch: Minibatch, normalizes: bool) -> tuple[Minibatch, float]:
+    """A rank's minibatch with advantages that are normalized over all ranks' minibatches, if at all; and its weight."""
+    mean, std, weight = joined_moments(ranks, batch.advantages)
+    return (batch._replace(advantages=normalized(batch.advantages, mean, std)) if normalizes else batch), weight
+
+
+def explained_variance(rollout: Rollout, errors: Tensor | None = None, ranks: Ranks = ALONE) -> float:
     """1 − Var(returns − values) / Var(returns): 1 is a perfect critic, 0 is no better than a constant.
 
     Args:
         rollout: With returns.
         errors: Returns − values [T, N]; None: GAE's advantages, which they are.
+        ranks: The learners whose rollouts count.
     """
+    if ranks.several:
+        return _joined_explained_variance(ranks, rollout, rollout.advantages if errors is None else errors)
     if rollout.device.type != "cpu":
         return explained_variance_on_device(rollout, errors).item()
     returns, left = (field.numpy().ravel() for field in (rollout.returns, rollout.advantages if errors is None else errors))
@@ -384,9 +424,29 @@ def explained_variance(rollout: Rollout, errors: Tensor | None = None) -> float:
         return float(1 - np.dot(left, left) / variance) if variance else math.nan
 
 
-def explained_variance_on_device(rollout: Rollout, errors: Tensor | None = None, groups: int = 1) -> Tensor:
+def _joined_explained_variance(ranks: Ranks, rollout: Rollout, errors: Tensor) -> float:
+    """The same over all ranks' rollouts."""
+    valid = rollout.valid.flatten()
+    returns, left = (field.flatten()[valid].double().cpu() for field in (rollout.returns, errors))
+    sums = [float(each) for numbers in (returns, left) for each in (numbers.sum(), numbers.square().sum())]
+    count, *(first, squares, first_left, squares_left) = ranks.sums(len(returns), *sums)
+    if count < 2:
+        return math.nan
+    spread = squares - first * first / count
+    return 1 - (squares_left - first_left * first_left / count) / spread if spread else math.nan
+
+
+def explained_variance_on_device(
+    rollout: Rollout, errors: Tensor | None = None, groups: int = 1, ranks: Ranks = ALONE
+) -> Tensor:
     """Like `explained_variance`, without synchronizing with the host, for each of `groups` shares of the rows. [groups]."""
     errors = rollout.advantages if errors is None else errors
+    if ranks.several:
+        kept = [torch.where(rollout.valid, numbers, 0.0).double() for numbers in (rollout.returns, errors)]
+        sums = [total for numbers in kept for total in (numbers.sum(), numbers.square().sum())]
+        count, *found = ranks.sum_(torch.stack([rollout.valid.sum().double(), *sums])).unbind()
+        spreads = [squares - total.square() / count for total, squares in (found[:2], found[2:])]
+        return (1 - spreads[1] / spreads[0]).float().view(1)
     if rollout.all_valid:
         left, all_of_them = (field.unflatten(1, (groups, -1)).var((0, 2)) for field in (errors, rollout.returns))
         return 1 - left / all_of_them

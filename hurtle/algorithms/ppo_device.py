@@ -51,6 +51,8 @@ class DevicePPO(DeviceActorCritic):
         """Whether the mean KL of the epoch's minibatches exceeds target_kl; this synchronizes with the device."""
         if self.config.target_kl is None:
             return False
+        if self.ranks.several:
+            self.ranks.mean_(self.epoch_kl)
         total, count = self.epoch_kl.tolist()
         return count > 0 and total / count > self.config.target_kl
 
@@ -65,7 +67,7 @@ class DevicePPO(DeviceActorCritic):
 
     def loss(self, log_probs: Tensor, entropies: Tensor, values: Tensor, batch: Minibatch) -> Losses:
         """See `DeviceActorCritic.loss`."""
-        return ppo_loss(log_probs, entropies, values, batch, self.clip_range, self.config)
+        return ppo_loss(log_probs, entropies, values, batch, self.clip_range, self.loss_config)
 
     def begin_epoch(self) -> None:
         """See `DeviceEpochs.begin_epoch`."""

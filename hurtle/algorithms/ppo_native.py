@@ -20,6 +20,7 @@ from hurtle.algorithms.ppo import METRICS, PPO, Annealed, Epochs, MinibatchOrder
 from hurtle.algorithms.ppo_config import PPOConfig
 from hurtle.buffers.rollout import Rollout
 from hurtle.contracts import Metrics, Weights
+from hurtle.kernels.ranks import Ranks
 from hurtle.policies.policy import Policy
 
 
@@ -32,7 +33,7 @@ class NativePPO(PPO):
 
     def __init__(self, policy: Policy, config: PPOConfig, setup: LearnerSetup | None = None):
         setup = setup or LearnerSetup()
-        epochs = NativeEpochs(policy, config, setup.num_threads)
+        epochs = NativeEpochs(policy, config, setup.num_threads, setup.ranks)
         super().__init__(policy, config, setup, epochs=epochs)
         self.native, self._judge = epochs.native, NativeJudge(epochs.native)
 
@@ -44,7 +45,8 @@ class NativePPO(PPO):
     @property
     def planner(self) -> Planner | None:
         """See `Learner.planner`; itself, unless an update depends on more than its rollout and its order."""
-        return None if self.config.target_kl is not None or self.config.vtrace or self.order.by_segments else self
+        depends = self.config.target_kl is not None or self.config.vtrace or self.order.by_segments
+        return None if depends or self.ranks.several else self
 
     def plan(self, rollout: Rollout, progresses: Sequence[float]) -> Plan:
         """See `Planner.plan`."""
@@ -72,9 +74,9 @@ class NativePPO(PPO):
 class NativeEpochs(Epochs):
     """Epochs in compiled code, for policies on the CPU."""
 
-    def __init__(self, policy: Policy, config: PPOConfig, num_threads: int | None = None):
+    def __init__(self, policy: Policy, config: PPOConfig, num_threads: int | None = None, ranks: Ranks | None = None):
         self.policy, self.config = policy, config
-        self.native = NativeUpdate(policy, config, num_threads)
+        self.native = NativeUpdate(policy, config, num_threads, ranks)
 
     def run(self, rollout: Rollout, order: MinibatchOrder, now: Annealed, count: int) -> Tensor:
         """See `Epochs.run`; several epochs run in one call unless each needs its own random draws."""
@@ -87,10 +89,10 @@ class NativeEpochs(Epochs):
                 correct_advantages(self.policy, rollout, config, None)
             if order.by_segments:
                 drawn = order.epoch(rollout, now.priority_beta)
-                steps = order_of_segments(rollout, drawn, self.policy.is_recurrent)
+                steps = order_of_segments(rollout, drawn, self.policy.is_recurrent, keeps_empty=order.ranks.several)
             else:
                 steps = _order_of_steps(rollout, order, together)
-            if len(steps.steps):  # otherwise only steps of absent agents
+            if len(steps.steps) or order.ranks.several:  # otherwise only steps of absent agents
                 found = self.native.learn(
                     rollout, steps, clips=True, clips_values=config.clip_values, clip_range=now.clip_range
                 )
@@ -128,29 +130,33 @@ def _order_of_steps(rollout: Rollout, order: MinibatchOrder, epochs: int) -> Ord
         else:
             torch.arange(size, out=drawn[epoch])
     steps = drawn.flatten() if valid is None else valid[drawn.flatten()]
-    return Order(steps, _minibatch_sizes(size, config.minibatch_size, epochs))
+    count = max(1, -(-size // config.minibatch_size))
+    if order.ranks.several:
+        return Order(steps, _minibatch_sizes(size, order.ranks.most(count), epochs, True))
+    return Order(steps, _minibatch_sizes(size, count, epochs))
 
 
 @lru_cache(maxsize=8)
-def _minibatch_sizes(size: int, minibatch_size: int, epochs: int) -> np.ndarray:
+def _minibatch_sizes(size: int, count: int, epochs: int, keeps_empty: bool = False) -> np.ndarray:
     """The number of steps in each minibatch, as `tensor_split` divides them."""
-    count = max(1, -(-size // minibatch_size))
     each, larger = divmod(size, count)
     sizes = np.tile(np.repeat([each + 1, each], [larger, count - larger]), epochs)
-    sizes = sizes[sizes > 0]
+    sizes = sizes if keeps_empty else sizes[sizes > 0]
     sizes.setflags(write=False)
     return sizes
 
 
-def order_of_segments(rollout: Rollout, drawn: Iterable[tuple[Tensor, Tensor | None]], is_recurrent: bool) -> Order:
-    """Minibatches of whole segments, each given by its rows and their weights."""
+def order_of_segments(
+    rollout: Rollout, drawn: Iterable[tuple[Tensor, Tensor | None]], is_recurrent: bool, keeps_empty: bool = False
+) -> Order:
+    """Minibatches of whole segments, each given by its rows and their weights; without those that have no valid steps."""
     valid = rollout.valid.flatten()
     times = torch.arange(rollout.num_steps).unsqueeze(1) * rollout.num_rows
     steps, importance, segments = [], [], []
     for rows, weights in drawn:
         every = (times + rows).flatten()
         kept = valid[every]
-        if not kept.any():
+        if not keeps_empty and not kept.any():
             continue
         steps.append(every[kept])
         segments.append(rows)

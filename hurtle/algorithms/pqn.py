@@ -22,6 +22,7 @@ from hurtle.contracts import Learner, Metrics, Weights
 from hurtle.errors import HurtleError
 from hurtle.kernels.cuda_graphs import autocast
 from hurtle.kernels.optimizers import Optimizers
+from hurtle.kernels.ranks import ALONE, Ranks, joined_moments
 from hurtle.policies.action_head import ActionHead
 from hurtle.policies.policy import Policy
 from hurtle.policies.q_network import QNetwork
@@ -45,14 +46,17 @@ class PQN(Learner):
         setup: Seed, reward preprocessing, precision.
     """
 
+    rank_state = ("generator", "postprocess")
+
     def __init__(self, policy: Policy, config: PQNConfig, setup: LearnerSetup | None = None):
         setup = setup or LearnerSetup()
+        self.ranks: Ranks = setup.ranks or ALONE
         self.policy, self.config, self.updates = policy, config, 0
         self.network: Any = network_of(policy, QNetwork)
         self._autocast = AUTOCAST[setup.precision]
         self.postprocess = Postprocess(policy, config.gamma, config.return_lambda, setup.rewards, self._autocast)
-        self.order = MinibatchOrder(config, policy.is_recurrent, setup.seed)
-        self.optimizer = Optimizers("adam", policy, config.learning_rate, config.adam_eps)
+        self.order = MinibatchOrder(config, policy.is_recurrent, setup.drawing_seed, self.ranks)
+        self.optimizer = Optimizers("adam", policy, config.learning_rate, config.adam_eps, ranks=self.ranks)
         self.network.epsilon.fill_(config.epsilon_start)
 
     def update(self, experience: Rollout, progress: float = 0.0) -> Metrics:
@@ -65,7 +69,9 @@ class PQN(Learner):
         seen: list[Tensor] = []
         for _ in range(config.num_epochs):
             for batch in self.order.minibatches(experience, 1.0):
-                if len(batch.actions):
+                if self.ranks.several:
+                    seen += self._step_together(batch)
+                elif len(batch.actions):
                     seen.append(self.step(batch))
         self.updates += 1
         epsilon = config.epsilon(progress)
@@ -73,7 +79,7 @@ class PQN(Learner):
         metrics = dict(zip(METRICS, torch.stack(seen).mean(0).tolist(), strict=True)) if seen else {}
         if not all(map(math.isfinite, metrics.values())):
             raise not_finite(metrics)
-        explained = explained_variance(experience)
+        explained = explained_variance(experience, ranks=self.ranks)
         return {**metrics, "explained_variance": explained, "epsilon": epsilon, "learning_rate": learning_rate}
 
     def step(self, batch: Minibatch) -> Tensor:
@@ -83,6 +89,20 @@ class PQN(Learner):
         loss, seen = q_loss(values.float(), batch.returns)
         norm = self.optimizer.step(loss, self.config.max_grad_norm)
         return torch.cat([seen, norm.view(1)])
+
+    def _step_together(self, batch: Minibatch) -> list[Tensor]:
+        """The same on the steps of all ranks, `batch` being this one's; nothing if they have none."""
+        weight = joined_moments(self.ranks, batch.returns)[2]
+        if math.isnan(weight):
+            return []
+        found, loss = torch.zeros(len(METRICS) - 1, device=batch.returns.device), None
+        if weight:
+            with autocast(batch.returns.device, self._autocast):
+                values = chosen_values(self.policy, batch)
+            loss, found = q_loss(values.float(), batch.returns)
+            loss = loss * weight
+        norm = self.optimizer.step(loss, self.config.max_grad_norm)
+        return [torch.cat([self.ranks.mean_(found * weight), norm.view(1)])]
 
     def weights(self) -> Weights:
         """See `Learner.weights`."""

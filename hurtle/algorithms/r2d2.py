@@ -64,7 +64,7 @@ class R2D2(OffPolicy):
             num_rows=self.setup.num_rows,
             frame_stack=config.frame_stack,
             priority_alpha=config.priority_alpha,
-            seed=self.setup.seed,
+            seed=self._seed,
             folder=config.replay_folder or None,
         )
 
@@ -92,7 +92,10 @@ class R2D2(OffPolicy):
             counts = later.valid & has_targets(later.terminated, later.truncated, later.valid, config.n_step)
         chosen = values.gather(-1, later.actions.unsqueeze(-1)).squeeze(-1)
         errors = torch.where(counts, goals - chosen, 0.0)
-        share = 1.0 / counts.sum().clamp_min(1)
+        count = counts.sum().float()
+        if self.ranks.several:  # so that the mean of the ranks' losses is that of all their sequences
+            count = self.ranks.mean_(count)
+        share = 1.0 / count.clamp_min(1.0)
         loss = 0.5 * (batch.weights * errors.square()).sum() * share
         sizes = errors.detach().abs()
         mean = sizes.sum(0) / counts.sum(0).clamp_min(1)

@@ -13,6 +13,7 @@ from hurtle.errors import HurtleError
 from hurtle.kernels.cuda_graphs import autocast
 from hurtle.kernels.flat_parameters import FlatParameters
 from hurtle.kernels.optimizers import FlatOptimizer, Optimizers
+from hurtle.kernels.ranks import ALONE, Ranks
 from hurtle.policies.batch_norm_networks import BatchNormLayers
 from hurtle.policies.policy import Policy
 
@@ -25,18 +26,26 @@ class Trained:
         config: Learning rate, clipping.
         learning_rate: None: the config's.
         flat: Keep all parameters in one tensor, and step in a few launches that a CUDA graph can hold.
+        ranks: The learners whose gradients are averaged.
     """
 
-    def __init__(self, module: nn.Module, config: ReplayConfig, learning_rate: float | None = None, flat: bool = False):
+    def __init__(
+        self,
+        module: nn.Module,
+        config: ReplayConfig,
+        learning_rate: float | None = None,
+        flat: bool = False,
+        ranks: Ranks = ALONE,
+    ):
         self.module, self.max_grad_norm = module, config.max_grad_norm
         self.learning_rate = rate = learning_rate or config.learning_rate
         self.saved_optimizer: dict[str, Any] | None = None  # of a compiled learner, which steps without torch
         if not flat:
-            self.optimizer: Any = Optimizers("adam", module, rate, config.adam_eps)
+            self.optimizer: Any = Optimizers("adam", module, rate, config.adam_eps, ranks=ranks)
             self.flat = None
             return
         self.flat = FlatParameters(module, padded=True)
-        self.optimizer = FlatOptimizer(self.flat, "adam", config.adam_eps, max_grad_norm=config.max_grad_norm)
+        self.optimizer = FlatOptimizer(self.flat, "adam", config.adam_eps, max_grad_norm=config.max_grad_norm, ranks=ranks)
         self.optimizer.set_learning_rate(rate)
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
 

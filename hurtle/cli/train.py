@@ -36,6 +36,7 @@ from hurtle.runners.settings import (
     settings_to_dict,
     unknown_setting,
 )
+from hurtle.runners.torchrun import launched
 from hurtle.runners.values import shown
 
 _EXAMPLES = """\
@@ -49,7 +50,7 @@ _EXAMPLES = """\
 
 # The help shows the settings of TrainConfig in these groups; the policy and the algorithm have their own groups.
 _GROUPS = {
-    "Run": "algorithm total_steps seed device stop_at_return fine_tune preset gear compile precision threads",
+    "Run": "algorithm total_steps seed device stop_at_return fine_tune preset gear compile precision threads num_learners",
     "Actors": "runner lag num_actors actor_devices",
     "Envs": "num_envs backend num_workers pool_batch_size step_timeout restart_workers env_parameters "
     "curriculum unsafe normalize_observations observation_clip "
@@ -87,6 +88,8 @@ def run_train(arguments: list[str]) -> int:
         print_help(read_settings(given, wants_help=True))
         return 0
     settings = read_settings(given)
+    if launched().size > 1 and (several := all_flags(given).keys() & {"seeds", "population"}):
+        raise HurtleError(f"torchrun starts the learners of one run: leave out {_spelled(min(several))}, or torchrun.")
     if "population" in all_flags(given):
         if seeds is not None:
             raise HurtleError("--population already trains many runs, with seeds of their own: leave out --seeds.")

@@ -60,6 +60,7 @@ class DeviceCollector(Collector):
         final_slots: How many final observations of truncated episodes are kept per row and rollout; None: as many as the env's
             time limit allows. Truncations beyond that bootstrap from V of the previous observation, and are counted.
         edges: Drawn options, and where their levels begin: returns are summed by level, see curriculum.py.
+        action_seed: Row n draws its actions from the stream of action_seed + n instead.
 
     Attributes:
         overflow: Truncations without a slot so far.
@@ -92,6 +93,7 @@ class DeviceCollector(Collector):
         compiled: bool = False,
         final_slots: int | None = None,
         edges: Mapping[str, np.ndarray] | None = None,
+        action_seed: int | None = None,
     ):
         self.device = next((parameter.device for parameter in policy.parameters()), torch.device("cpu"))
         if (why := device_obstacle(vec, self.device)) is not None:
@@ -118,7 +120,8 @@ class DeviceCollector(Collector):
         self._fused = fused
 
         rows = self.rows.num_rows
-        streams = stream_states(shared_seeds(self._seeds, rows), ACTION_STREAM).view(np.int64)
+        action_seeds = self._seeds if action_seed is None else [action_seed]
+        streams = stream_states(shared_seeds(action_seeds, rows), ACTION_STREAM).view(np.int64)
         self._draw = Draw(torch.from_numpy(streams.copy()).to(self.device), self._zeros((1,), torch.int64))
         self._beginning = self._zeros((rows,), torch.bool) | True
         self._state = policy.initial_state(rows, self.device)

@@ -62,7 +62,7 @@ class Postprocess:
         if Done.REWARDS not in done:
             self.rewards.apply(rollout)
         if Done.STATISTICS not in done and self.policy.normalizer is not None:
-            self.policy.normalizer.update(rollout.obs, rollout.valid)
+            self.policy.normalizer.update(rollout.obs, rollout.valid, self.rewards.ranks)
         if Done.ADVANTAGES not in done:
             rollout.compute_advantages(self.gamma, self.gae_lambda)
 
@@ -77,7 +77,8 @@ class Postprocess:
         """
         self.rewards.apply_on_device(rollout, kernels, good)
         if self.policy.normalizer is not None:
-            merge_moments(self.policy.normalizer, rollout.obs, None if rollout.all_valid else rollout.valid, good)
+            valid = None if rollout.all_valid else rollout.valid
+            merge_moments(self.policy.normalizer, rollout.obs, valid, good, self.rewards.ranks)
 
     def _bootstrap(self, rollout: Rollout) -> None:
         """V of the observation after the last step, and of the last observations of truncated episodes."""

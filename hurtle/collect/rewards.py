@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hurtle.buffers.rollout import Rollout
 from hurtle.errors import UnknownNameError, did_you_mean
+from hurtle.kernels.ranks import ALONE, Ranks
 from hurtle.policies.normalizers import RewardNormalizer, merge_moments
 
 MODES = ("raw", "sign", "normalize")
@@ -23,12 +24,13 @@ class RewardRule:
         num_rows: Envs times agents.
         gamma: Discount of those returns.
         clip: Bound of normalized rewards.
+        ranks: The learners whose statistics are merged.
     """
 
-    def __init__(self, mode: str = "raw", num_rows: int = 1, gamma: float = 0.99, clip: float = 10.0):
+    def __init__(self, mode: str = "raw", num_rows: int = 1, gamma: float = 0.99, clip: float = 10.0, ranks: Ranks = ALONE):
         if mode not in MODES:
             raise UnknownNameError(f"reward_mode is one of {', '.join(MODES)}, got {mode!r}. {did_you_mean(mode, MODES)}")
-        self.mode = mode
+        self.mode, self.ranks = mode, ranks
         self.normalizer = RewardNormalizer(num_rows, gamma, clip) if mode == "normalize" else None
 
     @classmethod
@@ -48,7 +50,7 @@ class RewardRule:
             torch.sign(rollout.rewards, out=scaled)
         else:
             ended = rollout.terminated | rollout.truncated
-            scaled.copy_(self.normalizer.scale(rollout.rewards, ended, rollout.valid, rollout.columns))
+            scaled.copy_(self.normalizer.scale(rollout.rewards, ended, rollout.valid, rollout.columns, self.ranks))
 
     def to(self, device: torch.device) -> RewardRule:
         """Move the statistics to a device, for `apply_on_device`."""
@@ -77,7 +79,7 @@ class RewardRule:
         kernels("return_rows", rollout.num_rows, *fields)
         normalizer.returns.copy_(torch.where(good, normalizer.returns, before))
         scaled.copy_((rollout.rewards.double() / normalizer.std).clamp(-normalizer.clip, normalizer.clip))
-        merge_moments(normalizer, returns, None if rollout.all_valid else rollout.valid, good)
+        merge_moments(normalizer, returns, None if rollout.all_valid else rollout.valid, good, self.ranks)
 
     def state_dict(self) -> dict[str, Any]:
         """The normalizer's statistics."""

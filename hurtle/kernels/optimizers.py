@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hurtle.errors import HurtleError, NonFiniteError, UnknownNameError, did_you_mean
 from hurtle.kernels.flat_parameters import FlatParameters, FlatRows
+from hurtle.kernels.ranks import ALONE, Ranks
 from hurtle.kernels.triton import has_triton
 
 OPTIMIZERS = ("adam", "adamw", "rmsprop", "muon")
@@ -37,12 +38,22 @@ class Optimizers:
         learning_rate: Changed by `set_learning_rate` as it is annealed.
         eps: Added to the denominator of Adam and RMSprop.
         weight_decay: Decoupled for AdamW and Muon, an L2 penalty for the others.
+        ranks: The learners whose gradients are averaged.
     """
 
-    def __init__(self, name: str, policy: nn.Module, learning_rate: float, eps: float = 1e-5, weight_decay: float = 0.0):
+    def __init__(
+        self,
+        name: str,
+        policy: nn.Module,
+        learning_rate: float,
+        eps: float = 1e-5,
+        weight_decay: float = 0.0,
+        ranks: Ranks = ALONE,
+    ):
         if name not in OPTIMIZERS:
             raise UnknownNameError(f"No optimizer {name!r}. {did_you_mean(name, OPTIMIZERS)}")
         self.name, self.learning_rate, self.eps, self.weight_decay = name, learning_rate, eps, weight_decay
+        self.ranks = ranks
         self.parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
         if not self.parameters:
             raise HurtleError("The policy has no parameters to train.")
@@ -73,11 +84,11 @@ class Optimizers:
             for group in part.param_groups:
                 group["lr"] = learning_rate
 
-    def step(self, loss: torch.Tensor, max_grad_norm: float, only_these: bool = False) -> torch.Tensor:
+    def step(self, loss: torch.Tensor | None, max_grad_norm: float, only_these: bool = False) -> torch.Tensor:
         """Backward, clip the global norm of the gradients, and step; returns the norm before clipping.
 
         Args:
-            loss: A scalar.
+            loss: A scalar; None for a rank that has nothing to learn from where others have.
             max_grad_norm: Bound of the norm.
             only_these: Compute no gradients of other modules that the loss depends on.
 
@@ -87,11 +98,15 @@ class Optimizers:
         """
         for part in self.parts:
             part.zero_grad(set_to_none=True)
-        loss.backward(inputs=self.parameters if only_these else None)
+        if loss is not None:
+            loss.backward(inputs=self.parameters if only_these else None)
+        if self.ranks.several:
+            self.ranks.average_gradients(self.parameters)
         norm = nn.utils.clip_grad_norm_(self.parameters, max_grad_norm)
         if norm.device.type == "cpu" and not norm.isfinite():
             raise NonFiniteError(
-                f"The gradient is not finite (its norm is {norm:g}, the loss {loss:g}). Try a lower learning_rate."
+                f"The gradient is not finite (its norm is {norm:g}, the loss {'unknown' if loss is None else f'{loss:g}'}). "
+                "Try a lower learning_rate."
             )
         for part in self.parts:
             part.step()
@@ -177,6 +192,7 @@ class FlatOptimizer:
         eps: Added to the denominator.
         weight_decay: Decoupled for AdamW, an L2 penalty for the others.
         max_grad_norm: Bound of the global norm of the gradients.
+        ranks: The learners whose gradients are averaged.
 
     Attributes:
         learning_rate: On the device, 0 at first; set it in place. float32 [1]
@@ -196,11 +212,12 @@ class FlatOptimizer:
         eps: float = 1e-5,
         weight_decay: float = 0.0,
         max_grad_norm: float = 0.5,
+        ranks: Ranks = ALONE,
     ):
         self.settings = Optimizers(name, parameters.module, 0.0, eps, weight_decay)
         if name not in MOMENTS:
             raise HurtleError(f"optimizer={name!r} cannot run on flat parameters: use {', '.join(MOMENTS)}.")
-        self.parameters, self.max_grad_norm = parameters, max_grad_norm
+        self.parameters, self.max_grad_norm, self.ranks = parameters, max_grad_norm, ranks
         values = parameters.values
         self.first, self.second = torch.zeros_like(values), torch.zeros_like(values)
         self.learning_rate = torch.zeros(1, device=values.device)
@@ -231,6 +248,11 @@ class FlatOptimizer:
         Returns:
             The norm before clipping, on the device: [] or [N]. If it is not finite, nothing was changed.
         """
+        if self.ranks.several:
+            if partials is not None:
+                torch.sum(partials, 0, out=self.parameters.gradients)
+                partials = None
+            self.ranks.mean_(self.parameters.gradients)
         return self._step_fused(partials) if self.fused else self._step(partials)
 
     def _step_fused(self, partials: Tensor | None) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hurtle.errors import HurtleError
 from hurtle.kernels.moments import merge_columns
+from hurtle.kernels.ranks import ALONE, Ranks
 from hurtle.kernels.returns import running_returns, scaled_rewards
 
 
@@ -46,8 +47,13 @@ class _Moments(nn.Module):
             for one, own in zip(each, together, strict=True):
                 setattr(one, name, own)
 
-    def _merge(self, columns: np.ndarray, valid: np.ndarray | None) -> None:
-        """Merge columns [T, N, D]."""
+    def _merge(self, columns: np.ndarray, valid: np.ndarray | None, ranks: Ranks) -> None:
+        """Merge columns [T, N, D]; those of all ranks, one rank after the other."""
+        if ranks.several:
+            size = self.mean.numel()
+            count, mean, m2 = merge_columns(0.0, np.zeros(size), np.zeros(size), columns, valid)
+            _merge_ranks(self, ranks, torch.tensor([count], dtype=torch.float64), *map(torch.from_numpy, (mean, m2)))
+            return
         count, mean, m2 = merge_columns(
             float(self.count), _array(self.mean).reshape(-1), _array(self.m2).reshape(-1), columns, valid
         )
@@ -79,16 +85,19 @@ class ObservationNormalizer(_Moments):
         """Observations [..., *shape] as the policy sees them, float32; computed in float64 and rounded once."""
         return ((obs - self.mean) / (self.variance + self.eps).sqrt()).clamp(-self.clip, self.clip).float()
 
-    def update(self, raw: Any, valid: Any = None) -> None:
-        """Merge a rollout of raw observations [T, N, *shape]; ignores those where valid, bool [T, N], is False."""
+    def update(self, raw: Any, valid: Any = None, ranks: Ranks = ALONE) -> None:
+        """Merge a rollout of raw observations [T, N, *shape]; ignores those where valid, bool [T, N], is False.
+
+        Of several ranks each calls it with a rollout of its own, and merges those of all.
+        """
         if isinstance(raw, Tensor) and raw.is_cuda:
-            merge_moments(self, raw, valid)
+            merge_moments(self, raw, valid, ranks=ranks)
             return
         obs = _array(raw)
         expected = tuple(self.mean.shape)
         if obs.shape[2:] != expected:
             raise HurtleError(f"Expected observations of shape [T, N, {', '.join(map(str, expected))}], got {obs.shape}.")
-        self._merge(obs.reshape(*obs.shape[:2], self.mean.numel()), _mask(valid))
+        self._merge(obs.reshape(*obs.shape[:2], self.mean.numel()), _mask(valid), ranks)
 
 
 class RewardNormalizer(_Moments):
@@ -125,7 +134,9 @@ class RewardNormalizer(_Moments):
         std = (self.variance + self.eps).sqrt()
         return std if std.ndim == 1 else std.expand(-1, len(self.returns) // len(std)).reshape(-1)
 
-    def scale(self, rewards: Any, ended: Any, valid: Any = None, rows: np.ndarray | None = None) -> Tensor:
+    def scale(
+        self, rewards: Any, ended: Any, valid: Any = None, rows: np.ndarray | None = None, ranks: Ranks = ALONE
+    ) -> Tensor:
         """Scale the rewards of a rollout by the statistics from before it, then merge its returns.
 
         Args:
@@ -134,6 +145,7 @@ class RewardNormalizer(_Moments):
             valid: bool [T, N]; other steps are ignored.
             rows: The row that each column belongs to, int [N]; None: column n is row n. In a pool a row may have several
                 columns, in order, or none.
+            ranks: Those whose returns are merged.
 
         Returns:
             float32 [T, N], on the device of the rewards.
@@ -147,11 +159,13 @@ class RewardNormalizer(_Moments):
         returns = _array(self.returns).copy()
         columns = running_returns(raw, over, mask, rows, self.gamma, returns)
         self.returns.copy_(torch.from_numpy(returns))
-        self._merge(columns[..., None], mask)
+        self._merge(columns[..., None], mask, ranks)
         return torch.from_numpy(scaled).to(device)
 
 
-def merge_moments(moments: _Moments, columns: Tensor, valid: Tensor | None = None, good: Tensor | None = None) -> None:
+def merge_moments(
+    moments: _Moments, columns: Tensor, valid: Tensor | None = None, good: Tensor | None = None, ranks: Ranks = ALONE
+) -> None:
     """Merge samples on their device, without synchronizing with the host.
 
     Merges all samples at once, not column by column: equal to `update` up to float64 rounding.
@@ -161,6 +175,7 @@ def merge_moments(moments: _Moments, columns: Tensor, valid: Tensor | None = Non
         columns: [T, N, *shape].
         valid: False for samples to ignore, bool [T, N].
         good: If False, bool [], nothing is merged.
+        ranks: Those whose samples are merged.
     """
     groups = moments.count.numel()
 
@@ -177,12 +192,27 @@ def merge_moments(moments: _Moments, columns: Tensor, valid: Tensor | None = Non
         size = counts.sum((1, 2)).double().view_as(moments.count)
         mean = torch.where(counts, samples, 0.0).sum(1, keepdim=True) / size.clamp_min(1.0).view(groups, 1, 1)
         m2 = torch.where(counts, (samples - mean).square(), 0.0).sum(1)
+    if ranks.several:
+        _merge_ranks(moments, ranks, size.view(1), mean.flatten(), m2.flatten(), good)
+    else:
+        _merge_part(moments, size, mean, m2, good)
+
+
+def _merge_part(moments: _Moments, size: Tensor, mean: Tensor, m2: Tensor, good: Tensor | None = None) -> None:
+    """Merge the moments of other samples."""
     total = (moments.count + size).clamp_min(1.0)
     delta = mean.view_as(moments.mean) - moments.mean
     kept, share = _like(moments.count * size / total, delta), _like(size / total, delta)
     added = (m2.view_as(moments.m2) + delta.square() * kept, delta * share, size)
     for moment, more in zip((moments.m2, moments.mean, moments.count), added, strict=True):
         moment.add_(more if good is None else torch.where(good, more, 0.0))
+
+
+def _merge_ranks(moments: _Moments, ranks: Ranks, size: Tensor, mean: Tensor, m2: Tensor, good: Tensor | None = None) -> None:
+    """Merge the moments of each rank's samples, in the order of the ranks; size is [1]."""
+    own = torch.cat([size, mean, m2])
+    for part in ranks.rows(own if good is None else torch.where(good, own, 0.0)):
+        _merge_part(moments, part[0], *part[1:].chunk(2))
 
 
 def _like(numbers: Tensor, field: Tensor) -> Tensor:

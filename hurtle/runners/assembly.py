@@ -6,7 +6,7 @@ settings → vector env → policy for its spaces → collector and learner → 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from hurtle.collect.rewards import RewardRule
 from hurtle.contracts import Collector, Experience, Learner
 from hurtle.envs.registry import EnvLike, make, resolve
 from hurtle.errors import HurtleError
+from hurtle.kernels.ranks import ALONE, Ranks
 from hurtle.native.batch_arrays import check_fits
 from hurtle.native.cuda_support import import_cuda
 from hurtle.native.env import Env
@@ -75,19 +76,29 @@ class Parts:
 Module = nn.Module | type[nn.Module] | None
 
 
-def assemble(settings: Settings, env: EnvLike | gymnasium.vector.VectorEnv, module: Module = None) -> Parts:
+def assemble(
+    settings: Settings, env: EnvLike | gymnasium.vector.VectorEnv, module: Module = None, ranks: Ranks = ALONE
+) -> Parts:
     """Build all parts of a run.
 
     Args:
         settings: The settings of the run.
         env: The env to train on; a vector env is used as is.
         module: The user's own policy module or class, or None.
+        ranks: The learners that train together; this one's envs have the seeds after those of the ranks before it.
 
     Raises:
         HurtleError: Settings conflict with each other, the env or the machine.
     """
     train = settings.train
     device = find_device(train.device)
+    if ranks.several:
+        check_several(train, env)
+        device = ranks.device_of(device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        train = replace(train, runner="local")
+        settings = replace(settings, train=train)
     if train.precision != "float32" and device.type != "cuda":
         raise HurtleError(f"precision={train.precision!r} is for GPUs; on {device.type} use float32.")
     seed = run_seed(train.seed)
@@ -108,10 +119,11 @@ def assemble(settings: Settings, env: EnvLike | gymnasium.vector.VectorEnv, modu
             own_actions = row_spaces(env)[1]
     else:
         own_actions = structured_actions(env, train.env_parameters)
-        actors = local_or_actors(train, partial(_make_share, train, env, seed, device, own_actions is not None))
+        first_seed = seed + ranks.rank * train.num_envs
+        actors = local_or_actors(train, partial(_make_share, train, env, first_seed, device, own_actions is not None))
     owns_envs = not isinstance(env, gymnasium.vector.VectorEnv)
     try:
-        return _join(settings, actors, module, own_actions, seed, device, owns_envs)
+        return _join(settings, actors, module, own_actions, seed, device, owns_envs, ranks)
     except BaseException:
         if owns_envs:
             actors.close()
@@ -156,6 +168,7 @@ def _join(
     seed: int,
     device: torch.device,
     owns_envs: bool,
+    ranks: Ranks,
 ) -> Parts:
     train, config, algorithm = settings.train, settings.algorithm, find_algorithm(settings.train.algorithm)
     vec = actors.vecs[0]
@@ -177,11 +190,33 @@ def _join(
     row = math.prod(observation_space.shape or ()) * np.dtype(observation_space.dtype).itemsize
     check_fits(f"A rollout of num_envs={num_envs} × num_steps={config.num_steps}", config.num_steps * num_rows * row)
     timer = Timer()
-    rewards = RewardRule(train.reward_mode, num_rows, config.gamma, train.reward_clip)
-    gear = choose_gear(Request(train, algorithm, config, actors.vecs, policy, rewards, seed, timer, actors.lag))
+    rewards = RewardRule(train.reward_mode, num_rows, config.gamma, train.reward_clip, ranks)
+    gear = choose_gear(Request(train, algorithm, config, actors.vecs, policy, rewards, seed, timer, actors.lag, ranks))
+    if ranks.several and not gear.learner.rank_state:
+        gear.close(envs=owns_envs)
+        raise HurtleError(
+            f"{train.algorithm} trains with one learner only, since it does not average gradients: set num_learners=1."
+        )
     rollout = gear.collector.new_rollout(config.num_steps)
     described = {**describe_spaces(vec, own_actions), "masked": gear.collector.has_masks}
     return Parts(policy, gear, rollout, described, timer, owns_envs, actors.described)
+
+
+def check_several(train: TrainConfig, env: Any) -> None:
+    """Refuse what several learners cannot share.
+
+    Raises:
+        HurtleError: Names the setting.
+    """
+    several = f"num_learners={train.num_learners}"
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        raise HurtleError(f"{several}: a vector of your own belongs to one process; name the env, or pass a callable.")
+    if train.curriculum:
+        raise HurtleError(
+            f"{several}: a curriculum adapts to the episodes of one learner; leave it out, or set num_learners=1."
+        )
+    if train.runner == "async":
+        raise HurtleError(f"{several}: learners collect in turn with learning; set runner='local' instead of 'async'.")
 
 
 def row_spaces(vec: Any) -> tuple[spaces.Space, spaces.Space]:

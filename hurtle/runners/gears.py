@@ -28,6 +28,7 @@ from hurtle.collect.rewards import RewardRule
 from hurtle.contracts import Collector, Learner
 from hurtle.errors import HurtleError, UnsupportedError
 from hurtle.kernels.cuda_graphs import Graphs
+from hurtle.kernels.ranks import ALONE, Ranks
 from hurtle.policies.native_plan import plan_for
 from hurtle.policies.policy import Policy
 from hurtle.policies.torch_device import find_device
@@ -79,6 +80,7 @@ class Request:
     Attributes:
         vecs: A vector of envs for each actor.
         lag: The actors' lag; empty in a local run, which has one vector and no actors.
+        ranks: The learners that train together.
     """
 
     train: TrainConfig
@@ -90,6 +92,7 @@ class Request:
     seed: int
     timer: Timer
     lag: str = ""
+    ranks: Ranks = ALONE
 
     def learner(self, gear: str, **setup: Any) -> Learner:
         """The algorithm's learner for a gear; raises `UnsupportedError` if it has none."""
@@ -103,6 +106,7 @@ class Request:
             num_rows=self.num_rows,
             is_pool=self.is_pool,
             lags=self.lag not in ("", "0"),
+            ranks=self.ranks if self.ranks.several else None,
             **setup,
         )
         return self.algorithm.make_learner(gear, self.policy, self.config, common)
@@ -111,7 +115,8 @@ class Request:
         """The run's collector, or all of its actors'."""
         most = self.train.num_workers
         if not self.lag:
-            return self.taught(make(Part(self.vec, self.policy, self.seed, self.seed, self.timer, most)), self.vec, self.seed)
+            part = Part(self.vec, self.policy, self.first_seed, self.first_action_seed, self.timer, most)
+            return self.taught(make(part), self.vec, self.seed)
         if most is not None:
             most = max(1, most // len(self.vecs))
         collectors, first = [], 0
@@ -151,6 +156,16 @@ class Request:
     def is_pool(self) -> bool:
         """Whether any column of a rollout may be of any row."""
         return _is_pool(self.vec) or (self.lag == "free" and len(self.vecs) > 1)
+
+    @property
+    def first_seed(self) -> int:
+        """The seed of the first env of this rank: envs are counted over all ranks."""
+        return self.seed + self.ranks.rank * self.train.num_envs
+
+    @property
+    def first_action_seed(self) -> int:
+        """The seed of the actions of its first row."""
+        return self.seed + self.ranks.rank * self.num_rows
 
     @property
     def num_agents(self) -> int:
@@ -224,7 +239,7 @@ def _device_obstacle(request: Request) -> str | None:
 
 
 def _device(request: Request) -> Gear:
-    graphs = Graphs(request.device)
+    graphs = Graphs(request.device, enabled=request.ranks.capturable)
     where = "on the GPU, in CUDA graphs" if graphs.enabled else "as on a GPU, but on the CPU"
     try:
         learner = request.learner("device", graphs=graphs)
@@ -236,8 +251,9 @@ def _device(request: Request) -> Gear:
     collector = DeviceCollector(
         request.vec,
         request.policy,
-        request.seed,
+        request.first_seed,
         request.timer,
+        action_seed=request.first_action_seed,
         postprocess=learner.postprocess,
         graphs=graphs,
         fused=learner.acting_kernels,

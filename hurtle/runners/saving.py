@@ -15,11 +15,14 @@ import torch
 
 from hurtle.deploy.restore import find_checkpoint, load_weights
 from hurtle.errors import CheckpointError, HurtleError
+from hurtle.kernels.ranks import ALONE, Ranks
 from hurtle.policies.policy import Policy
 from hurtle.runners.assembly import Parts
 from hurtle.tracking.checkpoints import Checkpoints, load_checkpoint
 from hurtle.tracking.run_folder import RunFolder
 
+FRESH = ("generator", "replay")
+"""Entries of a learner's state with which a learner that joins a run begins anew."""
 PAUSE_SECONDS = 1.0
 """Shortest time between automatic checkpoints: a one-second run should not spend it on ten."""
 
@@ -56,6 +59,7 @@ class Saver:
         every: Steps between checkpoints; 0 takes a tenth of `total_steps`, but at most one per second.
         total_steps: Steps of the whole run.
         warn: Called with messages for the user.
+        others: Returns the states of the other learners that train with this one.
     """
 
     def __init__(
@@ -68,9 +72,11 @@ class Saver:
         every: int,
         total_steps: int,
         warn: Callable[[str], None],
+        others: Callable[[], list[dict[str, Any]]] = list,
     ):
         self.checkpoints = Checkpoints(folder.checkpoints, keep)
         self._parts, self._described, self._progress, self._warn = parts, described, progress, warn
+        self._others = others
         self._every = every or max(1, total_steps // 10)
         self._pause = 0.0 if every else PAUSE_SECONDS
         self._next_step, self._not_before = 0, 0.0
@@ -123,6 +129,7 @@ class Saver:
     def _state(self, with_envs: bool = True) -> dict[str, Any]:
         parts = self._parts
         device = parts.device
+        others = self._others() if with_envs else []  # after an error nobody answers
         return {
             **self._described,
             "policy": parts.policy.state_dict(),
@@ -131,6 +138,7 @@ class Saver:
             "torch_rng": torch.get_rng_state(),
             "gpu_rng": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
             "progress": self._progress(with_envs),
+            **({"ranks": others} if others else {}),
         }
 
     def name_last_checkpoint(self, error: HurtleError) -> None:
@@ -141,11 +149,28 @@ class Saver:
         error.args = (f"{error}{between}{saved}", *error.args[1:])
 
 
-def restore_parts(parts: Parts, saved: dict[str, Any], source: Path) -> None:
-    """Continue with the saved policy, learner and collector."""
+def restore_parts(parts: Parts, saved: dict[str, Any], source: Path, ranks: Ranks = ALONE) -> None:
+    """Continue with the saved policy, learner and collector; of several learners, with the share of this one."""
+    learner, collector = saved["learner"], saved["collector"]
+    if (own := rank_entry(saved, ranks)) is not None:
+        learner, collector = {**learner, **own["learner"]}, own["collector"]
+    elif ranks.rank:  # it was not there when this was saved
+        fresh = parts.learner.state_dict()
+        learner = {**learner, **{name: fresh[name] for name in FRESH if name in fresh}}
+    before = int(saved["settings"].get("num_learners", 1))
+    if max(before, ranks.size) > 1:
+        starts_anew = before != ranks.size or (ranks.rank and own is None)
+        collector = {name: part for name, part in collector.items() if name != "envs" or not starts_anew}
+        collector["num_envs"] = max(before, ranks.size) * saved["settings"]["num_envs"]  # so that seeds are not used again
     load_weights(parts.policy, saved["policy"], source)
-    parts.learner.load_state_dict(saved["learner"])
-    parts.collector.load_state_dict(saved["collector"])
+    parts.learner.load_state_dict(learner)
+    parts.collector.load_state_dict(collector)
+
+
+def rank_entry(saved: dict[str, Any] | None, ranks: Ranks) -> dict[str, Any] | None:
+    """What a checkpoint holds of a learner beside the first, if it was written by as many as there are now."""
+    states = (saved or {}).get("ranks", [])
+    return states[ranks.rank - 1] if ranks.rank and len(states) == ranks.size - 1 else None
 
 
 def load_policy(policy: Policy, source: str) -> None:

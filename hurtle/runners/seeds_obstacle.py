@@ -29,6 +29,8 @@ def together_obstacle(settings: Settings) -> str | None:
         return f"{name} has no version whose gradient steps are a CUDA graph"
     if train.curriculum:
         return "a curriculum is not kept for each seed"
+    if train.num_learners > 1:
+        return "each has several learners"
     if train.runner != "local":
         return f"runner={train.runner!r} collects with actors"
     if train.pool_batch_size is not None:

@@ -53,7 +53,7 @@ class TrainConfig:
     """Start from settings that are known to suit ENV."""
 
     num_envs: Annotated[int, at_least(1)] = 8
-    """Number of parallel envs."""
+    """Number of parallel envs, of each learner."""
     backend: Literal["auto", "native", "mujoco", "serial", "process", "ray"] = "auto"
     """auto, native, mujoco, serial, process or ray."""
     num_workers: Annotated[int | None, at_least(1)] = None
@@ -117,6 +117,8 @@ class TrainConfig:
     """float32, or on a GPU tf32 or bf16."""
     threads: Annotated[int, at_least(1)] = 1
     """CPU threads of torch; more helps large networks."""
+    num_learners: Annotated[int, at_least(1)] = 1
+    """Processes that train together, each with num_envs and minibatch_size of its own."""
 
 
 @dataclass(frozen=True)

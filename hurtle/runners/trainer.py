@@ -18,14 +18,17 @@ import gymnasium
 import torch
 
 from hurtle.algorithms.algorithm import short_name
-from hurtle.contracts import Metrics
+from hurtle.contracts import Episodes, Metrics
 from hurtle.envs.registry import EnvLike, name_of
-from hurtle.errors import HurtleError, UnknownNameError
+from hurtle.errors import HurtleError, LostRankError, UnknownNameError
+from hurtle.kernels.ranks import ALONE, Ranks
 from hurtle.policies.policy import Policy
 from hurtle.runners.advice import Adviser
 from hurtle.runners.assembly import Module, Parts, assemble, run_seed
 from hurtle.runners.devices import gpu_errors, own_random_streams, torch_settings
 from hurtle.runners.evaluate import Evaluation, evaluate_trained
+from hurtle.runners.follower import prepare
+from hurtle.runners.rank_messages import UPDATE, gather, receive_states, start_together, tell, tell_end
 from hurtle.runners.reporting import Reporter
 from hurtle.runners.run import Run
 from hurtle.runners.saving import Saver, load_policy, next_multiple, restore_parts
@@ -67,8 +70,10 @@ class Trainer:
         saved: dict[str, Any] | None = None,
         *,
         display: Display,
+        ranks: Ranks = ALONE,
     ):
         self.settings, self._env, self._module, self._callbacks = settings, env, module, list(callbacks)
+        self._ranks = ranks  # this one is the first; the others do as it says, see follower.py
         self.steps = self.updates = 0
         self.episodes = EpisodeWindow()
         self._best_evaluation = -math.inf
@@ -82,7 +87,7 @@ class Trainer:
         self._display = display
         self._display.status("building envs and policy")
         with gpu_errors():
-            self._parts: Parts = assemble(settings, env, module)
+            self._parts: Parts = assemble(settings, env, module, ranks)
         self._device = self._parts.device
         try:
             if saved is not None and folder is not None:
@@ -120,7 +125,7 @@ class Trainer:
         }
         self._saver = Saver(
             self.folder, parts, described, self._progress, train.keep_checkpoints, train.checkpoint_every, train.total_steps,
-            self._display.message,
+            self._display.message, self._other_states,
         )  # fmt: skip
 
     @property
@@ -156,16 +161,25 @@ class Trainer:
                     self._display.message(f"gear        {gear.name}: {gear.reason}")
                     if self._parts.runner:
                         self._display.message(f"runner      {self._parts.runner}")
+                    if self._ranks.several:
+                        self._display.message(f"learners    {self._ranks.size}, each with {train.num_envs} envs")
                 self._display.status("first update; the first run compiles it")
                 self._prepare()
                 self._loop()
                 self._collect_pending()
                 seconds = self.seconds
                 self.save()
+                self._release_others(seconds)
                 evaluation = None
                 if self._stopped_by not in STOPPED_BY:
                     evaluation = self._evaluate()
                 return self._finish(seconds, evaluation)
+        except LostRankError as error:
+            self._ranks.abort()
+            if self._device.type == "cpu":  # a GPU's gradients may be half exchanged
+                self._saver.save_after_error(self.steps)
+            self._saver.name_last_checkpoint(error)
+            raise
         except HurtleError as error:
             self._saver.name_last_checkpoint(error)
             raise
@@ -177,10 +191,9 @@ class Trainer:
     def _prepare(self) -> None:
         """Compile and capture before the clock starts: one-time costs are not training time."""
         parts = self._parts
-        with own_random_streams(self._device):
-            parts.collector.load_weights(parts.learner.weights())
-            parts.collector.prepare(parts.rollout)
-            parts.learner.prepare(parts.rollout)
+        if self._ranks.several:
+            start_together(self._ranks, parts)
+        prepare(parts)
         if parts.collector.warning:
             self._display.message(f"warning: {parts.collector.warning}")
         parts.timer.shares()
@@ -232,19 +245,49 @@ class Trainer:
     def _update(self) -> None:
         """One rollout, and one update from it."""
         parts, collector, learner = self._parts, self._parts.collector, self._parts.learner
+        progress = min(1.0, self.steps / self.settings.train.total_steps)
         collector.load_weights(learner.weights())
+        if self._ranks.several:
+            tell(self._ranks, UPDATE, progress)
         episodes = self._guarded(lambda: collector.collect(parts.rollout))
+        steps = parts.rollout.num_valid
+        if self._ranks.several:
+            episodes, steps = self._gather(episodes, steps)
         if episodes is None:  # stop requested
             return
         with parts.timer("learn"):
-            learned = learner.update(parts.rollout, min(1.0, self.steps / self.settings.train.total_steps))
-        self.steps += parts.rollout.num_valid
+            learned = learner.update(parts.rollout, progress)
+        self.steps += steps
         self.updates += 1
         self.episodes.add(episodes)
         if on_gpu := learner.seconds():  # the host's clock would only measure launches
             parts.timer.share_out(on_gpu | collector.seconds())
         self._shares = parts.timer.shares()
         self._report(learned, self.seconds)
+
+    def _gather(self, episodes: Episodes | None, steps: int) -> tuple[Episodes | None, int]:
+        """The episodes and steps of all ranks; None if one of them was asked to stop before its rollout was full."""
+        with self._parts.timer("wait"):
+            found = gather(self._ranks, episodes, steps)
+        self._stopped_by = self._stopped_by or found.stopped_by
+        return (found.episodes if found.is_whole else None), found.steps
+
+    def _other_states(self) -> list[dict[str, Any]]:
+        """For a checkpoint: what the other learners have of their own."""
+        if not self._ranks.several:
+            return []
+        states, episodes = receive_states(self._ranks)
+        self.episodes.add(episodes)
+        return states
+
+    def _release_others(self, seconds: float) -> None:
+        if self._ranks.several:
+            result = {"path": str(self.folder.path.absolute()), "steps": self.steps, "seconds": seconds}
+            tell_end(self._ranks, {**result, "mean_return": self.episodes.mean_return, "stopped_by": self._stopped_by})
+
+    def lose(self) -> None:
+        """Another learner has ended; may be called by any thread, so that the rollout under way does not delay the error."""
+        self._parts.collector.request_stop()
 
     def _report(self, learned: Metrics, seconds: float) -> None:
         collector, learner = self._parts.collector, self._parts.learner
@@ -356,7 +399,7 @@ class Trainer:
         self._seconds_before, self._best_evaluation = progress["seconds"], progress["best_evaluation"]
         self.episodes.load_state_dict(progress["episodes"])
         self._torch_rng, self._gpu_rng = saved["torch_rng"], saved.get("gpu_rng")
-        restore_parts(self._parts, saved, folder.path)
+        restore_parts(self._parts, saved, folder.path, self._ranks)
 
     def _ask_to_stop(self, why: str) -> None:
         self._stopped_by = why

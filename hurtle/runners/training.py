@@ -16,6 +16,7 @@ from hurtle.errors import CheckpointError, HurtleError, UnknownNameError
 from hurtle.garbage import RARE_COLLECTIONS
 from hurtle.references import absolute_reference
 from hurtle.runners.settings import Settings, check_settings_file, make_settings, settings_from_dict
+from hurtle.runners.torchrun import launched
 from hurtle.tracking.dashboard import Display, make_display
 from hurtle.tracking.run_folder import RunFolder
 from hurtle.trust import SIGNATURE, check_code
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 
     from hurtle.contracts import Learner
     from hurtle.envs.registry import EnvLike
+    from hurtle.runners.rank_group import Task
     from hurtle.runners.run import Run
-    from hurtle.runners.trainer import Callback, Trainer
+    from hurtle.runners.trainer import Callback
 
 
 def train(
@@ -56,7 +58,8 @@ def train(
         seed: The same seed gives the same run.
         policy: "auto", "mlp", "grid_cnn", "nature_cnn", "structured", "my_policy.py:MyPolicy", or your own `torch.nn.Module`
             with `encode` and `decode`: a module, which is trained in place, or a class, which is called with the two spaces.
-        callbacks: One or several, called with the `Trainer` after every update; returning False ends the run.
+        callbacks: One or several, called with the `Trainer` after every update; returning False ends the run. Of several
+            learners the first calls them.
         config: A TOML file of settings.
         resume: A run folder, "latest" or a checkpoint file: continue where it stopped. Overrides apply, such as total_steps.
         until: Pause after so many steps: saved, without the final evaluation and the curve; `resume` goes on. Unlike
@@ -95,16 +98,17 @@ def train(
     settings = make_settings(_title_of(env), values, config, played=env)
     with _display(settings) as display:
         with RARE_COLLECTIONS:
-            from hurtle.runners.trainer import Trainer
+            from hurtle.runners.rank_group import Task, train_ranks
 
         played = settings.train.env if env is None else env
-        return Trainer(_with_name(settings, env), played, module, callbacks, display=display).run(until)
+        return train_ranks(Task(_with_name(settings, env), played, module, algorithm), callbacks, display, until)
 
 
 def _display(settings: Settings) -> Display:
     """The display of a run; it already shows that torch is being imported."""
     train = settings.train
-    display = make_display(train.progress, f"{train.env} · {short_name(train.algorithm)}", train.total_steps)
+    progress = "quiet" if launched().rank else train.progress  # of torchrun's processes the first one reports
+    display = make_display(progress, f"{train.env} · {short_name(train.algorithm)}", train.total_steps)
     if "torch" not in sys.modules:
         display.status("importing torch")
     return display
@@ -148,7 +152,9 @@ def _resume(
     if "algorithm" not in values:
         allow_algorithm(folder.path / "config.toml", config, trust)
     with _display(settings_from_dict({**config, **values})) as display:
-        return _resumed(folder, path, env, values, policy, callbacks, trust, display, until).run(until)
+        from hurtle.runners.rank_group import train_ranks
+
+        return train_ranks(_resumed(folder, path, env, values, policy, trust, until), callbacks, display, until)
 
 
 def _resumed(
@@ -157,14 +163,12 @@ def _resumed(
     env: Any,
     values: dict[str, Any],
     policy: Any,
-    callbacks: Sequence[Callback],
     trust: bool,
-    display: Display,
     until: int | None,
-) -> Trainer:
-    """The trainer in its saved state."""
+) -> Task:
+    """What is to be continued."""
     from hurtle.deploy.restore import is_trusted
-    from hurtle.runners.trainer import Trainer
+    from hurtle.runners.rank_group import Task
     from hurtle.tracking.checkpoints import Checkpoints, load_checkpoint
 
     file = path if path.is_file() else Checkpoints(folder.checkpoints).latest()
@@ -188,4 +192,4 @@ def _resumed(
     if policy is None and not saved["named_policy"]:
         raise HurtleError(f"{folder.path} was trained with your own module: pass it in Python, train(policy=module, resume=…).")
     played = settings.train.env if env is None else env
-    return Trainer(_with_name(settings, env), played, policy, callbacks, folder, saved, display=display)
+    return Task(_with_name(settings, env), played, policy, values.get("algorithm"), folder.path, file, saved)

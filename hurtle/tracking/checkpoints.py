@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import re
 import sys
@@ -85,6 +86,18 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
             f"Use the version of Hurtle that wrote it (about.json in the run folder names it).{_offer(path)}"
         )
     return state
+
+
+def to_bytes(state: Mapping[str, Any]) -> bytes:
+    """A state as `save_checkpoint` takes it, for another process."""
+    with io.BytesIO() as file:
+        torch.save(_to_plain(state, ""), file)
+        return file.getvalue()
+
+
+def from_bytes(content: bytes) -> dict[str, Any]:
+    """The state that `to_bytes` packed; runs no code from it."""
+    return _from_plain(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
 
 
 def is_whole(path: str | Path) -> bool:

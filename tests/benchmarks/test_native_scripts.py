@@ -23,6 +23,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
         ("inference.py", "| 64×64, batch 1 "),
         ("where.py", "| learn: backward"),
         ("cores.py", "| threads | peak |"),
+        ("data_parallel.py", "| 2        |"),
         ("contention.py --situations quiet --rounds 1", "| step() of 512 envs "),
         ("gears.py", "native / general"),
     ],

@@ -36,7 +36,7 @@ obs actions rewards next_obs discounts importance masks noise errors results sta
 """
 _INTS = """
 forward backward input_slopes count obs_size action_size has_masks double is_sac adapts improves critic_steps actor_steps
-shard_rows memory_size
+shard_rows memory_size phase
 """
 _FLOATS = """
 learning_rate critic_rate eps max_grad_norm target_rate target_entropy target_noise target_noise_clip log_std_low log_std_high
@@ -47,7 +47,8 @@ JOB = np.dtype(
     + [(name, np.float64) for name in _FLOATS.split()]
 )
 """The arguments of a step. `target_rate` is 0 where targets stay; `actor` and `critics` are addresses of `NET`s; `masks`,
-`noise` [2, B, D] and `temperature` (its logarithm and two moments) are read where the algorithm has them."""
+`noise` [2, B, D] and `temperature` (its logarithm and two moments) are read where the algorithm has them. `phase` is for
+learners that train together, see joined_off_policy.py."""
 jobs_at, nets_at = view(JOB), view(NET)
 
 
@@ -67,22 +68,22 @@ def dqn_step(job, thread, threads):
     net, barrier, results = nets_at(j.actor, 1)[0], ints_at(j.barrier, ANY), doubles_at(j.results, 4)
     memory, shards = np.int64(j.memory) + 4 * thread * j.memory_size, (j.count + j.shard_rows - 1) // j.shard_rows
     for s in range(thread, shards, threads):
-        stats, gradients = _begin_shard(j, net, s)
+        stats, gradients = begin_shard(j, net, s)
         for low in range(s * j.shard_rows, min(j.count, (s + 1) * j.shard_rows), TILE):
-            _add_q_tile(j, net, memory, low, min(TILE, j.count - low), gradients, stats)
+            add_q_tile(j, net, memory, low, min(TILE, j.count - low), gradients, stats)
     if not wait_for_all(barrier, threads):
         return 0
-    _sum_gradients(net, shards, thread, threads)
+    sum_gradients(net, shards, thread, threads)
     if not wait_for_all(barrier, threads):
         return 0
-    norm, loss = _norm_of(net), _sum_stats(j, shards, 0)
+    norm, loss = norm_of(net), sum_stats(j, shards, 0)
     if thread == 0:
-        results[0], results[1], results[2] = loss, _sum_stats(j, shards, 1) / j.count, _sum_stats(j, shards, 2) / j.count
+        results[0], results[1], results[2] = loss, sum_stats(j, shards, 1) / j.count, sum_stats(j, shards, 2) / j.count
         results[3] = norm
     if not math.isfinite(norm + loss):
         return 0
-    _step(j, net, j.learning_rate, norm, j.actor_steps, thread, threads)
-    _move_target(j, net, thread, threads)
+    step_net(j, net, j.learning_rate, norm, j.actor_steps, thread, threads)
+    move_target(j, net, thread, threads)
     return 1
 
 
@@ -99,49 +100,49 @@ def actor_critic_step(job, thread, threads):
     memory, shards = np.int64(j.memory) + 4 * thread * j.memory_size, (j.count + j.shard_rows - 1) // j.shard_rows
     alpha = f4(math.exp(temperature[0])) if j.is_sac else f4(0.0)
     for s in range(thread, shards, threads):
-        stats, gradients = _begin_shard(j, critics, s)
+        stats, gradients = begin_shard(j, critics, s)
         for low in range(s * j.shard_rows, min(j.count, (s + 1) * j.shard_rows), TILE):
-            _add_critic_tile(j, actor, critics, memory, alpha, low, min(TILE, j.count - low), gradients, stats)
+            add_critic_tile(j, actor, critics, memory, alpha, low, min(TILE, j.count - low), gradients, stats)
     if not wait_for_all(barrier, threads):
         return 0
-    _sum_gradients(critics, shards, thread, threads)
+    sum_gradients(critics, shards, thread, threads)
     if not wait_for_all(barrier, threads):
         return 0
-    norm, loss = _norm_of(critics), _sum_stats(j, shards, 0)
+    norm, loss = norm_of(critics), sum_stats(j, shards, 0)
     if thread == 0:
-        results[0], results[1] = loss, _sum_stats(j, shards, 1) / (j.count * critics.count)
-        results[2] = _sum_stats(j, shards, 2) / j.count
+        results[0], results[1] = loss, sum_stats(j, shards, 1) / (j.count * critics.count)
+        results[2] = sum_stats(j, shards, 2) / j.count
     if not math.isfinite(norm + loss):
         return 0
-    _step(j, critics, j.critic_rate, norm, j.critic_steps, thread, threads)
+    step_net(j, critics, j.critic_rate, norm, j.critic_steps, thread, threads)
     if j.improves:
         if not wait_for_all(barrier, threads):
             return 0
         for s in range(thread, shards, threads):
-            stats, gradients = _begin_shard(j, actor, s)
+            stats, gradients = begin_shard(j, actor, s)
             for low in range(s * j.shard_rows, min(j.count, (s + 1) * j.shard_rows), TILE):
-                _add_actor_tile(j, actor, critics, memory, alpha, low, min(TILE, j.count - low), gradients, stats)
+                add_actor_tile(j, actor, critics, memory, alpha, low, min(TILE, j.count - low), gradients, stats)
         if not wait_for_all(barrier, threads):
             return 0
-        _sum_gradients(actor, shards, thread, threads)
+        sum_gradients(actor, shards, thread, threads)
         if not wait_for_all(barrier, threads):
             return 0
-        norm, loss, entropy = _norm_of(actor), _sum_stats(j, shards, 0), _sum_stats(j, shards, 1) / j.count
+        norm, loss, entropy = norm_of(actor), sum_stats(j, shards, 0), sum_stats(j, shards, 1) / j.count
         if thread == 0:
             results[3], results[4], results[5] = loss / j.count, entropy, alpha
         if not math.isfinite(norm + loss):
             return 0
-        _step(j, actor, j.learning_rate, norm, j.actor_steps, thread, threads)
+        step_net(j, actor, j.learning_rate, norm, j.actor_steps, thread, threads)
         if j.adapts and thread == 0:
-            _adapt(j, temperature, entropy - j.target_entropy)
-    _move_target(j, critics, thread, threads)
+            adapt(j, temperature, entropy - j.target_entropy)
+    move_target(j, critics, thread, threads)
     if not j.is_sac:
-        _move_target(j, actor, thread, threads)
+        move_target(j, actor, thread, threads)
     return 1
 
 
 @viewing
-def _begin_shard(j, net, s):
+def begin_shard(j, net, s):
     """A shard's sums and gradients, set to zero."""
     stats = doubles_at(np.int64(j.stats) + 8 * s * STATS, STATS)
     stats[:] = 0.0
@@ -152,7 +153,8 @@ def _begin_shard(j, net, s):
 
 
 @jit
-def _sum_stats(j, shards, k):
+def sum_stats(j, shards, k):
+    """The sum of one of STATS over the shards."""
     stats, total = doubles_at(j.stats, ANY), 0.0
     for s in range(shards):
         total += stats[s * STATS + k]
@@ -160,7 +162,7 @@ def _sum_stats(j, shards, k):
 
 
 @jit
-def _sum_gradients(net, shards, thread, threads):
+def sum_gradients(net, shards, thread, threads):
     """Sum a thread's share of the weights' gradients over the shards, and their squares by block."""
     size, blocks = net.count * net.trained_size, table_at(net.blocks, net.num_blocks, network.BLOCK_COLUMNS)
     gradients, total, norms = floats_at(net.gradients, ANY), floats_at(net.total, size), floats_at(net.norms, ANY)
@@ -170,7 +172,8 @@ def _sum_gradients(net, shards, thread, threads):
 
 
 @jit
-def _norm_of(net):
+def norm_of(net):
+    """The norm of a network's gradient, from the squares of its blocks."""
     norms, total = floats_at(net.norms, ANY), 0.0
     for b in range(net.count * net.num_blocks):
         total += norms[b]
@@ -178,7 +181,7 @@ def _norm_of(net):
 
 
 @jit
-def _step(j, net, learning_rate, norm, steps, thread, threads):
+def step_net(j, net, learning_rate, norm, steps, thread, threads):
     """Adam on a thread's share of the weights, then the transposed copies."""
     beta1, beta2, rest1, rest2 = f4(BETA1), f4(BETA2), f4(1.0 - BETA1), f4(1.0 - BETA2)
     step_size, inverse_root = f4(learning_rate / (1.0 - BETA1**steps)), f4(1.0 / math.sqrt(1.0 - BETA2**steps))
@@ -200,7 +203,7 @@ def _step(j, net, learning_rate, norm, steps, thread, threads):
 
 
 @jit
-def _move_target(j, net, thread, threads):
+def move_target(j, net, thread, threads):
     """Move a thread's share of the target's weights; only what a forward pass needs."""
     rate, blocks = f4(j.target_rate), table_at(net.blocks, net.num_blocks, network.BLOCK_COLUMNS)
     if rate == f4(0.0):
@@ -214,7 +217,7 @@ def _move_target(j, net, thread, threads):
 
 
 @jit
-def _adapt(j, temperature, slope):
+def adapt(j, temperature, slope):
     """Adam on the logarithm of the temperature."""
     slope *= _clip_of(abs(slope), j.max_grad_norm)
     temperature[1] = BETA1 * temperature[1] + (1.0 - BETA1) * slope
@@ -287,7 +290,7 @@ def _clear_slopes(slopes, layers, rows):
 
 
 @jit
-def _add_q_tile(j, net, memory, low, rows, gradients, stats):
+def add_q_tile(j, net, memory, low, rows, gradients, stats):
     """Add the gradient of Huber's loss on `rows` transitions, and loss, values and |TD errors|."""
     layers, work, slopes, other = (
         _layers_of(net),
@@ -332,7 +335,7 @@ def _add_q_tile(j, net, memory, low, rows, gradients, stats):
 
 
 @jit
-def _add_critic_tile(j, actor, critics, memory, alpha, low, rows, gradients, stats):
+def add_critic_tile(j, actor, critics, memory, alpha, low, rows, gradients, stats):
     """Add the gradient of the critics' squared errors on `rows` transitions, and loss, values and |TD errors|."""
     layers, depth, work = _layers_of(critics), critics.depth, _work_of(memory, actor, 0)
     at, stride, own_memory = layers[depth - 1, WORK], layers[depth - 1, STRIDE], memory + 8 * actor.work_size
@@ -378,7 +381,7 @@ def _add_critic_tile(j, actor, critics, memory, alpha, low, rows, gradients, sta
 
 
 @jit
-def _add_actor_tile(j, actor, critics, memory, alpha, low, rows, gradients, stats):
+def add_actor_tile(j, actor, critics, memory, alpha, low, rows, gradients, stats):
     """Add the actor's gradient on `rows` observations, up the lowest critic (SAC) or the first (TD3), its loss and entropy."""
     layers, own_layers, ensemble = _layers_of(critics), _layers_of(actor), critics.count if j.is_sac else 1
     at, stride = layers[critics.depth - 1, WORK], layers[critics.depth - 1, STRIDE]

@@ -37,14 +37,14 @@ LOG_PROB, ENTROPY, D_LOG_PROB, D_ENTROPY, OLD_LOG_PROB, OLD_VALUE, ADVANTAGE, RE
 _ARRAYS = """
 weights gradients total norms first_moments second_moments layers blocks nvec inputs ints floats masks log_probs values
 advantages returns order importance bounds results barrier copies listed_values lists
-segments segment_bounds segment_floats segment_words starts valid hidden cells
+segments segment_bounds segment_floats segment_words starts valid hidden cells joined
 """
 _INTS = """
 forward backward score gradient
 rollout_size num_layers split actor critic trained_size packed_size work_size scratch_size num_blocks num_inputs head_kind
 num_choices action_size mask_size has_masks has_importance log_std_at log_stds normalizes clips clips_values optimizer
 steps_before minibatches first last done has_copies shard_rows num_shards list_length
-add_segments num_rows memory encoded state_size segment_floats_size segment_words_size
+add_segments num_rows memory encoded state_size segment_floats_size segment_words_size phase
 """
 _FLOATS = "clip_range value_coef entropy_coef max_grad_norm learning_rate beta1 beta2 eps weight_decay"
 JOB = np.dtype(
@@ -52,7 +52,10 @@ JOB = np.dtype(
     + [(name, np.int64) for name in _INTS.split()]
     + [(name, np.float64) for name in _FLOATS.split()]
 )
-"""The arguments of an update: addresses of arrays, sizes, settings. A record, since many of them are floats."""
+"""The arguments of an update: addresses of arrays, sizes, settings. A record, since many of them are floats.
+
+`joined` and `phase` are for learners that train together, see joined_update.py.
+"""
 jobs_at = view(JOB)
 
 
@@ -122,7 +125,7 @@ def learn(job, thread, threads):
                 call(j.add_segments, (job, address_of(weights, 0), address_of(gradients, at), begins, ends, thread))
                 continue
             for q in range(low + s * size, min(high, low + (s + 1) * size), TILE):
-                _add_tile(j, layers, weights, q, min(TILE, high - q), high - low, mean, scale, tile, gradients, at)
+                add_tile(j, layers, weights, q, min(TILE, high - q), high - low, mean, scale, tile, gradients, at)
         if not wait_for_all(barrier, threads):
             return m - first
         for b in range(own, j.num_blocks, step):
@@ -131,16 +134,16 @@ def learn(job, thread, threads):
             sum_shards(gradients, begin, stride, shards, total, j.trained_size, np.int64(STATS))
         if not j.has_copies and not wait_for_all(barrier, threads):
             return m - first
-        norm = math.sqrt(_sum(norms))
+        norm = math.sqrt(total_of(norms))
         if thread == 0:
             for k in range(STATS):
                 results[m * RESULTS + k] = total[j.trained_size + k]
             results[m * RESULTS + STATS] = norm
-        if not math.isfinite(norm) or not math.isfinite(_sum(total[j.trained_size :])):
+        if not math.isfinite(norm) or not math.isfinite(total_of(total[j.trained_size :])):
             return m - first
         clip = min(1.0, j.max_grad_norm / (norm + 1e-6))
         for b in range(own, j.num_blocks, step):
-            _step(j, j.steps_before + m + 1, f4(clip), weights, moments1, moments2, total, blocks[b, 0], blocks[b, 1])
+            step_block(j, j.steps_before + m + 1, f4(clip), weights, moments1, moments2, total, blocks[b, 0], blocks[b, 1])
             if blocks[b, 2] >= 0:
                 transpose_rows(weights, layers, blocks[b, 2], blocks[b, 3], blocks[b, 4], blocks[b, 5])
         left = not j.has_copies and not wait_for_all(barrier, threads)
@@ -201,7 +204,7 @@ def new_tile(j):
 
 
 @jit
-def _add_tile(j, layers, weights, first, rows, count, mean, scale, tile, gradients, at):
+def add_tile(j, layers, weights, first, rows, count, mean, scale, tile, gradients, at):
     """Add the gradient and losses of `rows` steps, from index `first` of the order on, to those of one shard."""
     x, lists, work, slopes, scratch, ints, floats, masks, numbers = tile
     last, inverse, order = j.num_layers, f4(1.0) / f4(count), ints_at(j.order, ANY)[first:]
@@ -376,8 +379,8 @@ def _advantage_scale(advantages, order, low, high):
         distance = advantages[order[i]] - first
         total[0] += distance
         squares[0] += distance * distance
-    mean = _sum(total) / count
-    variance = max(0.0, _sum(squares) - count * mean * mean) / (count - 1)
+    mean = total_of(total) / count
+    variance = max(0.0, total_of(squares) - count * mean * mean) / (count - 1)
     return f4(first + mean), f4(1.0 / (math.sqrt(variance) + 1e-8))
 
 
@@ -404,7 +407,8 @@ def sum_of_squares(values):
 
 
 @jit
-def _sum(values):
+def total_of(values):
+    """The sum of a flat array, in float64 and in order."""
     total = 0.0
     for k in range(values.shape[0]):
         total += values[k]
@@ -418,7 +422,7 @@ def flushed(moment):
 
 
 @jit
-def _step(j, steps, clip, weights, moments1, moments2, total, first, length):
+def step_block(j, steps, clip, weights, moments1, moments2, total, first, length):
     """Step a block of weights along its clipped gradient; `steps` counts this one."""
     w, g, v = weights[first : first + length], total[first : first + length], moments2[first : first + length]
     rate, decay, eps, beta2 = f4(j.learning_rate), f4(j.weight_decay), f4(j.eps), f4(j.beta2)
