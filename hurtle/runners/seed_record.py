@@ -5,16 +5,19 @@ its episodes, losses and states → the run folder that a run of its own would l
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hurtle.algorithms.algorithm import short_name
+from hurtle.envs.registry import resolve
 from hurtle.errors import HurtleError
+from hurtle.native.env import Env
 from hurtle.policies.policy import Policy
 from hurtle.runners.evaluate import Evaluation, evaluate_trained
 from hurtle.runners.reporting import Reporter
@@ -148,7 +151,12 @@ class SeedRecord:
         train = self.settings.train
         try:
             emulate = self._spaces["structure"] is not None
-            found = evaluate_trained(train, self.parts.policy, train.env, emulate, "general")
+            if self.parts.device.type == "cuda" and isinstance(resolve(train.env, train.env_parameters), Env):
+                # On a GPU each step would launch op by op, seed after seed; native envs are played in compiled code.
+                policy = copy.deepcopy(self.parts.policy).to("cpu")
+                found = evaluate_trained(replace(train, device="cpu"), policy, train.env, emulate)
+            else:
+                found = evaluate_trained(train, self.parts.policy, train.env, emulate, "general")
         except HurtleError as error:
             self.reporter.display.message(f"warning: no evaluation: {error}")
             return None

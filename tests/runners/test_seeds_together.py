@@ -12,9 +12,9 @@ import torch
 import hurtle
 from hurtle.errors import HurtleError
 from hurtle.experiments.records import RunRecord
-from hurtle.runners import seeds_assembly, seeds_together
+from hurtle.runners import evaluate, seeds_assembly, seeds_together
 from hurtle.runners.evaluate import evaluate_run
-from hurtle.runners.seed_record import SeedStart
+from hurtle.runners.seed_record import SeedParts, SeedStart
 from hurtle.runners.seeds_obstacle import together_obstacle
 from hurtle.runners.seeds_together import SeedsTogether, grouped
 from hurtle.runners.settings import make_settings, settings_from_dict, settings_to_dict
@@ -30,6 +30,7 @@ SMALL_PPO = {
     "progress": "quiet", "preset": False, "anneal_learning_rate": False,
 }  # fmt: skip
 SEEDS = (3, 4, 5)
+play = evaluate._play_compiled
 FIXED = {"epsilon_fraction": 0.0, "priority_beta": 1.0}
 """Nothing depends on the length of the run."""
 
@@ -163,6 +164,22 @@ def test_a_seed_of_ppo_is_the_run_that_it_would_be_alone(tmp_path):
         )
     run = hurtle.train(resume=tmp_path / "together" / "seed-4", total_steps=192, gear="general")
     assert run.steps == 192
+
+
+def test_on_a_gpu_native_envs_are_evaluated_in_compiled_code(tmp_path, monkeypatch):
+    """To rounding the returns of torch; the policies stay where they are."""
+    together = SeedsTogether(starts(tmp_path, "ppo", "pendulum", total_steps=32), lambda *_: None)
+    together._prepare()
+    record = together.records[1]
+    expected = record.evaluate()
+    played = []
+    monkeypatch.setattr(SeedParts, "device", torch.device("cuda"))
+    monkeypatch.setattr(evaluate, "_play_compiled", lambda *given: played.append(given) or play(*given))
+    assert record.evaluate().returns == pytest.approx(expected.returns, rel=1e-4)
+    assert len(played) == 1
+    for each in together.records:
+        each.close()
+    together.parts.close()
 
 
 def test_episodes_of_ppo_are_counted_for_each_seed(tmp_path):
