@@ -457,4 +457,4 @@ def test_without_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(HurtleError) as caught:
         hurtle.make_vec("CartPole-v1", 2, backend="ray")
-    assert str(caught.value) == 'backend="ray" needs Ray: pip install "hurtle[ray]".'
+    assert str(caught.value) == 'Ray is not installed: pip install "hurtle[ray]".'
