@@ -639,7 +639,7 @@ def test_settings_that_do_not_fit(runs):
         train(**runs, runner="async", num_actors=9)
     with pytest.raises(HurtleError, match="make num_envs a multiple of num_actors"):
         train(**runs, runner="async", lag="free", num_actors=3)
-    with pytest.raises(HurtleError, match="lag must be one of 0, 1"):
+    with pytest.raises(HurtleError, match="lag must be one of auto, 0, 1"):
         train(**runs, lag="2")
     vec = hurtle.make_vec("cartpole", num_envs=8)
     with pytest.raises(HurtleError, match="A vector of your own belongs to one actor: leave out num_actors=2"):
