@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.2
 """How often a thread that waits for a rollout looks for a stop."""
+START_SECONDS = 300.0
+"""What a collector that has a place is given to import what it needs and to make its envs."""
 MOST_PAUSE = 30.0
 """Seconds between replacements of a collector that is lost again and again."""
 
@@ -68,7 +70,6 @@ class RayCollector(Collector):
         self._host: Any = None
         self._coming: Any = None  # its next answer until it is ready
         self._since, self._not_before = 0.0, 0.0
-        self._packings: dict[int, Packing] = {}  # by rollout
         self._losses = 0  # since its last rollout
         self._all_losses = 0
         self._call: _Call | None = None
@@ -107,7 +108,7 @@ class RayCollector(Collector):
         """See `Collector.new_rollout`; of the learner's process, on the CPU."""
         self._num_steps = num_steps
         rollout = Rollout(self._policy, num_steps, self.num_rows, self.has_masks)
-        self._packings[id(rollout)] = Packing(rollout)
+        self._squad.packings[id(rollout)] = Packing(rollout)
         return rollout
 
     def load_weights(self, weights: Weights) -> None:
@@ -140,8 +141,8 @@ class RayCollector(Collector):
                 self._coming = self._host.hello.remote(sys.path)
             if not ray.wait([self._coming], timeout=seconds)[0]:
                 self._squad.check_patience(self._number)
-                if self.about is not None and time.monotonic() - self._since > self._squad.train.collector_timeout:
-                    self._lose(f"it took over {self._squad.train.collector_timeout:g} s (collector_timeout) to make its envs.")
+                if self.about is not None and time.monotonic() - self._since > START_SECONDS:
+                    self._lose(f"it took over {START_SECONDS:g} s to make its envs.")
                 return False
             answer = ray.get(self._coming)
             if isinstance(answer, About):
@@ -185,7 +186,7 @@ class RayCollector(Collector):
         Raises:
             HurtleError: An env failed, or the collector; names it, and ends with the traceback from there.
         """
-        packing = self._packings[id(rollout)]
+        packing = self._squad.packings[id(rollout)]
         packing.take_back(rollout)
         try:
             call = self._call = self._call or self._ask()

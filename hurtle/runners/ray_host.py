@@ -151,6 +151,10 @@ class CollectorHost:
         sys.path += [path for path in paths if path not in sys.path]
         return About(os.getpid(), platform.node(), self._node, versions())
 
+    def warm_up(self) -> None:
+        """Import what collecting needs; all hosts at once, while one of them makes its first envs."""
+        import hurtle.runners.collector_plan  # noqa: F401
+
     def describe(self, recipe: bytes, share: Share) -> EnvFacts | Failure:
         """The facts of the envs, from a vector that is closed again."""
 

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from hurtle.algorithms.algorithm import AlgorithmConfig
+from hurtle.buffers.packed_rollout import Packing
 from hurtle.contracts import Weights
 from hurtle.errors import HurtleError, WorkerDiedError
 from hurtle.references import is_reference
 from hurtle.runners.ray_answers import check_versions, checked, who
-from hurtle.runners.ray_collector import RayCollector
+from hurtle.runners.ray_collector import LOOK_SECONDS, START_SECONDS, RayCollector
 from hurtle.runners.ray_host import About, CollectorHost, EnvFacts, Job, Recipe, packed
 from hurtle.runners.settings import TrainConfig
 from hurtle.runners.shares import shares_of
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from hurtle.runners.collector_plan import CollectorPlan
     from hurtle.runners.gears import Request
 
-LOOK_SECONDS = 0.2
 PUBLISHED = 3
 """Versions of the weights that are kept in the object store: those that a lag of 1 needs, and one more."""
 MOST_LOSSES = 3
@@ -80,7 +80,8 @@ class Squad:
         self._job: Any = None
         self._hosts: dict[int, Any] = {}  # all actors, by number
         self._collectors: list[RayCollector] = []
-        self._is_closed = False
+        self.is_closed = False
+        self.packings: dict[int, Packing] = {}  # by the rollouts of all collectors: free ones are lent while one is away
         join((train.num_collectors or 1) * train.collector_cpus, train.address)
         try:
             self.count = self._count()
@@ -137,8 +138,11 @@ class Squad:
         """Ask Ray for the actor of a collector; it comes when there is room."""
         train = self.train
         options = {"num_cpus": train.collector_cpus, "num_gpus": train.collector_gpus, "max_restarts": 0}
-        host = ray.remote(CollectorHost).options(**options, scheduling_strategy="SPREAD").remote()
-        self._hosts[number] = host
+        with self._lock:
+            if self.is_closed:
+                raise HurtleError("The run's collectors were closed.")
+            host = ray.remote(CollectorHost).options(**options, scheduling_strategy="SPREAD").remote()
+            self._hosts[number] = host
         return host
 
     def first_host(self, number: int) -> Any:
@@ -149,6 +153,8 @@ class Squad:
     def _find_facts(self) -> EnvFacts:
         """Ask the first actor that finds a place."""
         hellos = {host.hello.remote(sys.path): number for number, host in enumerate(self._ready)}
+        for host in self._ready:
+            host.warm_up.remote()
         until = time.monotonic() + self.train.collector_wait
         while not (found := ray.wait(list(hellos), timeout=LOOK_SECONDS)[0]):
             if time.monotonic() > until:
@@ -158,7 +164,7 @@ class Squad:
             about: About = ray.get(found[0])
             check_versions(number, about)
             asked = self._ready[number].describe.remote(dumps(self._recipe), self.shares[number])
-            return checked(who(number, about), ray.get(asked, timeout=self.train.collector_timeout))
+            return checked(who(number, about), ray.get(asked, timeout=START_SECONDS))
         except ray.exceptions.RayError as error:
             raise WorkerDiedError(f"Collector {number} was lost while it made its first envs.\n\nRay says: {error}") from error
 
@@ -251,6 +257,8 @@ class Squad:
             WorkerDiedError: It happens again and again, and nothing is finished in between.
         """
         with self._lock:
+            if self.is_closed:
+                return
             self._away_since.setdefault(number, time.monotonic())
             self.lost, self._in_a_row, self._reason = self.lost + 1, self._in_a_row + 1, why
             times = self._in_a_row
@@ -280,10 +288,11 @@ class Squad:
 
     def close(self) -> None:
         """Let the envs close, end all actors, and leave Ray."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        hosts, self._hosts = list(self._hosts.values()), {}
+        with self._lock:
+            if self.is_closed:
+                return
+            self.is_closed = True
+            hosts, self._hosts = list(self._hosts.values()), {}
         with contextlib.suppress(Exception):  # Ray may have been shut down in between
             if ray.is_initialized():
                 closing = [host.close.remote() for host in hosts]
