@@ -150,7 +150,7 @@ class RayCollector(Collector):
                 return False
             ready: Ready = self._checked(answer)
         except ray.exceptions.RayError as error:
-            self._lose(f"Ray says: {_first_lines(error)}")
+            self._lose(f"Ray says: {_cause(error)}")
             return False
         self._warning, self._coming, self.is_away = ready.warning, None, False
         self._squad.joined(self._number)
@@ -203,7 +203,7 @@ class RayCollector(Collector):
         except ray.exceptions.RayTaskError as error:
             raise HurtleError(f"{self.name} failed.\n\n{error}") from error
         except ray.exceptions.RayError as error:
-            self._lose(f"Ray says: {_first_lines(error)}")
+            self._lose(f"Ray says: {_cause(error)}")
             return None
         return self._receive(header, packing, rollout, block)
 
@@ -256,7 +256,7 @@ class RayCollector(Collector):
         self._squad.close()
 
 
-def _first_lines(error: Exception) -> str:
-    """What Ray says of the cause, without its lists of possible ones."""
-    text = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+def _cause(error: Exception) -> str:
+    """What Ray says of the cause, without its lists of properties and of possible causes."""
+    text = " ".join(line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("\t"))
     return text.partition("Some common causes")[0].strip()
