@@ -336,7 +336,7 @@ def main() -> None:
     cores = free_cores()
     counts = counts_up_to(min(cores, 2) if arguments.quick else cores)
     seconds, rounds = (0.5, 2) if arguments.quick else (arguments.seconds, 9)
-    ray.init(num_cpus=max(4, cores), include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    ray.init(address="local", num_cpus=max(4, cores), include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     try:
         rates = measure_rates(seconds, arguments.waits, counts)
         per_step, per_rollout = fit(measure_overheads(seconds))

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from hurtle.runners.ray_host import Recipe
     from hurtle.runners.ray_squad import Squad
 
+MOST_LISTED = 8
+"""Actors whose envs are listed one by one."""
+
 
 @dataclass
 class Actors:
@@ -45,7 +48,8 @@ class Actors:
         """A line for the user; empty where there was nothing to choose."""
         if not self.lag:
             return f"local: {self.reason}" if self.reason else ""
-        envs, count = " + ".join(str(vec.num_envs) for vec in self.vecs), len(self.vecs)
+        sizes, count = [int(vec.num_envs) for vec in self.vecs], len(self.vecs)
+        envs = " + ".join(map(str, sizes)) if count <= MOST_LISTED else str(sum(sizes))
         who = "async: {} actor" if self.squad is None else "ray: {} collector"
         return f"{who.format(count)}{'s' * (count > 1)} ({envs} envs), lag {self.lag}; {self.reason}"
 

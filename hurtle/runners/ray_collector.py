@@ -222,8 +222,9 @@ class RayCollector(Collector):
         """Ask for the next rollout, with the newest weights."""
         assert self._weights is not None
         self._begun += 1
-        weights, name = self._weights, f"{self._number}-{self._begun}"
-        answer = self._host.collect.remote(name, weights.version, [self._squad.weights(weights)], not self.runs_ahead)
+        name = f"{self._number}-{self._begun}"
+        number, reference = self._squad.weights(self._weights)
+        answer = self._host.collect.remote(name, number, [reference], not self.runs_ahead)
         return _Call(answer, name, time.monotonic())
 
     def request_stop(self) -> None:

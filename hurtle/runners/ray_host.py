@@ -143,7 +143,7 @@ class CollectorHost:
         self._collector: Collector | None = None
         self._vec: Any = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._loaded = -1  # version of the weights
+        self._loaded = -1  # number of the weights
         self._idle, self._ended, self._seconds = 0.0, 0.0, 0.0
 
     def hello(self, paths: list[str]) -> About:
@@ -212,12 +212,12 @@ class CollectorHost:
         file.write_text(recipe.source, encoding="utf-8")
         return f"{file}:{name}"
 
-    def collect(self, name: str, version: int, weights: list[Any], exactly: bool) -> tuple[Header, Any] | Failure:
+    def collect(self, name: str, number: int, weights: list[Any], exactly: bool) -> tuple[Header, Any] | Failure:
         """A rollout as a block of bytes.
 
         Args:
             name: Of the rollout.
-            version: Of the weights.
+            number: Of the weights.
             weights: A reference to them, in a list so that Ray does not wait for them before it calls.
             exactly: Collect with these; otherwise with the newest that are here, while others may be on their way.
         """
@@ -227,10 +227,11 @@ class CollectorHost:
         def fill() -> tuple[Header, Any]:
             collector, rollout = self._collector, self._rollout
             assert collector is not None
-            found = self._inbox.take(version, weights[0], None if exactly or self._loaded < 0 else PATIENCE * self._seconds)
-            if found is not None and found.version != self._loaded:
+            patience = None if exactly or self._loaded < 0 else PATIENCE * self._seconds
+            newest, found = self._inbox.take(number, weights[0], patience)
+            if newest != self._loaded and found is not None:
                 collector.load_weights(found)
-                self._loaded = found.version
+                self._loaded = newest
             rollout.ids = (name,)
             episodes = collector.collect(rollout)
             assert episodes is not None
@@ -262,17 +263,15 @@ class _Inbox:
         self._fetch = fetch
         self._changed = threading.Condition()
         self._wanted: tuple[int, Any] | None = None
-        self._here: Weights | None = None
+        self._here: tuple[int, Weights | None] = (-1, None)
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def take(self, version: int, reference: Any, seconds: float | None) -> Weights | None:
-        """The weights of this version; after `seconds`, whatever is newest, or None if there is nothing new."""
-        if seconds is None:
-            return unpacked(self._fetch(reference))
+    def take(self, number: int, reference: Any, seconds: float | None) -> tuple[int, Weights | None]:
+        """The weights of this number; after `seconds`, the newest that are here, with theirs."""
         with self._changed:
-            if self._here is None or self._here.version != version:
-                self._wanted = (version, reference)
+            if self._here[0] != number:
+                self._wanted = (number, reference)
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._run, name="hurtle weights", daemon=True)
                     self._thread.start()
@@ -296,7 +295,7 @@ class _Inbox:
                     self._changed.notify_all()
                 return
             with self._changed:
-                self._here = weights
+                self._here = wanted[0], weights
                 if self._wanted is wanted:
                     self._wanted = None
                 self._changed.notify_all()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hurtle.runners.gears import Request
 
 PUBLISHED = 3
-"""Versions of the weights that are kept in the object store: those that a lag of 1 needs, and one more."""
+"""How many weights are kept in the object store: those that a lag of 1 needs, and one more."""
 MOST_LOSSES = 3
 """Losses per collector, without a finished rollout of any, after which it is not the machines' fault."""
 CLOSE_SECONDS = 3.0
@@ -76,7 +76,7 @@ class Squad:
         self._in_a_row = 0
         self._reason = ""  # of the last loss
         self._lock = threading.Lock()
-        self._published: dict[int, tuple[Weights, Any]] = {}  # by version
+        self._published: list[tuple[int, Weights, Any]] = []  # number, weights, reference
         self._job: Any = None
         self._hosts: dict[int, Any] = {}  # all actors, by number
         self._collectors: list[RayCollector] = []
@@ -210,16 +210,18 @@ class Squad:
                 self._job = ray.put(dumps(replace(self._described, num_steps=num_steps)))
             return self._job
 
-    def weights(self, weights: Weights) -> Any:
-        """A reference to these weights: each version is put into the object store once."""
+    def weights(self, weights: Weights) -> tuple[int, Any]:
+        """The number of these weights and a reference to them: they are put into the object store once, for all collectors.
+
+        Numbers, unlike versions, tell apart weights whose normalizer alone has changed.
+        """
         with self._lock:
-            known = self._published.get(weights.version)
-            if known is None or known[0] is not weights:
-                known = (weights, ray.put(packed(weights)))
-                self._published[weights.version] = known
-                for old in sorted(self._published)[:-PUBLISHED]:
-                    del self._published[old]
-            return known[1]
+            for number, known, reference in self._published:
+                if known is weights:
+                    return number, reference
+            number = self._published[-1][0] + 1 if self._published else 0
+            self._published = [*self._published[1 - PUBLISHED :], (number, weights, ray.put(packed(weights)))]
+            return number, self._published[-1][2]
 
     def gather(self) -> None:
         """Wait until the collectors that have a place are ready: all of them unless the lag is free.
@@ -300,7 +302,7 @@ class Squad:
                     ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
                 for host in hosts:
                     ray.kill(host)
-        self._published, self._job, self._ready = {}, None, []
+        self._published, self._job, self._ready = [], None, []
         leave()
 
 
