@@ -149,6 +149,8 @@ class RayCollector(Collector):
                 self._set_up(answer)
                 return False
             ready: Ready = self._checked(answer)
+        except ray.exceptions.RayTaskError as error:
+            raise HurtleError(f"{self.name} failed.\n\n{error}") from error
         except ray.exceptions.RayError as error:
             self._lose(f"Ray says: {_cause(error)}")
             return False

@@ -20,7 +20,7 @@ import cloudpickle
 from hurtle.algorithms.algorithm import AlgorithmConfig
 from hurtle.buffers.packed_rollout import Packing
 from hurtle.contracts import Weights
-from hurtle.errors import HurtleError, WorkerDiedError
+from hurtle.errors import HurtleError, UnknownNameError, WorkerDiedError
 from hurtle.references import is_reference
 from hurtle.runners.ray_answers import check_versions, checked, who
 from hurtle.runners.ray_collector import LOOK_SECONDS, START_SECONDS, RayCollector
@@ -67,8 +67,8 @@ class Squad:
             raise HurtleError(
                 "num_actors and actor_devices are of runner='async'; with 'ray' set num_collectors, collector_gpus."
             )
-        if is_reference(env := train.env if isinstance(recipe.env, str) else ""):
-            recipe = replace(recipe, source=Path(env.rpartition(":")[0]).read_text(encoding="utf-8"))
+        if isinstance(recipe.env, str) and is_reference(recipe.env):
+            recipe = replace(recipe, source=_text_of(recipe.env))
         self.train, self._recipe = train, recipe
         self.is_free = train.allowed_lag == "free"
         self.on_gpu = train.collector_gpus > 0
@@ -80,7 +80,7 @@ class Squad:
         self._job: Any = None
         self._hosts: dict[int, Any] = {}  # all actors, by number
         self._collectors: list[RayCollector] = []
-        self.is_closed = False
+        self.is_closed = self._is_gathered = False
         self.packings: dict[int, Packing] = {}  # by the rollouts of all collectors: free ones are lent while one is away
         join((train.num_collectors or 1) * train.collector_cpus, train.address)
         try:
@@ -88,7 +88,7 @@ class Squad:
             workers = train.num_workers or max(1, int(train.collector_cpus))
             shares = shares_of(train, self.count, train.backend, workers)
             self.shares = [share._replace(num_workers=min(workers, share.num_envs)) for share in shares]
-            self._ready = [self.new_host(number) for number in range(self.count)]
+            self._ready = {number: self.new_host(number) for number in range(self.count)}
             self._away_since = dict.fromkeys(range(self.count), time.monotonic())
             self.facts = self._find_facts()
         except BaseException:
@@ -147,13 +147,12 @@ class Squad:
 
     def first_host(self, number: int) -> Any:
         """The actor that this collector was given at the start, or a new one."""
-        host, self._ready[number] = self._ready[number], None
-        return host or self.new_host(number)
+        return self._ready.pop(number, None) or self.new_host(number)
 
     def _find_facts(self) -> EnvFacts:
         """Ask the first actor that finds a place."""
-        hellos = {host.hello.remote(sys.path): number for number, host in enumerate(self._ready)}
-        for host in self._ready:
+        hellos = {host.hello.remote(sys.path): number for number, host in self._ready.items()}
+        for host in self._ready.values():
             host.warm_up.remote()
         until = time.monotonic() + self.train.collector_wait
         while not (found := ray.wait(list(hellos), timeout=LOOK_SECONDS)[0]):
@@ -176,7 +175,8 @@ class Squad:
     def _room(self) -> str:
         """What a collector asks for, and what there is."""
         train = self.train
-        asked = f"{train.collector_cpus:g} CPUs" + (f" and {train.collector_gpus:g} GPUs" if self.on_gpu else "")
+        asked = f"{train.collector_cpus:g} CPU{'s' * (train.collector_cpus != 1)}"
+        asked += f" and {train.collector_gpus:g} GPU{'s' * (train.collector_gpus != 1)}" if self.on_gpu else ""
         gpus = f"; {ray.cluster_resources().get('GPU', 0.0):g} GPUs" if self.on_gpu else ""
         there = f"the cluster has {cluster_cpus():g} CPUs, of which {free_cpus():g} are free{gpus}"
         return f"each asks for {asked}, and {there}. Add machines, or set collector_cpus, num_collectors."
@@ -224,11 +224,14 @@ class Squad:
             return number, self._published[-1][2]
 
     def gather(self) -> None:
-        """Wait until the collectors that have a place are ready: all of them unless the lag is free.
+        """Wait, once, until the collectors that have a place are ready: all of them unless the lag is free.
 
         Raises:
             HurtleError: None is there in time, or one cannot be made.
         """
+        if self._is_gathered:
+            return
+        self._is_gathered = True
         for number in self._away_since:
             self._away_since[number] = time.monotonic()
         until = time.monotonic() + LOOK_SECONDS
@@ -302,8 +305,17 @@ class Squad:
                     ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
                 for host in hosts:
                     ray.kill(host)
-        self._published, self._job, self._ready = [], None, []
+        self._published, self._job, self._ready = [], None, {}
         leave()
+
+
+def _text_of(reference: str) -> str:
+    """The text of the file of "my_env.py:MyEnv"."""
+    file = reference.rpartition(":")[0]
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UnknownNameError(f"{reference!r}: cannot read {file!r}: {error.strerror}.") from None
 
 
 def dumps(value: Any) -> bytes:

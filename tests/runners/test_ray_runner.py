@@ -214,6 +214,27 @@ def test_lag_0_is_the_local_run(runs):
     assert all(torch.equal(local[name], resumed[name]) for name in local)
 
 
+@pytest.mark.slow
+def test_a_cluster_with_less_room(runs, capfd):
+    """The run begins with those that have a place, which give the rollouts of the others too; it connects, and leaves."""
+    watch = Watch()
+    assert train(**runs, num_collectors=4, callbacks=watch, address="auto").steps == 1024
+    assert {name[0] for name in watch.used_once(4)} < {"0", "1", "2", "3"}
+    said = "3 of 4 collectors have a place; each asks for 1 CPU, and the cluster has 3 CPUs"
+    assert capfd.readouterr().err.count(said) == 1
+
+
+@pytest.mark.slow
+def test_a_cluster_that_was_there_stays(runs, run_python):
+    code = (
+        "import sys; sys.path.append(sys.argv[2]); import hurtle, ray; from test_ray_runner import SMALL\n"
+        "run = hurtle.train('cartpole', **SMALL, runs=sys.argv[1], address='auto'); print(run.steps, ray.is_initialized())"
+    )
+    done = run_python(code, runs["runs"], Path(__file__).parent, RAY_ADDRESS=ray.get_runtime_context().gcs_address)
+    assert done.stdout.splitlines()[-1] == "1024 False"
+    assert ray.cluster_resources()["CPU"] == 3
+
+
 KINDS = {
     "worker processes": {"env": Simulator, "backend": "process", "num_workers": 2},
     "a pool": {"env": Simulator, "backend": "process", "num_workers": 2, "pool_batch_size": 4},
@@ -244,6 +265,7 @@ def test_settings_that_do_not_fit(runs):
         ({"backend": "ray"}, "backend='ray' puts each step on the network"),
         ({"num_actors": 2}, "with 'ray' set num_collectors"),
         ({"runner": "local"}, "are for collectors on a cluster: set runner='ray'"),
+        ({"env": "missing.py:Env"}, "cannot read '.*missing.py': No such file"),
         ({"collector_cpus": 64.0, "collector_wait": 0.5}, "has found no place for a collector .* each asks for 64 CPUs"),
     ):
         with pytest.raises(HurtleError, match=reason):
