@@ -75,8 +75,6 @@ def local_or_actors(train: TrainConfig, make: Callable[[Share], Any]) -> Actors:
     if train.runner == "local":
         if train.actor_devices:
             raise HurtleError("actor_devices is for actors: set runner='async'.")
-        if train.address or train.num_collectors:
-            raise HurtleError("address and num_collectors are for collectors on a cluster: set runner='ray'.")
         return Actors([make(whole(train))])
     algorithm = find_algorithm(train.algorithm)
     if not algorithm.takes_lag and train.runner == "auto":

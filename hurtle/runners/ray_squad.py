@@ -63,10 +63,8 @@ class Squad:
             raise HurtleError(
                 "backend='ray' puts each step on the network; with runner='ray' take 'auto', 'serial' or 'process'."
             )
-        if train.actor_devices or train.num_actors is not None:
-            raise HurtleError(
-                "num_actors and actor_devices are of runner='async'; with 'ray' set num_collectors, collector_gpus."
-            )
+        if train.actor_devices:
+            raise HurtleError("actor_devices is for actors of this machine; with runner='ray' set collector_gpus.")
         if isinstance(recipe.env, str) and is_reference(recipe.env):
             recipe = replace(recipe, source=_text_of(recipe.env))
         self.train, self._recipe = train, recipe

@@ -212,6 +212,7 @@ def test_lag_0_is_the_local_run(runs):
     half = train(**settings, lag="0", total_steps=512)
     resumed = newest(hurtle.train(resume=str(half.path), total_steps=1024))["policy"]
     assert all(torch.equal(local[name], resumed[name]) for name in local)
+    assert hurtle.train(resume=str(half.path), total_steps=1152, runner="local").steps == 1152
 
 
 @pytest.mark.slow
@@ -263,8 +264,7 @@ def test_settings_that_do_not_fit(runs):
         ({"num_collectors": 9}, "num_collectors=9 is more than num_envs=8"),
         ({"num_collectors": 3}, "make num_envs=8 a multiple of num_collectors=3"),
         ({"backend": "ray"}, "backend='ray' puts each step on the network"),
-        ({"num_actors": 2}, "with 'ray' set num_collectors"),
-        ({"runner": "local"}, "are for collectors on a cluster: set runner='ray'"),
+        ({"actor_devices": ("cpu",)}, "with runner='ray' set collector_gpus"),
         ({"env": "missing.py:Env"}, "cannot read '.*missing.py': No such file"),
         ({"collector_cpus": 64.0, "collector_wait": 0.5}, "has found no place for a collector .* each asks for 64 CPUs"),
     ):
