@@ -179,7 +179,7 @@ def test_a_hanging_env_is_given_up(runs, tmp_path, capfd):
     run = train(env, **runs, callbacks=watch, backend="serial", collector_timeout=5.0, total_steps=10**6)
     assert run.stopped_by == "callback"
     watch.used_once()
-    assert last_metrics(run)["collectors_lost"] == 1
+    assert last_metrics(run)["collectors_lost"] >= 1  # more only if this machine stood still for so long
     assert "its rollout took over 5 s (collector_timeout)" in capfd.readouterr().err
 
 
