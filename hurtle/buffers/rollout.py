@@ -111,6 +111,7 @@ class Rollout:
         columns: The row that each column belongs to, int [N], in a pool; None: column n is row n.
         ids: Of the rollouts that it holds, where collectors elsewhere number theirs: "2-17" is the 17th of collector 2.
         lender: What owns the memory of the fields, which then are read-only; None: the rollout itself.
+        may_exchange: Whether `exchange` may swap it: not if its memory is lent at times, see `Packing`.
         done: Which parts of the postprocessing the collector has already done.
         scaled_rewards: The rewards used in training: `rewards`, or a scaled copy.
         last_values: V(last_obs).
@@ -154,6 +155,7 @@ class Rollout:
         self.columns: np.ndarray | None = None
         self.ids: tuple[str, ...] = ()
         self.lender: Any = None
+        self.may_exchange = True
         self.all_valid = True  # spares learners the search for invalid steps
         # From postprocessing.
         self.done = Done.NOTHING

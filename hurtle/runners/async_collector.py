@@ -218,7 +218,7 @@ class AsyncCollector(Collector):
                 return None
             slots = self._take()
         with self.timer("copy"):
-            alone = len(slots) == 1 and slots[0].rollout.lender is None
+            alone = len(slots) == 1 and slots[0].rollout.may_exchange
             if alone and self._device.type == slots[0].actor.device.type == "cpu":
                 experience.exchange(slots[0].rollout)
             else:

@@ -108,7 +108,7 @@ class RayCollector(Collector):
         """See `Collector.new_rollout`; of the learner's process, on the CPU."""
         self._num_steps = num_steps
         rollout = Rollout(self._policy, num_steps, self.num_rows, self.has_masks)
-        self._squad.packings[id(rollout)] = Packing(rollout)
+        self._squad.packings[id(rollout)], rollout.may_exchange = Packing(rollout), False
         return rollout
 
     def load_weights(self, weights: Weights) -> None:
@@ -247,12 +247,14 @@ class RayCollector(Collector):
         """See `Collector.state_dict`; without the envs it is what came with the last rollout."""
         if with_envs and self.resumes_exactly and not self.is_away:
             with contextlib.suppress(ray.exceptions.RayError):  # its thread will find out
-                return self._checked(ray.get(self._host.state.remote(), timeout=self._squad.train.collector_timeout))
+                state = ray.get(self._host.state.remote(), timeout=self._squad.train.collector_timeout)
+                return {**self._checked(state), "rollouts": self._begun}
         return {name: value for name, value in self._state.items() if name != "envs"}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """See `Collector.load_state_dict`."""
         self._state, self._continues = saved, True
+        self._begun = self._finished = saved.get("rollouts", 0)  # some of which the learner has not seen yet
 
     def close(self, envs: bool = True) -> None:
         """See `Collector.close`; closes the whole squad."""

@@ -216,6 +216,16 @@ def test_lag_0_is_the_local_run(runs):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lag", ["1", "free"])
+def test_a_single_collector(runs, lag):
+    """Its rollouts are copied all the same: the learner writes to its own, and a resumed run begins with a saved one."""
+    half = train(**runs, num_collectors=1, lag=lag, total_steps=512)
+    watch = Watch()
+    assert hurtle.train(resume=str(half.path), total_steps=1024, callbacks=watch).steps == 1024
+    watch.used_once(1)
+
+
+@pytest.mark.slow
 def test_a_cluster_with_less_room(runs, capfd):
     """The run begins with those that have a place, which give the rollouts of the others too; it connects, and leaves."""
     watch = Watch()
