@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 PUBLISHED = 3
 """How many weights are kept in the object store: those that a lag of 1 needs, and one more."""
 MOST_LOSSES = 3
-"""Losses per collector, without a finished rollout of any, after which it is not the machines' fault."""
+"""Losses per collector, without a finished rollout of any, after which a run ends that has had none, or none for long."""
 CLOSE_SECONDS = 3.0
 """What the envs are given to close."""
 
@@ -72,6 +72,7 @@ class Squad:
         self.on_gpu = train.collector_gpus > 0
         self.lost = 0
         self._in_a_row = 0
+        self._last_rollout: float | None = None  # when it came
         self._reason = ""  # of the last loss
         self._lock = threading.Lock()
         self._published: list[tuple[int, Weights, Any]] = []  # number, weights, reference
@@ -251,21 +252,22 @@ class Squad:
 
     def finished(self) -> None:
         """A rollout has come."""
-        self._in_a_row = 0
+        self._in_a_row, self._last_rollout = 0, time.monotonic()
 
     def left(self, number: int, why: str) -> None:
         """A collector was lost.
 
         Raises:
-            WorkerDiedError: It happens again and again, and nothing is finished in between.
+            WorkerDiedError: It happens again and again, and nothing was ever finished, or nothing for `collector_wait` seconds.
         """
         with self._lock:
             if self.is_closed:
                 return
             self._away_since.setdefault(number, time.monotonic())
             self.lost, self._in_a_row, self._reason = self.lost + 1, self._in_a_row + 1, why
-            times = self._in_a_row
-        if times > MOST_LOSSES * self.count:
+            times, last = self._in_a_row, self._last_rollout
+        is_long = last is None or time.monotonic() - last > self.train.collector_wait
+        if times > MOST_LOSSES * self.count and is_long:
             raise WorkerDiedError(f"{times} collectors were lost, and none has finished a rollout since. The last one: {why}")
         print(f"hurtle: {why} It is replaced when there is room.", file=sys.stderr, flush=True)
 

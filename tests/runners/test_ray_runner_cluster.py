@@ -177,6 +177,7 @@ def test_faults_at_random_moments(cluster, tmp_path, received, faults, algorithm
         wait_for(lambda: watch.collector is not None)
         while done[0] < faults:
             time.sleep(dice.uniform(0, 5))
+            wait_for(lambda: not all(collector.is_away for collector in watch.collectors))
             if dice.random() < 0.1:
                 cluster.remove_node(dice.choice(cluster.list_all_nodes()[1:]))
                 watch.add_node(cluster)
@@ -197,6 +198,15 @@ def test_faults_at_random_moments(cluster, tmp_path, received, faults, algorithm
     assert done[0] == faults
     assert run.stopped_by == "callback"
     assert last_metrics(run)["collectors_lost"] >= faults / 2  # some were shot at twice
+
+
+def test_an_env_that_always_kills_its_process(cluster, tmp_path):
+    """It is not replaced for ever: nothing was ever finished."""
+    env = partial(Simulator, fails_at=3, fails_by="exit")
+    with pytest.raises(
+        WorkerDiedError, match=r"^\d+ collectors were lost, and none has finished a rollout since\. The last one:"
+    ):
+        hurtle.train(env, **settings(tmp_path, num_collectors=1))
 
 
 def test_no_collector_is_left(cluster, tmp_path):
