@@ -49,3 +49,9 @@ def check_versions(number: int, about: About) -> None:
         raise HurtleError(
             f"{who(number, about)} has {', '.join(differ)}: install the same there, or give Ray a runtime environment with it."
         )
+
+
+def cause_of(error: Exception) -> str:
+    """What Ray says of the cause, without its lists of properties and of possible causes."""
+    text = " ".join(line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("\t"))
+    return text.partition("Some common causes")[0].strip()

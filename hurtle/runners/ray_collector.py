@@ -18,7 +18,7 @@ from hurtle.buffers.packed_rollout import Packing
 from hurtle.buffers.rollout import Rollout
 from hurtle.contracts import Collector, Episodes, Weights
 from hurtle.errors import HurtleError
-from hurtle.runners.ray_answers import check_versions, checked, who
+from hurtle.runners.ray_answers import cause_of, check_versions, checked, who
 from hurtle.runners.ray_host import About, Header, Ready
 from hurtle.vector.ray_cluster import ray
 
@@ -152,7 +152,7 @@ class RayCollector(Collector):
         except ray.exceptions.RayTaskError as error:
             raise HurtleError(f"{self.name} failed.\n\n{error}") from error
         except ray.exceptions.RayError as error:
-            self._lose(f"Ray says: {_cause(error)}")
+            self._lose(f"Ray says: {cause_of(error)}")
             return False
         self._warning, self._coming, self.is_away = ready.warning, None, False
         self._squad.joined(self._number)
@@ -205,7 +205,7 @@ class RayCollector(Collector):
         except ray.exceptions.RayTaskError as error:
             raise HurtleError(f"{self.name} failed.\n\n{error}") from error
         except ray.exceptions.RayError as error:
-            self._lose(f"Ray says: {_cause(error)}")
+            self._lose(f"Ray says: {cause_of(error)}")
             return None
         return self._receive(header, packing, rollout, block)
 
@@ -259,9 +259,3 @@ class RayCollector(Collector):
     def close(self, envs: bool = True) -> None:
         """See `Collector.close`; closes the whole squad."""
         self._squad.close()
-
-
-def _cause(error: Exception) -> str:
-    """What Ray says of the cause, without its lists of properties and of possible causes."""
-    text = " ".join(line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("\t"))
-    return text.partition("Some common causes")[0].strip()

@@ -22,7 +22,7 @@ from hurtle.buffers.packed_rollout import Packing
 from hurtle.contracts import Weights
 from hurtle.errors import HurtleError, UnknownNameError, WorkerDiedError
 from hurtle.references import is_reference
-from hurtle.runners.ray_answers import check_versions, checked, who
+from hurtle.runners.ray_answers import cause_of, check_versions, checked, who
 from hurtle.runners.ray_collector import LOOK_SECONDS, START_SECONDS, RayCollector
 from hurtle.runners.ray_host import About, CollectorHost, EnvFacts, Job, Recipe, packed
 from hurtle.runners.settings import TrainConfig
@@ -164,7 +164,8 @@ class Squad:
             asked = self._ready[number].describe.remote(dumps(self._recipe), self.shares[number])
             return checked(who(number, about), ray.get(asked, timeout=START_SECONDS))
         except ray.exceptions.RayError as error:
-            raise WorkerDiedError(f"Collector {number} was lost while it made its first envs.\n\nRay says: {error}") from error
+            lost = f"Collector {number} was lost while it made its first envs: Ray says: {cause_of(error)}"
+            raise WorkerDiedError(lost) from error
 
     @property
     def patience(self) -> str:

@@ -202,7 +202,7 @@ def test_faults_at_random_moments(cluster, tmp_path, received, faults, algorithm
 
 def test_an_env_that_always_kills_its_process(cluster, tmp_path):
     """It is not replaced for ever: nothing was ever finished."""
-    env = partial(Simulator, fails_at=3, fails_by="exit")
+    env = partial(Simulator, fails_at=12, fails_by="exit")
     with pytest.raises(
         WorkerDiedError, match=r"^\d+ collectors were lost, and none has finished a rollout since\. The last one:"
     ):
