@@ -174,6 +174,12 @@ class Collector(Protocol):
     closes_midway: bool = False
     """Whether closing the envs while another thread is in `collect` ends its step: those in processes can be killed."""
 
+    runs_ahead: bool = False
+    """Whether it begins a rollout as soon as the last one is finished, before `collect` is called: one more than it was given
+    memory for."""
+    is_away: bool = False
+    """Whether it cannot collect for now, since its process or machine was lost; `is_ready` waits until it is back."""
+
     @property
     @abstractmethod
     def has_masks(self) -> bool:
@@ -187,16 +193,25 @@ class Collector(Protocol):
     def load_weights(self, weights: Weights) -> None:
         """Act with these weights from now on. The only way in; the runner calls it before every `collect`."""
 
+    def announce(self, weights: Weights) -> None:
+        """Hear of new weights, from any thread; a collector that runs ahead may use them before the next `load_weights`."""
+        return
+
     def prepare(self, experience: Any) -> None:
         """Compile or capture what `collect` needs, before the clock starts; leaves everything as it was."""
         return
+
+    def is_ready(self, seconds: float) -> bool:
+        """Whether it can collect; waits so many seconds for it at most."""
+        return True
 
     @abstractmethod
     def collect(self, experience: Any) -> Episodes | None:
         """Fill the experience. Releases the GIL wherever possible.
 
         Returns:
-            The episodes that ended, or None if `request_stop` cut it short. On a GPU they may belong to earlier calls.
+            The episodes that ended, or None if `request_stop` or the loss of its machine cut it short. On a GPU they may
+            belong to earlier calls.
         """
 
     def pending(self, wait: bool = False) -> Episodes:
@@ -210,6 +225,10 @@ class Collector(Protocol):
     def metrics(self) -> dict[str, float]:
         """Counts that the user should see, such as dropped final observations. Usually empty."""
         return {}
+
+    def idle_seconds(self) -> float | None:
+        """Seconds in which it had nothing to do, where it knows better than its caller."""
+        return None
 
     def threads(self) -> tuple[int, int] | None:
         """Threads of compiled code that most calls use, and the most they may use; None where there are none."""

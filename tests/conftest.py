@@ -42,6 +42,7 @@ TOGETHER = (
     ),
     (  # few tests that take long: files with fewer tests begin later, and the last of them would be waited for
         "tests/vector/test_ray.py",
+        "tests/runners/test_ray_runner.py",
         "tests/kernels/test_kernel_loader.py",
         "tests/kernels/test_simulated.py",
         "tests/kernels/triton_kernels/test_replay_sampling.py",

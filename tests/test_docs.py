@@ -61,8 +61,8 @@ PRELUDE = {"environments.md": "import functools, hurtle; hurtle.make = functools
 DRAWN = ("training.md",)
 NO_CURVE = "import hurtle.runners.reporting; hurtle.runners.reporting.plot_run = lambda folder: None"
 
-# Ray takes as long to start as several pages take to run, and tests/vector/test_ray.py starts it too.
-SLOW = ("ray.md",)
+# Ray takes as long to start as several pages take to run, and the tests of vectors and runners start it too.
+SLOW = ("ray.md", "cluster.md")
 
 
 @dataclass

@@ -110,6 +110,9 @@ class Rollout:
         initial_state: The policy's memory before the first step.
         version: `Weights.version` of the acting policy.
         columns: The row that each column belongs to, int [N], in a pool; None: column n is row n.
+        ids: Of the rollouts that it holds, where collectors elsewhere number theirs: "2-17" is the 17th of collector 2.
+        lender: What owns the memory of the fields, which then are read-only; None: the rollout itself.
+        may_exchange: Whether `exchange` may swap it: not if its memory is lent at times, see `Packing`.
         done: Which parts of the postprocessing the collector has already done.
         scaled_rewards: The rewards used in training: `rewards`, or a scaled copy.
         last_values: V(last_obs).
@@ -151,6 +154,9 @@ class Rollout:
         self.last_state = tuple(part.clone() for part in self.initial_state)
         self.version = 0
         self.columns: np.ndarray | None = None
+        self.ids: tuple[str, ...] = ()
+        self.lender: Any = None
+        self.may_exchange = True
         self.all_valid = True  # spares learners the search for invalid steps
         # From postprocessing.
         self.done = Done.NOTHING
@@ -307,6 +313,7 @@ class Rollout:
         self.finals = Finals(steps, rows, obs, tuple(joined(kept) for kept in zip(*states, strict=True)))
         self.version, self.all_valid = min(part.version for part in parts), all(part.all_valid for part in parts)
         self.done, self.scaled_rewards = reduce(and_, (part.done for part in parts)), self.rewards
+        self.ids = tuple(name for part in parts for name in part.ids)
         self.columns = None
         if any(part.columns is not None for part in parts) or list(first_rows) != edges[:-1]:
             own_rows = [np.arange(part.num_rows) if part.columns is None else part.columns for part in parts]
@@ -317,7 +324,8 @@ class Rollout:
         tensors = {name: part.clone() for name in (*STEP_FIELDS, *ROW_FIELDS) if (part := getattr(self, name)) is not None}
         states = {name: [part.clone() for part in getattr(self, name)] for name in ("initial_state", "last_state")}
         *finals, state = self.finals
-        others = {"version": self.version, "all_valid": self.all_valid, "done": self.done.value, "columns": self.columns}
+        others: dict[str, Any] = {"version": self.version, "all_valid": self.all_valid, "done": self.done.value}
+        others |= {"columns": self.columns, "ids": list(self.ids)}
         return {**tensors, **states, **others, "finals": [*(part.clone() for part in finals), list(state)]}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -338,6 +346,7 @@ class Rollout:
         steps, rows, obs = (part.to(self.device) for part in (steps, rows, obs))
         self.finals = Finals(steps, rows, obs, tuple(part.to(self.device) for part in state))
         self.version, self.all_valid, self.columns = saved["version"], saved["all_valid"], saved["columns"]
+        self.ids = tuple(saved.get("ids", ()))
         self.done, self.scaled_rewards = Done(saved["done"]), self.rewards
 
     def valid_steps(self) -> Tensor:

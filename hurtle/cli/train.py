@@ -52,6 +52,7 @@ _EXAMPLES = """\
 _GROUPS = {
     "Run": "algorithm total_steps seed device stop_at_return fine_tune preset gear compile precision threads num_learners",
     "Actors": "runner lag num_actors actor_devices",
+    "Cluster": "address num_collectors collector_cpus collector_gpus collector_timeout collector_wait",
     "Envs": "num_envs backend num_workers pool_batch_size step_timeout restart_workers env_parameters "
     "curriculum unsafe normalize_observations observation_clip "
     "reward_mode reward_clip",
@@ -62,6 +63,7 @@ _METAVARS = {
     "curriculum": "NAME=RULE",
     "fine_tune": "RUN",
     "name": "NAME",
+    "address": "HOST:PORT",
 }  # where the default is empty
 _WIDTH = 32  # of the flag column
 _OF_POPULATIONS = ("population", "population_every", "search")  # flags that are no settings

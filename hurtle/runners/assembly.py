@@ -31,9 +31,11 @@ from hurtle.policies.build import build_policy
 from hurtle.policies.policy import Policy
 from hurtle.policies.saved_spaces import layout_to_dict, space_to_dict
 from hurtle.policies.torch_device import find_device
-from hurtle.runners.actors import Actors, Share, local_or_actors
+from hurtle.runners.actors import Actors, actors_on_cluster, local_or_actors
 from hurtle.runners.gears import Gear, Request, choose_gear
+from hurtle.runners.ray_host import Recipe
 from hurtle.runners.settings import Settings, TrainConfig
+from hurtle.runners.shares import Share
 from hurtle.tracking.timing import Timer
 from hurtle.vector.factory import make_vec
 
@@ -111,12 +113,22 @@ def assemble(
                 f"The curriculum is for {', '.join(train.curriculum)}, and your vector draws {', '.join(drawn) or 'nothing'}: "
                 f"name the env instead, or make the vector with hurtle.make_vec(…, drawn={tuple(train.curriculum)})."
             )
+        if train.runner == "ray":
+            raise HurtleError(
+                "A vector of your own is in this process, and runner='ray' collects elsewhere: name the env instead."
+            )
         if train.runner == "async" and (train.num_actors or 1) > 1:
             raise HurtleError(f"A vector of your own belongs to one actor: leave out num_actors={train.num_actors}.")
         reason = "the vector is your own"
-        actors = Actors([env], train.lag if train.runner == "async" else "", "" if train.runner == "local" else reason)
+        actors = Actors([env], train.allowed_lag if train.runner == "async" else "", "" if train.runner == "local" else reason)
         if (layout := getattr(env, "layout", None)) is not None and not layout.is_plain:
             own_actions = row_spaces(env)[1]
+    elif train.runner == "ray":
+        make_elsewhere = partial(_make_elsewhere, train, seed)
+        actors = actors_on_cluster(
+            train, Recipe(env, partial(structured_actions, parameters=train.env_parameters), make_elsewhere)
+        )
+        own_actions = actors.vecs[0].own_actions
     else:
         own_actions = structured_actions(env, train.env_parameters)
         first_seed = seed + ranks.rank * train.num_envs
@@ -130,9 +142,14 @@ def assemble(
         raise
 
 
+def _make_elsewhere(train: TrainConfig, seed: int, env: EnvLike, emulate: bool, share: Share) -> Any:
+    """The vector of a collector on a cluster; called there."""
+    return _make_share(train, env, seed, torch.device("cpu"), emulate, share)
+
+
 def _make_share(train: TrainConfig, env: EnvLike, seed: int, device: torch.device, emulate: bool, share: Share) -> Any:
     """The vector of a run's envs, or of an actor's."""
-    on_device = train.runner != "async" and _runs_on(device, train, env)
+    on_device = train.runner not in ("async", "ray") and _runs_on(device, train, env)
     batch_size = share.pool_batch_size
     if batch_size is None and share.num_envs == train.num_envs and not train.curriculum:
         batch_size = double_buffered_batch(share.num_envs, share.num_workers, share.backend, str(device))
@@ -191,7 +208,8 @@ def _join(
     check_fits(f"A rollout of num_envs={num_envs} × num_steps={config.num_steps}", config.num_steps * num_rows * row)
     timer = Timer()
     rewards = RewardRule(train.reward_mode, num_rows, config.gamma, train.reward_clip, ranks)
-    gear = choose_gear(Request(train, algorithm, config, actors.vecs, policy, rewards, seed, timer, actors.lag, ranks))
+    request = Request(train, algorithm, config, actors.vecs, policy, rewards, seed, timer, actors.lag, ranks, actors.squad)
+    gear = choose_gear(request)
     if ranks.several and not gear.learner.rank_state:
         gear.close(envs=owns_envs)
         raise HurtleError(
@@ -215,8 +233,8 @@ def check_several(train: TrainConfig, env: Any) -> None:
         raise HurtleError(
             f"{several}: a curriculum adapts to the episodes of one learner; leave it out, or set num_learners=1."
         )
-    if train.runner == "async":
-        raise HurtleError(f"{several}: learners collect in turn with learning; set runner='local' instead of 'async'.")
+    if train.runner in ("async", "ray"):
+        raise HurtleError(f"{several}: learners collect in turn with learning; set runner='local' instead of {train.runner!r}.")
 
 
 def row_spaces(vec: Any) -> tuple[spaces.Space, spaces.Space]:

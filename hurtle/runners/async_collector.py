@@ -1,5 +1,6 @@
 """`AsyncCollector`: collectors in threads of their own ("actors"), which collect while the learner learns.
 
+The thread of a collector on another machine (ray_collector.py) waits for it, and is otherwise like any other.
 weights → mailbox → actors → full slots → one rollout for the learner. The lag says how far the actors may run ahead.
 """
 
@@ -41,6 +42,7 @@ class _Slot:
 
     actor: _Actor
     rollout: Rollout
+    by: _Actor  # which one filled it: another one only while the lag is free and the owner is away
     episodes: Episodes = field(default_factory=Episodes)
     order: int = 0  # among all that were filled
 
@@ -109,8 +111,8 @@ class AsyncCollector(Collector):
     def new_rollout(self, num_steps: int) -> Rollout:
         """See `Collector.new_rollout`; makes the actors' slots too."""
         for actor in self._actors:
-            count = FREE_SLOTS if self.lag is None else self.lag + 1
-            actor.free = deque(_Slot(actor, actor.collector.new_rollout(num_steps)) for _ in range(count))
+            count = FREE_SLOTS - actor.collector.runs_ahead if self.lag is None else self.lag + 1
+            actor.free = deque(_Slot(actor, actor.collector.new_rollout(num_steps), actor) for _ in range(count))
             actor.device = actor.free[0].rollout.device
         return Rollout(self.policy, num_steps, self.num_rows, self.has_masks, str(self._device))
 
@@ -129,16 +131,22 @@ class AsyncCollector(Collector):
             for old in [taken for taken in self._weights if taken < self._taken - (self.lag or 0)]:
                 del self._weights[old]
             self._changed.notify_all()
+        for actor in self._actors:
+            actor.collector.announce(copied)
 
     # What the actors' threads do.
 
     def _run(self, actor: _Actor) -> None:
         try:
             with _own_stream(actor.device):
-                while (slot := self._next(actor)) is not None:
+                while not self._closing:
+                    if not actor.collector.is_ready(LOOK_SECONDS):
+                        continue
+                    if (slot := self._next(actor)) is None:
+                        break
                     episodes = actor.collector.collect(slot.rollout)
                     _wait_for(actor.device)
-                    self._put(slot, episodes)
+                    self._put(actor, slot, episodes)
         except BaseException as error:
             with self._changed:
                 self._error, actor.is_collecting = self._error or error, False
@@ -152,7 +160,7 @@ class AsyncCollector(Collector):
             if self._closing:
                 return None
             actor.waited += time.perf_counter() - began
-            weights, slot = self._weights[self._wanted(actor)], actor.free.popleft()
+            weights, slot = self._weights[self._wanted(actor)], self._free_slots(actor).popleft()
             actor.begun, actor.is_collecting = actor.begun + 1, True
         actor.collector.load_weights(weights)
         return slot
@@ -162,20 +170,29 @@ class AsyncCollector(Collector):
         return max(self._weights, default=0) if self.lag is None else max(0, actor.begun - self.lag)
 
     def _may_begin(self, actor: _Actor) -> bool:
-        ready = bool(actor.free) and self._wanted(actor) in self._weights
-        return ready and not self._paused and self._error is None
+        ready = bool(self._free_slots(actor)) and self._wanted(actor) in self._weights
+        return ready and not actor.collector.is_away and not self._paused and self._error is None
 
-    def _put(self, slot: _Slot, episodes: Episodes | None) -> None:
+    def _free_slots(self, actor: _Actor) -> deque[_Slot]:
+        """Where this actor finds a free slot: its own ones or, with a free lag, those of one that is away."""
+        if actor.free or self.lag is not None:
+            return actor.free
+        lent = (other.free for other in self._actors if other.free and other.collector.is_away)
+        return next(lent, actor.free)
+
+    def _put(self, actor: _Actor, slot: _Slot, episodes: Episodes | None) -> None:
         """Hand over a rollout; None if it was cut short."""
         with self._changed:
-            slot.actor.is_collecting = False
+            actor.is_collecting = False
             if episodes is None:
-                slot.actor.begun -= 1
+                actor.begun -= 1
                 slot.actor.free.appendleft(slot)
             else:
                 self._filled += 1
-                slot.episodes, slot.order = episodes, self._filled
-                slot.actor.full.append(slot)
+                slot.episodes, slot.order, slot.by = episodes, self._filled, actor
+                actor.full.append(slot)
+            idle = actor.collector.idle_seconds()
+            actor.waited = actor.waited if idle is None else idle
             self._changed.notify_all()
 
     # What the learner's thread does.
@@ -201,10 +218,11 @@ class AsyncCollector(Collector):
                 return None
             slots = self._take()
         with self.timer("copy"):
-            if len(slots) == 1 and self._device.type == slots[0].actor.device.type == "cpu":
+            alone = len(slots) == 1 and slots[0].rollout.may_exchange
+            if alone and self._device.type == slots[0].actor.device.type == "cpu":
                 experience.exchange(slots[0].rollout)
             else:
-                experience.join([slot.rollout for slot in slots], [slot.actor.first_row for slot in slots])
+                experience.join([slot.rollout for slot in slots], [slot.by.first_row for slot in slots])
                 _wait_for(self._device)
         with self._changed:
             for slot in slots:
@@ -235,7 +253,7 @@ class AsyncCollector(Collector):
         else:
             slots = [actor.full[0] for actor in self._actors]
         for slot in slots:
-            slot.actor.full.remove(slot)
+            slot.by.full.remove(slot)
         self._joined = tuple(slot.rollout.version for slot in slots)
         return slots
 
@@ -309,8 +327,8 @@ class AsyncCollector(Collector):
         if exact:
             slots = [[_saved(slot) for slot in actor.full] for actor in self._actors]
             saved |= {"actors": states, "lag": self.lag, "slots": slots}
-        elif "curriculum" in states[0]:  # not a matter of the envs' states
-            saved["curricula"] = [state["curriculum"] for state in states]
+        elif curricula := [state["curriculum"] for state in states if "curriculum" in state]:  # no matter of the envs' states
+            saved["curricula"] = curricula
         with self._changed:
             self._paused = was_paused
             self._changed.notify_all()
@@ -332,6 +350,7 @@ class AsyncCollector(Collector):
         """See `Collector.load_state_dict`; exact with as many actors and the same lag, or from a local run with one actor."""
         states, waiting = saved.get("actors") or [saved], saved.get("slots", ())
         fits = len(states) == len(self._actors) and saved.get("lag", self.lag) == self.lag and "envs" in states[0]
+        fits = fits and all(len(slots) <= len(actor.free) for actor, slots in zip(self._actors, waiting, strict=False))
         fits = fits and all(  # num_steps may have changed
             old["rollout"]["rewards"].shape == actor.free[0].rollout.rewards.shape
             for actor, slots in zip(self._actors, waiting, strict=False)
@@ -348,7 +367,7 @@ class AsyncCollector(Collector):
             for old in slots:
                 slot = actor.free.popleft()
                 slot.rollout.load_state_dict(old["rollout"])
-                slot.episodes, slot.order = Episodes(**old["episodes"]), old["order"]
+                slot.episodes, slot.order, slot.by = Episodes(**old["episodes"]), old["order"], actor
                 actor.full.append(slot)
                 actor.begun, self._filled = actor.begun + 1, max(self._filled, slot.order)
 

@@ -9,21 +9,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
 from hurtle.algorithms.algorithm import Algorithm, LearnerSetup
-from hurtle.algorithms.ppo import AUTOCAST
-from hurtle.collect.compiled_actor import CompiledActor
 from hurtle.collect.curriculum import make_rules
-from hurtle.collect.curriculum_collector import CurriculumCollector
 from hurtle.collect.device_collector import DeviceCollector, device_obstacle
-from hurtle.collect.general_collector import GeneralCollector
-from hurtle.collect.inference import Actor
 from hurtle.collect.native_collector import NativeCollector, vector_obstacle
-from hurtle.collect.pool_collector import PoolCollector
 from hurtle.collect.rewards import RewardRule
 from hurtle.contracts import Collector, Learner
 from hurtle.errors import HurtleError, UnsupportedError
@@ -33,9 +26,13 @@ from hurtle.policies.native_plan import plan_for
 from hurtle.policies.policy import Policy
 from hurtle.policies.torch_device import find_device
 from hurtle.runners.async_collector import AsyncCollector
+from hurtle.runners.collector_plan import CollectorPlan, Part, Teaching, is_pool
 from hurtle.runners.native_loop import NativeLoop
 from hurtle.runners.settings import TrainConfig
 from hurtle.tracking.timing import Timer
+
+if TYPE_CHECKING:
+    from hurtle.runners.ray_squad import Squad
 
 
 @dataclass(frozen=True)
@@ -62,17 +59,6 @@ class Gear:
         self.collector.close(envs=envs)
 
 
-class Part(NamedTuple):
-    """What one collector is built from: the whole run's parts, or an actor's."""
-
-    vec: Any
-    policy: Policy
-    seed: int
-    action_seed: int
-    timer: Timer
-    num_threads: int | None
-
-
 @dataclass(frozen=True)
 class Request:
     """What a gear is built from.
@@ -81,6 +67,7 @@ class Request:
         vecs: A vector of envs for each actor.
         lag: The actors' lag; empty in a local run, which has one vector and no actors.
         ranks: The learners that train together.
+        squad: The collectors on a cluster, whose vectors are only descriptions.
     """
 
     train: TrainConfig
@@ -93,6 +80,7 @@ class Request:
     timer: Timer
     lag: str = ""
     ranks: Ranks = ALONE
+    squad: Squad | None = None
 
     def learner(self, gear: str, **setup: Any) -> Learner:
         """The algorithm's learner for a gear; raises `UnsupportedError` if it has none."""
@@ -111,12 +99,15 @@ class Request:
         )
         return self.algorithm.make_learner(gear, self.policy, self.config, common)
 
-    def collector(self, make: Callable[[Part], Collector]) -> Collector:
+    def collector(self, plan: CollectorPlan) -> Collector:
         """The run's collector, or all of its actors'."""
         most = self.train.num_workers
         if not self.lag:
             part = Part(self.vec, self.policy, self.first_seed, self.first_action_seed, self.timer, most)
-            return self.taught(make(part), self.vec, self.seed)
+            return self.taught(plan.collector(part), self.vec, self.seed)
+        lag = None if self.lag == "free" else int(self.lag)
+        if self.squad is not None:
+            return AsyncCollector(self.squad.collectors(self, plan), self.policy, lag, self.timer)
         if most is not None:
             most = max(1, most // len(self.vecs))
         collectors, first = [], 0
@@ -124,28 +115,18 @@ class Request:
             policy = copy.deepcopy(self.policy).to(self.actor_device(number))  # its weights come from the learner
             self.config.diversify(policy, number, len(self.vecs))
             part = Part(vec, policy, self.seed + first, self.seed + first * self.num_agents, Timer(), most)
-            collectors.append(self.taught(make(part), vec, part.seed))
+            collectors.append(self.taught(plan.collector(part), vec, part.seed))
             first += vec.num_envs
-        lag = None if self.lag == "free" else int(self.lag)
         return AsyncCollector(collectors, self.policy, lag, self.timer)
+
+    @property
+    def teaching(self) -> Teaching:
+        """The run's curriculum."""
+        return Teaching(self.train.curriculum, self.num_rows, self.train.total_steps)
 
     def taught(self, collector: Collector, vec: Any, seed: int) -> Collector:
         """The collector of a vector, under the run's curriculum if there is one."""
-        texts = self.train.curriculum
-        if not texts:
-            return collector
-        share = vec.num_envs * self.num_agents / self.num_rows
-        steps = share * self.train.total_steps
-        return CurriculumCollector(collector, vec, make_rules(texts, vec.drawn), texts, seed, steps, share)
-
-    def stepping_collector(self, make_actor: Callable[[Policy, int, int], Actor]) -> Collector:
-        """A collector for envs that step from Python; `make_actor` gets a policy, its rows and their seed."""
-
-        def make(part: Part) -> Collector:
-            rows, kind = int(part.vec.num_envs) * self.num_agents, PoolCollector if _is_pool(part.vec) else GeneralCollector
-            return kind(part.vec, make_actor(part.policy, rows, part.action_seed), part.seed, part.timer)
-
-        return self.collector(make)
+        return self.teaching.taught(collector, vec, seed)
 
     @property
     def vec(self) -> Any:
@@ -155,7 +136,7 @@ class Request:
     @property
     def is_pool(self) -> bool:
         """Whether any column of a rollout may be of any row."""
-        return _is_pool(self.vec) or (self.lag == "free" and len(self.vecs) > 1)
+        return is_pool(self.vec) or (self.lag == "free" and len(self.vecs) > 1)
 
     @property
     def first_seed(self) -> int:
@@ -191,13 +172,10 @@ class Request:
     def acts_elsewhere(self) -> bool:
         """Whether an actor acts on another device than the learner's."""
         own = self.device
+        if self.squad is not None:
+            return self.squad.on_gpu != (own.type == "cuda")
         others = [self.actor_device(number) for number in range(len(self.vecs))]
         return any((other.type, other.index or 0) != (own.type, own.index or 0) for other in others)
-
-
-def _is_pool(vec: Any) -> bool:
-    """Whether envs step in batches of those that are ready."""
-    return bool(getattr(vec, "batch_size", vec.num_envs) < vec.num_envs)
 
 
 class _Kind(NamedTuple):
@@ -279,7 +257,7 @@ def _native_obstacle(request: Request) -> str | None:
 
 
 def _native(request: Request) -> Gear:
-    in_python = vector_obstacle(request.vec)
+    in_python = vector_obstacle(request.vec) if request.squad is None else request.squad.vector_obstacle
     try:
         learner = request.learner("native")
         reason = "policy and update run compiled" if in_python else "envs, policy and update run compiled"
@@ -287,32 +265,18 @@ def _native(request: Request) -> Gear:
         learner = request.learner("general")
         reason = "the policy runs compiled" if in_python else "envs and policy run compiled"
         reason += f"; the update stays in torch, many times slower, since {error}"
-    loop = None
+    stage, loop = learner.postprocess, None
     if in_python:
         reason += f"; {in_python}"
-        same_policy = learner.postprocess is not None and learner.postprocess.policy is request.policy
-        collector = request.stepping_collector(partial(CompiledActor, bootstraps=same_policy))
+        plan = CollectorPlan(compiled_policy=True, bootstraps=stage is not None and stage.policy is request.policy)
+        collector = request.collector(plan)
     else:
-        made: list[NativeCollector] = []
-
-        def make(part: Part) -> Collector:
-            made.append(
-                NativeCollector(
-                    part.vec,
-                    part.policy,
-                    part.seed,
-                    part.timer,
-                    postprocess=learner.postprocess,
-                    num_threads=part.num_threads,
-                    action_seed=part.action_seed,
-                )
-            )
-            return made[-1]
-
-        collector = request.collector(make)
+        in_rollout = stage is not None and stage.rewards.mode == "raw"
+        discounts = (stage.gamma, stage.gae_lambda) if in_rollout else None
+        collector = request.collector(CollectorPlan(compiled_policy=True, compiled_envs=True, discounts=discounts))
         steps_alone = request.lag or request.train.curriculum  # Python acts between updates
-        if not steps_alone and NativeLoop.fits(made[0], learner.planner):
-            loop = NativeLoop(made[0], learner.planner)
+        if not steps_alone and NativeLoop.fits(cast("NativeCollector", collector), learner.planner):
+            loop = NativeLoop(cast("NativeCollector", collector), learner.planner)
     return Gear("native", reason, collector, learner, loop)
 
 
@@ -325,7 +289,7 @@ def _no_obstacle(request: Request) -> None:
 
 def _general(request: Request) -> Gear:
     train = request.train
-    collector = request.stepping_collector(partial(Actor, compiled=train.compile, autocast=AUTOCAST[train.precision]))
+    collector = request.collector(CollectorPlan(compiles=train.compile, precision=train.precision))
     return Gear("general", "as asked for" if train.gear == "general" else "", collector, request.learner("general"))
 
 

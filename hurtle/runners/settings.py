@@ -100,14 +100,26 @@ class TrainConfig:
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
     """Any of tensorboard, wandb and mlflow."""
 
-    runner: Literal["local", "async", "auto"] = "local"
-    """local, async (collects while it learns) or auto."""
-    lag: Literal["0", "1", "free"] = "1"
-    """async: updates that acting may be behind: 0, 1 or free."""
+    runner: Literal["local", "async", "ray", "auto"] = "local"
+    """local, async (collects while it learns), ray (on a cluster) or auto."""
+    lag: Literal["auto", "0", "1", "free"] = "auto"
+    """async, ray: updates that acting may be behind: 0, 1 or free; auto: 1, with ray free."""
     num_actors: Annotated[int | None, at_least(1)] = None
     """async: threads that collect, each from a part of the envs."""
     actor_devices: tuple[str, ...] = ()
     """async: where actors act, in turn; none: on device."""
+    address: str = ""
+    """ray: the cluster: auto, HOST:PORT or local (one of the run's own); none: what Ray finds, or local."""
+    num_collectors: Annotated[int | None, at_least(1)] = None
+    """ray: collectors, each with a part of the envs; none: as many as there is room for."""
+    collector_cpus: Annotated[float, positive()] = 1.0
+    """ray: CPUs that each collector asks for."""
+    collector_gpus: Annotated[float, at_least(0)] = 0.0
+    """ray: GPUs that each one asks for, and acts on; may be a fraction."""
+    collector_timeout: Annotated[float, positive()] = 600.0
+    """ray: seconds that a rollout may take before its collector is replaced."""
+    collector_wait: Annotated[float, positive()] = 300.0
+    """ray: seconds without any collector after which the run ends."""
 
     gear: Literal["auto", "native", "device", "general"] = "auto"
     """auto, native (compiled), device (GPU) or general."""
@@ -119,6 +131,11 @@ class TrainConfig:
     """CPU threads of torch; more helps large networks."""
     num_learners: Annotated[int, at_least(1)] = 1
     """Processes that train together, each with num_envs and minibatch_size of its own."""
+
+    @property
+    def allowed_lag(self) -> str:
+        """`lag`, or what the runner takes by itself: 0, 1 or free."""
+        return self.lag if self.lag != "auto" else "free" if self.runner == "ray" else "1"
 
 
 @dataclass(frozen=True)

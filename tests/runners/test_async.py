@@ -269,6 +269,75 @@ def test_every_rollout_is_used_once(lag, actors):
     assert sum(map(len, seen)) == 60 * actors
 
 
+class Leaving(Numbered):
+    """Is lost with the rollout `leaves_at`, and away until `comes_back` is set."""
+
+    def __init__(self, leaves_at=3, **settings):
+        super().__init__(**settings)
+        self.leaves_at, self.comes_back, self.is_away = leaves_at, threading.Event(), False
+
+    def is_ready(self, seconds):
+        if self.is_away and self.comes_back.wait(min(seconds, 0.01)):
+            self.is_away = False
+        return not self.is_away
+
+    def collect(self, rollout):
+        if self.begun == self.leaves_at and not self.comes_back.is_set():
+            self.is_away = True
+            return None
+        return super().collect(rollout)
+
+
+def numbers_of(rollout):
+    """The row of each part of a joined rollout, and its number."""
+    rows = np.arange(rollout.num_rows) if rollout.columns is None else rollout.columns
+    return [(int(rows[column]) // 2, int(rollout.rewards[0, column])) for column in range(0, rollout.num_rows, 2)]
+
+
+def test_the_others_fill_the_slots_of_one_that_is_away():
+    """With a free lag: even a single one that is left fills all of a rollout; one that comes back has its slots again."""
+    leaving = [Leaving(leaves_at=at) for at in (0, 3)]
+    collector = AsyncCollector([*leaving, Numbered()], POLICY, None)
+    rollout = collector.new_rollout(3)
+    seen = [[], [], []]
+
+    def update(version):
+        collector.load_weights(weights_of(version))
+        assert collector.collect(rollout).count == 3
+        for row, number in numbers_of(rollout):
+            seen[row].append(number)
+
+    for version in range(20):
+        update(version)
+    assert [len(numbers) for numbers in seen[:2]] == [0, 3]
+    assert [actor.collector.is_away for actor in collector._actors] == [True, True, False]
+    for each in leaving:
+        each.comes_back.set()
+    for version in range(20, 200):
+        update(version)
+    collector.close()
+    assert all(numbers == list(range(len(numbers))) for numbers in seen)
+    assert min(map(len, seen)) > 3
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_fixed_lag_waits_for_one_that_is_away(lag):
+    """It collects its rollout again, with the weights that it had to have."""
+    leaving = Leaving()
+    collector = AsyncCollector([leaving, Numbered()], POLICY, lag)
+    rollout = collector.new_rollout(3)
+    timer = threading.Timer(0.3, leaving.comes_back.set)
+    timer.start()
+    for update in range(8):
+        collector.load_weights(weights_of(update))
+        collector.collect(rollout)
+        assert numbers_of(rollout) == [(0, update), (1, update)]
+        assert rollout.version == max(0, update - lag)
+        assert update < 3 or leaving.comes_back.is_set()
+    timer.join()
+    collector.close()
+
+
 def test_the_queue_is_bounded_and_nobody_spins():
     """A slow learner stops the actors: each fills its slots, and then uses no CPU time."""
     collector, rollout = joined(None)
@@ -639,7 +708,7 @@ def test_settings_that_do_not_fit(runs):
         train(**runs, runner="async", num_actors=9)
     with pytest.raises(HurtleError, match="make num_envs a multiple of num_actors"):
         train(**runs, runner="async", lag="free", num_actors=3)
-    with pytest.raises(HurtleError, match="lag must be one of 0, 1"):
+    with pytest.raises(HurtleError, match="lag must be one of auto, 0, 1"):
         train(**runs, lag="2")
     vec = hurtle.make_vec("cartpole", num_envs=8)
     with pytest.raises(HurtleError, match="A vector of your own belongs to one actor: leave out num_actors=2"):

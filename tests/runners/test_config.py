@@ -237,6 +237,7 @@ def test_the_settings_that_the_api_promises():
         "step_timeout restart_workers curriculum unsafe normalize_observations observation_clip reward_mode reward_clip "
         "stop_at_return eval_every eval_episodes eval_sampled "
         "checkpoint_every keep_checkpoints runs name progress curve trackers gear compile precision threads fine_tune preset "
-        "runner lag num_actors actor_devices num_learners"
+        "runner lag num_actors actor_devices num_learners "
+        "address num_collectors collector_cpus collector_gpus collector_timeout collector_wait"
     )
     assert {field.name for field in fields(TrainConfig)} == set(promised.split())

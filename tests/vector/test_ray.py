@@ -28,7 +28,8 @@ def cluster():
     import psutil
     import ray
 
-    ray.init(num_cpus=2, object_store_memory=80_000_000, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+    ray.init(address="local", num_cpus=2, object_store_memory=80_000_000, **quiet)
     processes = psutil.Process().children(recursive=True)
     yield
     ray.shutdown()
@@ -457,4 +458,4 @@ def test_without_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(HurtleError) as caught:
         hurtle.make_vec("CartPole-v1", 2, backend="ray")
-    assert str(caught.value) == 'backend="ray" needs Ray: pip install "hurtle[ray]".'
+    assert str(caught.value) == 'Ray is not installed: pip install "hurtle[ray]".'
