@@ -43,14 +43,13 @@ TASKS = (
     Task("cartpole", "ppo"),
     Task("pendulum", "ppo"),
     Task("breakout", "ppo", {"total_steps": 1_000_000}),
-    Task("pendulum", "sac"),
 )
 
 
 def measure(task: Task, seeds: int, device: str, **options: Any) -> dict[str, float]:
     """Train once."""
     with tempfile.TemporaryDirectory() as runs:
-        how = {"runs": runs, "progress": "quiet", "trackers": (), "side_by_side": True}
+        how = {"runs": runs, "progress": "quiet", "trackers": (), "side_by_side": seeds > 1}
         found = hurtle.train_seeds(task.env, seeds, task.algorithm, device=device, **how, **{**task.options, **options})
         training = max(run.seconds for run in found.runs)
         steps = sum(run.steps for run in found.runs)

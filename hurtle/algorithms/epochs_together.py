@@ -25,7 +25,7 @@ from hurtle.collect.postprocess import Postprocess
 from hurtle.collect.rewards import RewardRule
 from hurtle.contracts import Learner, Metrics, Weights
 from hurtle.errors import HurtleError, NonFiniteError, UnsupportedError
-from hurtle.kernels.cuda_graphs import WARM_UPS, Readback
+from hurtle.kernels.cuda_graphs import MOST_IN_FLIGHT, WARM_UPS, Readback
 from hurtle.kernels.flat_parameters import FlatRows
 from hurtle.kernels.optimizers import FlatOptimizer
 from hurtle.kernels.row_kernels import RowKernels
@@ -75,10 +75,15 @@ class EpochsTogether(Learner):
         self._names = first.METRICS
         seeds = len(learners)
         self._keys = torch.zeros(seeds, dtype=torch.int64, device=self.device)
+        is_gpu = self.device.type == "cuda"
+        self._staged = [torch.zeros(seeds, dtype=torch.int64, pin_memory=is_gpu) for _ in range(MOST_IN_FLIGHT + 2)]
         self._sums = torch.zeros(seeds, len(self._names) + 1, device=self.device)  # of minibatches so far, and their number
         self._epoch_kl = torch.zeros(seeds, 2, device=self.device)
         self._kl_and_count = torch.tensor([self._names.index("approx_kl"), len(self._names)], device=self.device)
         self._goes_on = torch.ones(seeds, dtype=torch.bool, device=self.device)  # beyond the target KL an update ends
+        self._is_in = torch.ones_like(self._goes_on)
+        self._left: set[int] = set()
+        self._failures: dict[int, NonFiniteError] = {}
         self._explained = torch.zeros(seeds, device=self.device)
         self._one = torch.ones(seeds, 1, device=self.device)
         self._rates: list[dict[str, float]] = []
@@ -105,7 +110,7 @@ class EpochsTogether(Learner):
         for learner, (weights, state) in zip(self.learners, before, strict=True):
             learner.policy.load_state_dict(weights)
             learner.load_state_dict(state)
-        self.seed_metrics = []
+        self.seed_metrics, self._failures = [], {}
 
     def update(self, rollout: Rollout, progress: float = 0.0) -> Metrics:
         """Learn from one rollout of all seeds; see `Learner.update`.
@@ -115,7 +120,9 @@ class EpochsTogether(Learner):
         """
         if rollout is not self._rollout:
             self._bind(rollout)
-        self._keys.copy_(torch.tensor([draw_key(learner.generator) for learner in self.learners]))
+        staged = self._staged[self.learners[0].updates % len(self._staged)]  # copied when this update runs
+        staged.copy_(torch.tensor([draw_key(learner.generator) for learner in self.learners]))
+        self._keys.copy_(staged, non_blocking=True)
         rates = self.learners[0].rates(progress)
         self.optimizer.set_learning_rate(rates["learning_rate"])
         self._prepare()
@@ -132,33 +139,37 @@ class EpochsTogether(Learner):
         """See `Learner.pending`: means over the seeds whose losses are finite, and the share of the others, if there are any.
 
         Raises:
-            NonFiniteError: No seed's losses are finite.
+            NonFiniteError: No seed that is left has finite losses.
         """
         found: dict[str, float] = {}
         for numbers in self._readback.arrived(wait):
             rates = self._rates.pop(0)
-            means = numbers[:, :-2] / numbers[:, -2:-1]
-            finite = np.isfinite(means).all(1)
-            reported = self.learners[0].REPORTED or self._names
+            means = numbers[:, :-2] / np.maximum(numbers[:, -2:-1], 1.0)
             own = [dict(zip(self._names, row, strict=True)) for row in means.tolist()]
+            reported = self.learners[0].REPORTED or self._names
             rest = [{"explained_variance": explained, **rates} for explained in numbers[:, -1].tolist()]
             self.seed_metrics = [{name: a[name] for name in reported} | b for a, b in zip(own, rest, strict=True)]
-            if not finite.any():
-                raise not_finite(own[0])
-            kept = [metrics for metrics, is_finite in zip(self.seed_metrics, finite, strict=True) if is_finite]
-            found = {name: float(np.mean([metrics[name] for metrics in kept])) for name in kept[0]}
-            if not finite.all():
-                found["diverged"] = 1.0 - float(finite.mean())
+            for n in np.flatnonzero(~np.isfinite(means).all(1)).tolist():
+                self._failures.setdefault(n, not_finite(own[n]))
+            learning = [metrics for n, metrics in enumerate(self.seed_metrics) if n not in self._left | self._failures.keys()]
+            if learning:
+                found = {name: float(np.mean([metrics[name] for metrics in learning])) for name in learning[0]}
+        if len(self._left | self._failures.keys()) == len(self.learners):
+            raise next(iter(self._failures.values()))
+        if self._failures:
+            found["diverged"] = len(self._failures) / len(self.learners)
         return found
 
     def failures(self) -> list[NonFiniteError | None]:
-        """What is wrong with each seed's newest metrics."""
-        reported = self.learners[0].REPORTED or self._names
-        found: list[NonFiniteError | None] = []
-        for metrics in self.seed_metrics:
-            own = {name: metrics[name] for name in reported}
-            found.append(None if np.isfinite(list(own.values())).all() else not_finite(own))
+        """What was wrong with each seed's metrics since the last call."""
+        found = [self._failures.get(n) for n in range(len(self.learners))]
+        self._failures = {}
         return found
+
+    def leave(self, n: int) -> None:
+        """Stop training a seed."""
+        self._left.add(n)
+        self._is_in[n] = False
 
     def state_of(self, n: int) -> dict[str, Any]:
         """The state of one learner: it can go on alone, or side by side."""
@@ -215,7 +226,7 @@ class EpochsTogether(Learner):
         rollout.done = self._done
         self.postprocess(rollout)
         self._sums.zero_()
-        self._goes_on.fill_(True)
+        self._goes_on.copy_(self._is_in)
         self._explained.copy_(explained_variance_on_device(rollout, groups=len(self.learners)))
         if self.acting_kernels is not None:
             self.acting_kernels.begin(steps_of(rollout), self.learners[0].loss_settings())
@@ -281,5 +292,7 @@ def _check(learners: Sequence[DeviceActorCritic]) -> None:
         raise HurtleError("Each learner needs a policy of its own: two of them train the same.")
     if any(one.parameters.is_row for one in learners):
         raise HurtleError("These learners are side by side with others already.")
+    if not all(one.parameters.is_whole for one in learners):
+        raise HurtleError("Learners with frozen parameters cannot learn side by side.")
     if first.passes.by_segments or getattr(first.config, "vtrace", False):
         raise HurtleError("Policies with a memory, priorities and V-trace have no version for seeds side by side.")

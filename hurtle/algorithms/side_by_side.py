@@ -207,6 +207,9 @@ class SideBySide(OffPolicy):
                 found.append(error)
         return found
 
+    def leave(self, n: int) -> None:
+        """A seed is not recorded any more; it steps along, or is left as it is where its gradients are not finite."""
+
     def weights(self) -> Weights:
         """The weights of all seeds: `flat` is [N, parameters], and buffers have an axis of seeds first."""
         policies = [learner.policy for learner in self.learners]

@@ -307,9 +307,9 @@ class DeviceCollector(Collector):
                 for part, kept in zip(self._state, self._final_state, strict=True):
                     self._kernels("keep_rows", rollout.num_rows, t, out.final_steps, part, kept)
         side_by_side(self.device, partial(self._bootstrap, rollout), self._summarize)
-        good = (out.error == error_codes.NO_ERROR_INT32).all() & (self._envs.fault[0] == 0)  # else nothing is learned
-        if self._postprocess is not None:
-            self._postprocess.on_device(rollout, self._kernels, good)
+        good = (out.error == error_codes.NO_ERROR_INT32).view(self._groups, -1).all(1) & (self._envs.fault[0] == 0)
+        if self._postprocess is not None:  # its statistics learn nothing from rollouts with errors
+            self._postprocess.on_device(rollout, self._kernels, good if self._groups > 1 else good[0])
         self._draw.clock.add_(rollout.num_steps)
 
     def _step(self, rollout: Rollout, t: int) -> None:

@@ -73,7 +73,7 @@ class Postprocess:
         Args:
             rollout: Just filled, with its values bootstrapped.
             kernels: A `RowKernels`.
-            good: Whether the rollout is free of errors: statistics never learn from a bad one. bool []
+            good: Whether the rollout is free of errors: statistics never learn from a bad one. bool [], or of each seed
         """
         self.rewards.apply_on_device(rollout, kernels, good)
         if self.policy.normalizer is not None:

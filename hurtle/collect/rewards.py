@@ -64,7 +64,7 @@ class RewardRule:
         Args:
             rollout: Just collected.
             kernels: Runs the functions of kernels/device_rows.py on the device.
-            good: Whether the statistics may learn from it. bool []
+            good: Whether the statistics may learn from it, bool []; for the rules of several, one for each.
         """
         if self.mode == "raw":
             return
@@ -77,7 +77,8 @@ class RewardRule:
         fields = (rollout.rewards, ended, rollout.valid, normalizer.gamma, normalizer.returns, returns)
         before = normalizer.returns.clone()
         kernels("return_rows", rollout.num_rows, *fields)
-        normalizer.returns.copy_(torch.where(good, normalizer.returns, before))
+        kept = good if good.ndim == 0 else good.unsqueeze(1).expand(-1, len(before) // len(good)).reshape(-1)
+        normalizer.returns.copy_(torch.where(kept, normalizer.returns, before))
         scaled.copy_((rollout.rewards.double() / normalizer.std).clamp(-normalizer.clip, normalizer.clip))
         merge_moments(normalizer, returns, None if rollout.all_valid else rollout.valid, good, self.ranks)
 

@@ -16,6 +16,7 @@ from hurtle.collect.rows import VecRows
 from hurtle.collect.seeds_actor import SeedsActor
 from hurtle.collect.seeds_states import state_of_all, states_of_seeds
 from hurtle.contracts import Episodes, ListedEpisodes
+from hurtle.errors import NonFiniteError
 from hurtle.tracking.timing import Timer
 
 
@@ -89,6 +90,14 @@ class SeedsCollector(GeneralCollector):
     def take_episodes(self) -> dict[int, Episodes]:
         """The episodes that have ended since the last call, by the places of their seeds."""
         return self.rows.take_episodes()
+
+    def take_failures(self) -> dict[int, NonFiniteError]:
+        """None: what is not finite is an error of all."""
+        return {}
+
+    def metrics_of(self, place: int) -> dict[str, float]:
+        """See `GeneralCollector.metrics`: those of all seeds."""
+        return self.metrics()
 
     def states(self, with_envs: bool = True) -> list[dict[str, Any]]:
         """The state of each seed, as a collector of its own would save it."""

@@ -78,8 +78,8 @@ def train_seeds(
 ) -> SeedsRun:
     """Train the same with several seeds: `seed`, `seed + 1` …, each in a run folder of its own.
 
-    On CPUs each has a process of its own; on a GPU off-policy algorithms train all of them as one learner. Ctrl-C saves all of
-    them. One that crashes does not stop the others.
+    On CPUs each has a process of its own, and one that crashes does not stop the others; on a GPU most algorithms train all of
+    them as one learner, see `side_by_side`. Ctrl-C saves all of them.
 
     Args:
         env: As for `hurtle.train`, but something that another process can find: a name, or a class or function at the

@@ -65,7 +65,7 @@ class FlatParameters:
         self._padding = -sum(self._widths) % ALIGNMENT if padded else 0
         self.values = self.packed([parameter.detach() for parameter in named.values()])
         self.gradients = torch.zeros_like(self.values if has_gradients else self.values[:0])
-        self.size = len(self.values)
+        self.size, self._is_moved = len(self.values), False
         self._views = self.views(self.values)
         self._addresses = [view.data_ptr() for view in self._views]
         self._gradients: list[Tensor] = self.views(self.gradients) if has_gradients else []
@@ -74,10 +74,11 @@ class FlatParameters:
     @property
     def is_row(self) -> bool:
         """Whether the parameters are a row of `FlatRows`."""
-        return self.values.untyped_storage().nbytes() > self.values.nbytes
+        return self._is_moved
 
     def move(self, values: Tensor) -> None:
         """Copy the parameters to other memory of the same size, and keep them there."""
+        self._is_moved = True
         values.copy_(self.values)
         self.values, self._views = values, self.views(values)
         self._addresses = [view.data_ptr() for view in self._views]
@@ -142,7 +143,7 @@ class FlatRows:
     """The parameters of several modules of one shape as rows of one matrix, so that one launch steps all of them.
 
     Args:
-        flats: Padded ones, one for each module; they keep their parameters in the rows from now on.
+        flats: One for each module; they keep their parameters in the rows from now on. Rows of padded ones are aligned.
 
     Attributes:
         values: All parameters. [N, size]

@@ -174,7 +174,7 @@ def merge_moments(
         moments: Changed in place; those of several (`share`) have equal shares of the columns.
         columns: [T, N, *shape].
         valid: False for samples to ignore, bool [T, N].
-        good: If False, bool [], nothing is merged.
+        good: Where False, bool [] or one for each of several, nothing is merged.
         ranks: Those whose samples are merged.
     """
     groups = moments.count.numel()
@@ -205,7 +205,7 @@ def _merge_part(moments: _Moments, size: Tensor, mean: Tensor, m2: Tensor, good:
     kept, share = _like(moments.count * size / total, delta), _like(size / total, delta)
     added = (m2.view_as(moments.m2) + delta.square() * kept, delta * share, size)
     for moment, more in zip((moments.m2, moments.mean, moments.count), added, strict=True):
-        moment.add_(more if good is None else torch.where(good, more, 0.0))
+        moment.add_(more if good is None else torch.where(_like(good, more), more, 0.0))
 
 
 def _merge_ranks(moments: _Moments, ranks: Ranks, size: Tensor, mean: Tensor, m2: Tensor, good: Tensor | None = None) -> None:

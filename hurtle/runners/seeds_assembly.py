@@ -72,7 +72,7 @@ class SeedsParts:
 
 
 def assemble_seeds(settings: Settings, seeds: Sequence[int]) -> SeedsParts:
-    """Build all parts, for as many of the seeds as there is memory for.
+    """Build all parts, for as many of the seeds as there is memory for their replay.
 
     Args:
         settings: Those of every seed; `seed` is ignored.
@@ -187,13 +187,14 @@ def _join_actor_critics(settings: Settings, vec: Any, policies: list[Policy], se
     learners: list[Any] = []
     for seed, policy in zip(seeds, policies, strict=True):
         rewards = RewardRule(train.reward_mode, rows, config.gamma, train.reward_clip)
-        setup = LearnerSetup(seed, rewards, train.compile, train.precision, graphs=Graphs(device, enabled=False), num_rows=rows)
+        setup = LearnerSetup(seed, rewards, precision=train.precision, graphs=Graphs(device, enabled=False), num_rows=rows)
         learners.append(algorithm.make_learner("device", policy, config, setup))
-    setup = LearnerSetup(compiled=train.compile, precision=train.precision, graphs=graphs)
+    setup = LearnerSetup(precision=train.precision, graphs=graphs)
     together, bases = EpochsTogether(learners, setup), [run_seed(seed) for seed in seeds]
     collector = SeedsDeviceCollector(
         vec, together.policy, bases, seeds, timer=timer, postprocess=together.postprocess, graphs=graphs,
         fused=together.acting_kernels, precision=train.precision,
     )  # fmt: skip
     rollout = collector.new_rollout(config.num_steps)
-    return SeedsParts(seeds, vec, together, collector, rollout, describe_spaces(vec, None), timer)
+    described = {**describe_spaces(vec, None), "masked": collector.has_masks}
+    return SeedsParts(seeds, vec, together, collector, rollout, described, timer)

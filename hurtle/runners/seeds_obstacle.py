@@ -57,6 +57,8 @@ def _obstacle_on_device(train: TrainConfig, settings: Settings, name: str) -> st
         return "priorities and V-trace have no version for many seeds"
     if config.optimizer == "muon":
         return "optimizer='muon' has no version whose steps are a CUDA graph"
+    if train.compile:
+        return "compile=True is for single runs of it"
     if is_reference(settings.policy.policy):
         return "the policy is not one of Hurtle's own"
     env = resolve(train.env, train.env_parameters)

@@ -32,7 +32,7 @@ Tell = Callable[[str, int, str], None]
 
 
 class SeedsTogether:
-    """Trains seeds side by side, as many as fit into memory.
+    """Trains seeds side by side; off-policy, as many as there is memory for their replay.
 
     Args:
         starts: The seeds; all of them begin anew, or go on from checkpoints after equally many steps.
@@ -55,6 +55,7 @@ class SeedsTogether:
         self._common: dict[str, float] = {}  # metrics that are the same for all seeds
         self._reported = -1
         self.records: list[SeedRecord] = []
+        self._reached: list[SeedRecord] = []  # seeds that have reached the return to stop at
         with gpu_errors():
             self.parts: SeedsParts = assemble_seeds(self.settings, [start.settings.train.seed for start in starts])
         for start in self._starts[len(self.parts.seeds) :]:
@@ -156,18 +157,21 @@ class SeedsTogether:
         parts, clock, train = self.parts, self.clock, self.settings.train
         if parts.collector.collect(parts.rollout) is None:
             return False
+        self._take_news()
         with parts.timer("learn"):
             self._learn(lambda: parts.learner.update(parts.rollout, min(1.0, clock.steps / train.total_steps)))
         clock.steps += parts.rollout.num_valid // len(parts.seeds)
         clock.updates += 1
         clock.seconds = self._seconds_before + time.perf_counter() - self._began
-        if reached := self._add_episodes():
+        if reached := [record for record in self._reached if not record.is_over]:
             self._end(reached, "stop_at_return")
         return True
 
-    def _add_episodes(self) -> list[SeedRecord]:
-        """Record the episodes that have ended; returns the seeds that have reached the return to stop at."""
-        goal, reached = self.settings.train.stop_at_return, []
+    def _take_news(self) -> None:
+        """Record the episodes that the collector reports, and the seeds that it has found to have failed."""
+        goal = self.settings.train.stop_at_return
+        for place, error in self.parts.collector.take_failures().items():
+            self._fail(place, error)
         for place, episodes in self.parts.collector.take_episodes().items():
             record = self.records[place]
             if record.is_over:
@@ -175,13 +179,12 @@ class SeedsTogether:
             window = record.episodes
             window.add(episodes)
             if goal is not None and window.count >= window.size and window.mean_return >= goal:
-                reached.append(record)
-        return reached
+                self._reached.append(record)
 
     def _settle(self) -> None:
         """Take in what a GPU has not reported yet: its numbers arrive an update or two late."""
         self.parts.collector.pending(wait=True)
-        self._add_episodes()
+        self._take_news()
         self._learn(lambda: self.parts.learner.pending(wait=True))
 
     def _learn(self, update: Callable[[], Metrics]) -> None:
@@ -198,22 +201,28 @@ class SeedsTogether:
             self._drop_diverged()
 
     def _drop_diverged(self) -> None:
-        for record, error in zip(self.records, self.parts.learner.failures(), strict=False):
-            if error is not None and not record.is_over:
-                self._tell("failed", record.seed, record.fail(error))
+        for place, error in enumerate(self.parts.learner.failures()):
+            if error is not None:
+                self._fail(place, error)
+
+    def _fail(self, place: int, error: HurtleError) -> None:
+        self.parts.learner.leave(place)
+        record = self.records[place]
+        if not record.is_over:
+            self._tell("failed", record.seed, record.fail(error))
 
     def _report(self) -> None:
         """Write each seed's metrics: its own losses and episodes, the shares of time of all."""
         parts, train = self.parts, self.settings.train
-        every = max(1, train.total_steps // REPORTS)
+        every = -(-train.total_steps // REPORTS)
         self._reported, self._next_report = self.clock.steps, next_multiple(self.clock.steps, every)
         if on_gpu := {**parts.collector.seconds(), **parts.learner.seconds()}:
             parts.timer.share_out(on_gpu)
-        shares, counts = parts.timer.shares(), parts.collector.metrics()
+        shares = parts.timer.shares()
         own = parts.learner.seed_metrics or [{}] * len(self.records)
-        for record, metrics in zip(self.records, own, strict=True):
+        for place, (record, metrics) in enumerate(zip(self.records, own, strict=True)):
             if not record.is_over:
-                record.report({**self._common, **metrics}, counts, shares)
+                record.report({**self._common, **metrics}, parts.collector.metrics_of(place), shares)
 
     def _evaluate_all(self) -> None:
         self._take_states(self.active)
@@ -239,6 +248,8 @@ class SeedsTogether:
         """Save some seeds, each with its own function; one whose folder cannot be written fails alone."""
         self._take_states([record for record, _ in saves])
         for record, save in saves:
+            if record.is_over:  # it has just turned out to have failed
+                continue
             try:
                 save(self.clock.steps)
             except CheckpointError as error:
@@ -264,7 +275,7 @@ class SeedsTogether:
             if record.is_over:
                 continue
             found = None if self._stopped_by else self._evaluate(record)
-            record.finish(self._stopped_by or stopped_by, found)
+            record.finish(self._stopped_by or ("stop_at_return" if record in self._reached else stopped_by), found)
             self._tell("ended", record.seed, "")
 
     def _save_after(self, error: Exception) -> None:

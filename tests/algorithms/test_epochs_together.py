@@ -199,6 +199,14 @@ def test_what_does_not_fit_together_is_refused():
         EpochsTogether([one, other], LearnerSetup(graphs=graphs))
     with pytest.raises(HurtleError, match="policy of its own"):
         EpochsTogether([one, one], LearnerSetup(graphs=graphs))
+    frozen = made.learner(vec, 1, graphs)
+    frozen.parameters.is_whole = False
+    with pytest.raises(HurtleError, match="frozen"):
+        EpochsTogether([one, frozen], LearnerSetup(graphs=graphs))
+    EpochsTogether([one], LearnerSetup(graphs=graphs))
+    with pytest.raises(HurtleError, match="with others already"):
+        EpochsTogether([one], LearnerSetup(graphs=graphs))
+    one = made.learner(vec, 0, graphs)
     EpochsTogether([one, two], LearnerSetup(graphs=graphs))
     with pytest.raises(HurtleError, match="with others already"):
         EpochsTogether([one, two], LearnerSetup(graphs=graphs))
@@ -207,19 +215,60 @@ def test_what_does_not_fit_together_is_refused():
         EpochsTogether([remembering], LearnerSetup(graphs=graphs))
 
 
-def test_errors_name_the_seed():
-    """An env whose observation turns NaN."""
-    vec = hurtle.make_vec("cartpole", SHARE * len(BASES))
+@pytest.mark.parametrize("env", ["cartpole", "pendulum"])
+def test_a_policy_that_is_not_finite_fails_its_seed_alone(env):
+    """The others collect and learn what they would alone, their statistics too; its envs stay sound."""
+    made = Made(env, "ppo", {}, statistics=True)
+    (learner, collector, rollout), alone = made.together(), made.alone()
+    for parameter in learner.learners[1].policy.parameters():
+        parameter.data.fill_(torch.nan)
+    for _ in range(3):
+        collector.collect(rollout)
+        for n, error in collector.take_failures().items():
+            assert n == 1
+            assert "env 0 of seed 6" in str(error)
+            learner.leave(n)
+        learner.update(rollout)
+        for own, own_collector, own_rollout in alone[::2]:
+            own_collector.collect(own_rollout)
+            own.update(own_rollout)
+    assert learner._left == {1}
+    assert not any(learner.failures())
+    assert rollout.obs.isfinite().all()
+    for n in (0, 2):
+        own = alone[n][0]
+        assert_same(learner.learners[n].policy.state_dict(), own.policy.state_dict(), atol=2e-5, rtol=1e-3)
+        assert_same(learner.state_of(n)["postprocess"], own.state_dict()["postprocess"], atol=2e-5, rtol=2e-3)
+    assert float(learner.learners[1].postprocess.rewards.normalizer.count) == 0
+
+
+def test_a_failure_is_not_forgotten_if_several_updates_are_reported_at_once(monkeypatch):
     made = Made("cartpole", "ppo", {})
+    learner, collector, rollout = made.together()
+    late, arrived = [], learner._readback.arrived
+    monkeypatch.setattr(
+        learner._readback, "arrived", lambda wait: [*late, *arrived(wait)] if wait else late.extend(arrived()) or []
+    )
+    for update in range(3):
+        collector.collect(rollout)
+        if update == 0:
+            rollout.of_rows(0, SHARE).log_probs.fill_(torch.nan)
+        assert not learner.update(rollout)
+    metrics = learner.pending(wait=True)
+    assert metrics["diverged"] == pytest.approx(1 / 3)
+    assert [error is None for error in learner.failures()] == [False, True, True]
+    assert not any(learner.failures())
+
+
+def test_truncations_without_a_slot_are_counted_for_each_seed():
+    made = Made("pendulum", "ppo", {})
+    vec = hurtle.make_vec("pendulum", SHARE * len(BASES), max_steps=5)
     learners = [made.learner(vec, n, Graphs("cpu")) for n in range(len(BASES))]
     learner = EpochsTogether(learners, LearnerSetup(graphs=Graphs("cpu")))
-    collector = SeedsDeviceCollector(vec, learner.policy, BASES, (5, 6, 7), postprocess=learner.postprocess)
-    rollout = collector.new_rollout(STEPS)
-    collector.collect(rollout)
-    for parameter in learners[1].policy.parameters():
-        parameter.data.fill_(torch.nan)
-    with pytest.raises(NonFiniteError, match="env 0 of seed 6"):
-        collector.collect(rollout)
+    collector = SeedsDeviceCollector(vec, learner.policy, BASES, (5, 6, 7), postprocess=learner.postprocess, final_slots=1)
+    collector.collect(collector.new_rollout(STEPS))
+    assert [collector.metrics_of(n) for n in range(3)] == [{"final_overflow": 2.0 * SHARE}] * 3
+    assert collector.metrics() == {"final_overflow": 6.0 * SHARE}
 
 
 def test_absent_agents_are_refused():

@@ -152,7 +152,14 @@ def test_nan_is_not_lost(precision, activation):
     checks_fused.check_nan(checks_fused.DISCRETE, "cuda", precision=precision, activation=activation, hidden=64)
 
 
-@pytest.mark.parametrize("actions", SPACES)
-@pytest.mark.parametrize("options", [{"hidden": 64}, {"normalizes": True, "hidden": 32}])
+@pytest.mark.parametrize(
+    ("actions", "options"),
+    [
+        ("choices", {"hidden": 64}),
+        ("choices", {"hidden": 32, "masked": True}),
+        ("numbers", {"hidden": 64}),
+        ("numbers", {"hidden": 32, "normalizes": True}),
+    ],
+)
 def test_the_kernels_of_several_seeds(actions, options):
     checks_fused.check_seeds(SPACES[actions], "cuda", each=700, count=1000, tolerance=1e-4, **options)

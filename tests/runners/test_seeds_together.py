@@ -8,8 +8,10 @@ import signal
 import numpy as np
 import pytest
 import torch
+from sample_envs import Crew
 
 import hurtle
+from hurtle.envs.registry import name_of
 from hurtle.errors import HurtleError
 from hurtle.experiments.records import RunRecord
 from hurtle.runners import evaluate, seeds_assembly, seeds_together
@@ -212,6 +214,64 @@ def test_a_seed_that_diverges_fails_alone(tmp_path):
         assert lines(tmp_path / f"seed-{seed}")[-1]["steps"] == pytest.approx(steps, abs=2)
         policy = load_checkpoint(Checkpoints(tmp_path / f"seed-{seed}" / "checkpoints").latest())["policy"]
         assert all(part.isfinite().all() for part in policy.values())
+
+
+@pytest.mark.parametrize("what", ["policy", "loss"])
+def test_a_seed_of_ppo_that_diverges_fails_alone(what, tmp_path):
+    """Its policy acts with numbers that are not finite, or its loss is none; those that go on go on after a stop, too."""
+
+    def break_one(together):
+        def broken():
+            learner = together.parts.learner.learners[1]
+            if together.clock.updates == 2 and what == "policy":
+                for parameter in learner.policy.parameters():
+                    parameter.data.fill_(torch.nan)
+            elif together.clock.updates == 2:
+                learn = together.parts.learner.update
+
+                def update(rollout, progress):
+                    rollout.of_rows(4, 4).log_probs.fill_(torch.nan)
+                    return learn(rollout, progress)
+
+                together.parts.learner.update = update
+            return type(together)._update(together)
+
+        return broken
+
+    told = trained(starts(tmp_path, "ppo", "pendulum", total_steps=192, checkpoint_every=32), _update=break_one)
+    assert [(what, seed) for what, seed, _ in told] == [("failed", 4), ("ended", 3), ("ended", 5)]
+    assert ("of seed 4" if what == "policy" else "value_loss") in told[0][2]
+    assert [RunRecord.read(tmp_path / f"seed-{seed}").state for seed in SEEDS] == ["finished", "crashed", "finished"]
+    saved = {seed: Checkpoints(tmp_path / f"seed-{seed}" / "checkpoints").latest().stem for seed in SEEDS}
+    assert saved == {3: "step-000000000192", 4: "step-000000000064", 5: "step-000000000192"}
+    for seed in SEEDS:
+        policy = load_checkpoint(Checkpoints(tmp_path / f"seed-{seed}" / "checkpoints").latest())["policy"]
+        assert all(part.isfinite().all() for part in policy.values())
+
+
+def test_a_seed_that_fails_while_states_are_taken_is_not_saved(tmp_path):
+    """On a GPU a failure may be reported only then."""
+
+    def fail_late(together):
+        def late():
+            type(together)._settle(together)
+            if together.clock.steps == 96:
+                together._fail(1, HurtleError("it was not finite."))
+
+        return late
+
+    told = trained(starts(tmp_path, "ppo", "pendulum", total_steps=160, checkpoint_every=32), _settle=fail_late)
+    assert [(what, seed) for what, seed, _ in told] == [("failed", 4), ("ended", 3), ("ended", 5)]
+    assert Checkpoints(tmp_path / "seed-4" / "checkpoints").latest().stem == "step-000000000064"
+
+
+def test_checkpoints_describe_the_env_as_a_run_alone_does(tmp_path):
+    how = {"total_steps": 64, "minibatch_size": 24}
+    trained(starts(tmp_path, "ppo", name_of(Crew), **how))
+    hurtle.train(Crew, seed=3, runs=tmp_path, name="alone", gear="device", **SMALL_PPO | how)
+    found = [load_checkpoint(Checkpoints(tmp_path / name / "checkpoints").latest())["spaces"] for name in ("seed-3", "alone")]
+    assert found[0] == found[1]
+    assert found[0]["masked"]
 
 
 def test_if_all_diverge_all_fail(tmp_path):

@@ -239,7 +239,7 @@ def check_nan(action_space, device="cpu", **options):
     assert not fused.partials.sum(0).norm().isfinite()
 
 
-def check_seeds(action_space, device="cpu", each=40, steps=2, count=50, tolerance=1e-5, **options):
+def check_seeds(action_space, device="cpu", each=40, steps=2, count=50, masked=False, tolerance=1e-5, **options):
     """The kernels of three seeds do what three kernels of one seed do; gradients of a seed that does not go on are NaN."""
     policy, first = make(action_space, device, **options)
     generator = torch.Generator().manual_seed(4)
@@ -254,6 +254,7 @@ def check_seeds(action_space, device="cpu", each=40, steps=2, count=50, toleranc
     if options.get("normalizes"):
         means = torch.randn(3, first.shape.inputs, generator=generator).double().to(device)
     obs = torch.stack([observations(policy, rows, generator, device) for _ in range(steps)])
+    masks = [legal_choices(policy, rows, generator, device) if masked else None for _ in range(steps)]
     seen, shape = torch.empty_like(obs), (steps, rows, *((2,) if gaussian else ()))
     actions = torch.zeros(shape, dtype=torch.float32 if gaussian else torch.int64, device=device)
     log_probs, values = torch.zeros(2, steps, rows, device=device)
@@ -261,12 +262,13 @@ def check_seeds(action_space, device="cpu", each=40, steps=2, count=50, toleranc
     for t in range(steps):
         normalizer = None if means is None else (means.flatten(), means.flatten() ** 2 + 1, 5.0)
         into = (seen[t], actions[t], log_probs[t], values[t], actions[t].clone(), bounds)
-        fused.act(obs[t], streams, clock, t, *into, normalizer)
+        fused.act(obs[t], streams, clock, t, *into, normalizer, masks[t])
         for n, one in enumerate(alone):
             own = slice(n * each, (n + 1) * each)
             normalizer = None if means is None else (means[n], means[n] ** 2 + 1, 5.0)
             into = tuple(part[t, own] for part in mine)
-            one.act(obs[t, own], streams[own], clock, t, *into, into[1].clone(), bounds, normalizer)
+            legal = masks[t][own] if masked else None
+            one.act(obs[t, own], streams[own], clock, t, *into, into[1].clone(), bounds, normalizer, legal)
     fused.values(seen, values)
     for n, one in enumerate(alone):
         own = slice(n * each, (n + 1) * each)
@@ -278,6 +280,7 @@ def check_seeds(action_space, device="cpu", each=40, steps=2, count=50, toleranc
 
     advantages, returns = torch.randn(2, steps * rows, generator=generator).to(device)
     fields = (seen.flatten(0, 1), actions.flatten(0, 1), log_probs.flatten(), values.flatten(), advantages, returns)
+    fields = (*fields, torch.cat(masks) if masked else None)
     settings = LossSettings(0.5, 0.01, True, True)
     drawn = torch.stack([torch.randperm(steps * each, generator=generator) for _ in range(3)]).to(device)
     places = drawn // each * rows + torch.arange(3, device=device)[:, None] * each + drawn % each

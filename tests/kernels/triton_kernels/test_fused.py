@@ -234,9 +234,7 @@ def test_a_nan_in_a_cnn_is_not_lost():
     check_nan(DISCRETE, grid=GRID)
 
 
-@pytest.mark.parametrize(
-    ("actions", "options"), [("numbers", {"normalizes": True}), pytest.param("choices", {}, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("actions", "options"), [("numbers", {"normalizes": True}), ("choices", {"masked": True})])
 def test_the_kernels_of_several_seeds(actions, options):
     check_seeds(SPACES[actions], **options)
 
