@@ -65,6 +65,7 @@ class CurriculumCollector(Collector):
         self._collector, self._vec, self._rules, self._texts = collector, vec, dict(rules), dict(texts)
         self._listening, self._share, self._total_steps = listening, share, total_steps
         self.num_rows, self.resumes_exactly = collector.num_rows, collector.resumes_exactly
+        self.is_away, self.runs_ahead = collector.is_away, collector.runs_ahead
         self.closes_midway = collector.closes_midway
         self._streams = stream_states(seed_range(seed, int(vec.num_envs)), CURRICULUM_STREAM)
         self._rollouts, self._steps = 0, 0.0
@@ -159,6 +160,18 @@ class CurriculumCollector(Collector):
     def load_weights(self, weights: Weights) -> None:
         """See `Collector.load_weights`."""
         self._collector.load_weights(weights)
+
+    def announce(self, weights: Weights) -> None:
+        """See `Collector.announce`."""
+        self._collector.announce(weights)
+
+    def is_ready(self, seconds: float) -> bool:
+        """See `Collector.is_ready`."""
+        return self._collector.is_ready(seconds)
+
+    def idle_seconds(self) -> float | None:
+        """See `Collector.idle_seconds`."""
+        return self._collector.idle_seconds()
 
     def prepare(self, experience: Any) -> None:
         """See `Collector.prepare`."""

@@ -181,4 +181,5 @@ def test_levels_are_joined_and_several_agents_refused():
 def test_nothing_of_the_contract_is_left_out():
     """What it does not forward would silently be a default."""
     named = {name for name in (*vars(Collector), *Collector.__annotations__) if not name.startswith("_")}
-    assert named - vars(CurriculumCollector).keys() == {"num_rows", "resumes_exactly", "closes_midway"}  # set when it is made
+    made = {"num_rows", "resumes_exactly", "closes_midway", "is_away", "runs_ahead"}  # set when it is made
+    assert named - vars(CurriculumCollector).keys() == made

@@ -234,7 +234,7 @@ def test_bad_input(workers, monkeypatch):
 
 def test_the_plan_shares_cores_on_a_cpu_and_takes_turns_on_a_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr("hurtle.experiments.run_processes.free_cores", lambda: 8)
-    cpu, gpu = make_settings("cartpole", {}), make_settings("cartpole", {"device": "cuda"})
+    cpu, gpu = make_settings("cartpole", {}), make_settings("CartPole-v1", {"device": "cuda"})
 
     def planned(settings, seeds, parallel=None):
         found = plan(settings, [Task(seed, tmp_path, {}) for seed in range(seeds)], parallel)

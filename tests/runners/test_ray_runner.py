@@ -174,6 +174,7 @@ def test_a_collector_that_is_killed_is_replaced(runs, capfd):
     assert "It is replaced when there is room." in said
 
 
+@pytest.mark.slow
 def test_a_hanging_env_is_given_up(runs, tmp_path, capfd):
     env, watch = partial(FailsOnce, str(tmp_path), "hang", seconds=0.002), Watch(until_back=True)
     run = train(env, **runs, callbacks=watch, backend="serial", collector_timeout=5.0, total_steps=10**6)

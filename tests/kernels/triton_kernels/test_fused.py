@@ -240,8 +240,8 @@ def test_the_kernels_of_several_seeds(actions, options):
 
 
 def test_updates_of_several_seeds_are_those_of_their_policies():
-    """With a KL stop, which one seed reaches before the others."""
-    made = Made("cartpole", "ppo", {"hidden_sizes": (16, 16), "target_kl": 2e-4, "num_epochs": 3})
+    """With a KL stop, which two seeds reach before the third."""
+    made = Made("cartpole", "ppo", {"hidden_sizes": (16, 16), "target_kl": 1e-5, "num_epochs": 2, "minibatch_size": 32})
     results, kernels = [], None
     for is_fused in (False, True):
         learner, collector, rollout = made.together()
@@ -254,7 +254,7 @@ def test_updates_of_several_seeds_are_those_of_their_policies():
         results.append(states)
     (counts, weights, metrics), (found_counts, found_weights, found_metrics) = results
     assert kernels is not None
-    assert torch.equal(counts["counts"], found_counts["counts"])
+    assert counts["counts"].tolist() == found_counts["counts"].tolist() == [4, 2, 2]
     torch.testing.assert_close(found_weights, weights, rtol=1e-3, atol=2e-5)
     for own, expected in zip(found_metrics, metrics, strict=True):
         assert own == pytest.approx(expected, rel=1e-3, abs=1e-5)
