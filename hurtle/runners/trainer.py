@@ -81,7 +81,7 @@ class Trainer:
         self._torch_rng: torch.Tensor | None = None
         self._gpu_rng: torch.Tensor | None = None
         self._stopped_by = ""
-        self._evaluating = False
+        self._evaluating = self._has_told_waiting = self._has_released = False
         self._lock = Held(None)
         train = settings.train
         self._display = display
@@ -156,6 +156,8 @@ class Trainer:
                 gpu_errors(str(self._device)),
             ):
                 self._seed_torch()
+                if self._ranks.several:
+                    self._ranks.while_waiting = self._tell_waiting
                 self._display.start(str(self.folder.path))
                 if train.progress != "quiet":
                     self._display.message(f"gear        {gear.name}: {gear.reason}")
@@ -282,12 +284,21 @@ class Trainer:
 
     def _release_others(self, seconds: float) -> None:
         if self._ranks.several:
+            self._has_released = True
             result = {"path": str(self.folder.path.absolute()), "steps": self.steps, "seconds": seconds}
             tell_end(self._ranks, {**result, "mean_return": self.episodes.mean_return, "stopped_by": self._stopped_by})
 
+    def _tell_waiting(self) -> None:
+        """Called while others are waited for: say so, once, after Ctrl-C."""
+        again = {"Ctrl-C": "once more to end at once", "SIGTERM": "Ctrl-C ends at once"}.get(self._stopped_by)
+        if again and not self._has_told_waiting:
+            self._has_told_waiting = True
+            self._display.message(f"{self._stopped_by}: waiting for the other learners; {again}")
+
     def lose(self) -> None:
         """Another learner has ended; may be called by any thread, so that the rollout under way does not delay the error."""
-        self._parts.collector.request_stop()
+        if not self._has_released:
+            self._parts.collector.request_stop()
 
     def _report(self, learned: Metrics, seconds: float) -> None:
         collector, learner = self._parts.collector, self._parts.learner
