@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from hurtle.errors import LostRankError
 
+PATIENCE = timedelta(hours=12)
+"""How long a rank waits for another that is alive, such as for rank 0's evaluation: a hung env is step_timeout's business."""
 LOOK_SECONDS = 1.0
 """How long Ctrl-C may have to wait while others are waited for."""
 
@@ -173,7 +175,7 @@ class Ranks:
 
         def wait() -> None:
             try:
-                work.wait()
+                work.wait(PATIENCE)  # the group's own timeout, for messages, is still that of its start
             except RuntimeError as error:
                 errors.append(error)
 

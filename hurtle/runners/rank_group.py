@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from hurtle.errors import HurtleError, LostRankError
-from hurtle.kernels.ranks import ALONE, Ranks
+from hurtle.kernels.ranks import ALONE, PATIENCE, Ranks
 from hurtle.native.threads import free_cores
 from hurtle.runners.follower import Follower
 from hurtle.runners.run import Run
@@ -28,8 +28,6 @@ from hurtle.runners.trainer import Callback, Trainer
 from hurtle.tracking.dashboard import Display
 from hurtle.tracking.run_folder import RunFolder
 
-PATIENCE = timedelta(hours=12)
-"""How long a rank waits for another that is alive, such as for rank 0's evaluation: a hung env is step_timeout's business."""
 MEETING = timedelta(minutes=5)
 """How long ranks that are ready wait for each other to join the group."""
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"

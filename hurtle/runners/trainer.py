@@ -31,7 +31,7 @@ from hurtle.runners.follower import prepare
 from hurtle.runners.rank_messages import UPDATE, gather, receive_states, start_together, tell, tell_end
 from hurtle.runners.reporting import Reporter
 from hurtle.runners.run import Run
-from hurtle.runners.saving import Saver, load_policy, next_multiple, restore_parts
+from hurtle.runners.saving import Saver, begins_anew, load_policy, next_multiple, restore_parts
 from hurtle.runners.settings import Settings, settings_to_dict
 from hurtle.runners.signals import StopSignals
 from hurtle.tracking.dashboard import Display
@@ -411,6 +411,8 @@ class Trainer:
         self.episodes.load_state_dict(progress["episodes"])
         self._torch_rng, self._gpu_rng = saved["torch_rng"], saved.get("gpu_rng")
         restore_parts(self._parts, saved, folder.path, self._ranks)
+        if told := begins_anew(saved, self._ranks):
+            self._display.message(told)
 
     def _ask_to_stop(self, why: str) -> None:
         self._stopped_by = why

@@ -1,5 +1,6 @@
 """Several learners of one run: they give what one learner of all envs gives, end together, and resume each other's files."""
 
+import json
 import os
 import signal
 import subprocess
@@ -124,6 +125,27 @@ def test_a_killed_learner_ends_the_run_and_any_number_goes_on(tmp_path):
     alone = hurtle.train(resume=folder, num_learners=1, total_steps=more.steps + 4 * STEPS)
     assert alone.steps == 32 * STEPS
     assert "ranks" not in saved(alone)
+
+
+@pytest.mark.parametrize("learners", [1, 2, 4])
+def test_replay_buffers_of_learners_that_stay_are_kept(tmp_path, learners, capsys):
+    settings = {
+        "num_envs": 2,
+        "num_steps": 8,
+        "learning_starts": 96,
+        "batch_size": 8,
+        "epsilon_fraction": 0.1,
+        "capacity": 1024,
+    }
+    settings |= {"hidden_sizes": (8,), "eval_episodes": 1, "trackers": (), "progress": "quiet", "num_learners": 3}
+    run = hurtle.train("cartpole", "dqn", 960, runs=str(tmp_path), until=192, **settings)
+    more = hurtle.train(resume=run, num_learners=learners, until=192 + 16 * learners)
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["epsilon"] < 0.5  # uniform actions are not taken again
+    assert ("value_loss" in lines[-1]) == (learners < 4)  # nobody learns before a new buffer is filled
+    kept = [int(state["learner"]["replay"]["heads"].sum()) > 64 for state in saved(more).get("ranks", [])]
+    assert kept == [True, True, False][: learners - 1]
+    assert ("1 learner begins with an empty replay buffer" in capsys.readouterr().err) == (learners == 4)
 
 
 FAILING = """
