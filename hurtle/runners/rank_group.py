@@ -20,6 +20,7 @@ import torch
 from hurtle.errors import HurtleError, LostRankError
 from hurtle.kernels.ranks import ALONE, PATIENCE, Ranks
 from hurtle.native.threads import free_cores
+from hurtle.runners.assembly import check_several
 from hurtle.runners.follower import Follower
 from hurtle.runners.run import Run
 from hurtle.runners.settings import Settings
@@ -66,15 +67,17 @@ def train_ranks(task: Task, callbacks: Sequence[Callback], display: Display, unt
     if size == 1:
         return _trainer(task, callbacks, display, ALONE).run(until)
     task = replace(task, settings=replace(task.settings, train=replace(task.settings.train, num_learners=size)))
+    check_several(task.settings.train, task.env)  # before processes are started
+    here, cores = world.local_size if world.size > 1 else size, free_cores()
+    if here > cores and not world.rank:
+        display.message(f"warning: {here} learners share {cores} core{'s' if cores > 1 else ''}")
     if world.size > 1:
         with sharing_cores(world.local_size), joined(task.settings, world.rank, size) as ranks:
             if ranks.leads:
                 return _trainer(task, callbacks, display, ranks).run(until)
             return follow(task, ranks)
-    from hurtle.runners.assembly import check_several
     from hurtle.runners.rank_processes import RankProcesses
 
-    check_several(task.settings.train, task.env)
     with sharing_cores(size), RankProcesses(task, size) as processes:
         display.status(f"starting {size} learners")
         processes.wait_until_ready()

@@ -111,7 +111,7 @@ class Trainer:
         train, parts, flat = self.settings.train, self._parts, settings_to_dict(self.settings)
         named = signed(flat)  # the user has allowed the code they name
         self.folder.write_config(named)
-        self.folder.write_about({"seed": train.seed, "gear": parts.gear.name})
+        self.folder.write_about({"seed": train.seed, "gear": parts.gear.name, "learners": self._ranks.size})
         self.folder.remove_summary()
         trackers = make_trackers(train.trackers, self.folder, flat, self.steps if resumed else None, self._display.message)
         head = parts.policy.head
@@ -164,7 +164,7 @@ class Trainer:
                     if self._parts.runner:
                         self._display.message(f"runner      {self._parts.runner}")
                     if self._ranks.several:
-                        self._display.message(f"learners    {self._ranks.size}, each with {train.num_envs} envs")
+                        self._display.message(f"learners    {self._described_ranks()}")
                 self._display.status("first update; the first run compiles it")
                 self._prepare()
                 self._loop()
@@ -285,8 +285,14 @@ class Trainer:
     def _release_others(self, seconds: float) -> None:
         if self._ranks.several:
             self._has_released = True
-            result = {"path": str(self.folder.path.absolute()), "steps": self.steps, "seconds": seconds}
+            result = {"path": str(self.folder.path), "steps": self.steps, "seconds": seconds}
             tell_end(self._ranks, {**result, "mean_return": self.episodes.mean_return, "stopped_by": self._stopped_by})
+
+    def _described_ranks(self) -> str:
+        found = f"{self._ranks.size}, each with {self.settings.train.num_envs} envs"
+        if self._device.type == "cpu":
+            return found
+        return f"{found}; gradients by " + ("NCCL" if self._ranks.backend == "nccl" else "gloo: NCCL needs a GPU for each")
 
     def _tell_waiting(self) -> None:
         """Called while others are waited for: say so, once, after Ctrl-C."""

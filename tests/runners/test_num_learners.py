@@ -65,6 +65,7 @@ def test_two_learners_train_as_one_with_all_envs(whole, tmp_path):
     names = ("steps", "updates", "episodes")
     assert [found["progress"][name] for name in names[:2]] == [expected["progress"][name] for name in names[:2]]
     assert whole.evaluation is not None
+    assert json.loads((whole.path / "about.json").read_text())["learners"] == 2
     assert [path.name for path in whole.path.parent.iterdir()] == [whole.path.name]  # one folder
     assert not children()
 
@@ -220,10 +221,14 @@ class Selfish(Learner):
     [
         ("cartpole", Selfish, "Selfish trains with one learner only, since it does not average gradients: set num_learners=1"),
         ("pendulum", "xqc", "xqc trains with one learner only, since batch norm needs the whole batch: set num_learners=1"),
+        ("cartpole", "apex", "apex trains with one learner only, since its actors collect while it learns: set num_learners=1"),
     ],
 )
-def test_algorithms_that_train_alone_say_so(env, algorithm, problem):
+def test_algorithms_that_train_alone_say_so(env, algorithm, problem, tmp_path, monkeypatch):
     settings = make_settings(env, {"algorithm": algorithm_name(algorithm), "num_learners": 2})
+    monkeypatch.setattr(subprocess, "Popen", None)  # no process is started for it
+    with pytest.raises(HurtleError, match=problem):
+        hurtle.train(env, algorithm, num_learners=2, runs=str(tmp_path))
     with pytest.raises(HurtleError, match=problem):
         assemble(settings, env, ranks=Ranks(0, 2))
 
