@@ -101,6 +101,7 @@ class Algorithm:
         side_by_side: Whether `EpochsTogether` trains many seeds of it; those with a replay buffer have `SideBySide`.
         takes_lag: See `Learner.takes_lag`.
         num_actors: How many actors it has, unless the user says or there are fewer envs.
+        alone: Why it trains with one learner only; empty: its learner's `rank_state` says whether it can with several.
         name: The name users give.
     """
 
@@ -111,11 +112,20 @@ class Algorithm:
     side_by_side: bool = False
     takes_lag: bool = False
     num_actors: int = 1
+    alone: str = ""
     name: str = ""
 
     def network_maker(self, config: Any) -> Callable[..., Any] | None:
         """What makes the network that it acts with, see `build_policy`; None: an actor–critic."""
         return partial(_imported(self.network), config) if self.network else None
+
+    @property
+    def why_alone(self) -> str:
+        """Why it trains with one learner only, or an empty string."""
+        place = self.learners["general"]
+        made_by = _imported(place) if isinstance(place, str) else place
+        averages = not isinstance(made_by, type) or bool(getattr(made_by, "rank_state", ()))  # a function's is not known yet
+        return self.alone or ("" if averages else "it does not average gradients")
 
     def make_learner(self, gear: str, policy: Any, config: Any, setup: LearnerSetup) -> Learner:
         """The learner for a gear.

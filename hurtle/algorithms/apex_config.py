@@ -28,4 +28,10 @@ class ApexConfig(DQNConfig):
     """async: of N actors, number i takes ε^(1 + ladder · i / (N − 1))."""
 
 
-ALGORITHM = replace(DQN, config=ApexConfig, defaults={**DQN.defaults, "runner": "auto"}, num_actors=4)
+ALGORITHM = replace(
+    DQN,
+    config=ApexConfig,
+    defaults={**DQN.defaults, "runner": "auto"},
+    num_actors=4,
+    alone="its actors collect while it learns",
+)

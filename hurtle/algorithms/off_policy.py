@@ -78,6 +78,7 @@ class OffPolicy(Learner):
         self._owed = 0.0  # gradient steps, a fraction
         self._rollouts = 0  # in the replay buffer
         self._is_resumed = False
+        self._has_begun = False  # learned already, from the replay buffer that is continued
         self._age, self._next_age = math.nan, 0
         self._trained: dict[str, Trained] = {}
         self._targets: list[tuple[nn.Module, nn.Module]] = []
@@ -191,7 +192,7 @@ class OffPolicy(Learner):
                 self._rollouts = 2
             except HurtleError as error:
                 print(f"hurtle: begins with an empty replay buffer. {error}", file=sys.stderr, flush=True)
-                self.steps = 0
+                self.steps, self._has_begun = 0, False
             self._saved_replay = None
 
     def _new_replay(self, experience: Rollout) -> Any:
@@ -234,11 +235,12 @@ class OffPolicy(Learner):
         self.updates += 1
         self.steps += int(taken)
         self._rollouts += 1
-        is_learning = self.steps * self.ranks.size >= config.learning_starts and self.can_draw()
+        is_learning = (self._has_begun or self.steps * self.ranks.size >= config.learning_starts) and self.can_draw()
         if self.ranks.several:  # all take as many gradient steps
             total, ready = self.ranks.sums(taken, is_learning)
             taken, is_learning = total / self.ranks.size, ready == self.ranks.size
-        epsilon = self.exploration(progress) if is_learning else 1.0
+        has_learned = self.ranks.several and self.gradient_steps > 0  # it waits for one that has joined with an empty buffer
+        epsilon = self.exploration(progress) if is_learning or has_learned else 1.0
         self._acting.epsilon.fill_(epsilon)
         metrics = {"replay": len(self.replay) / self.replay.capacity, "epsilon": epsilon}
         if is_learning:
@@ -370,6 +372,7 @@ class OffPolicy(Learner):
         self.rewards.load_state_dict(saved["rewards"])
         self.updates, self.steps, self.gradient_steps, self._owed = saved["counts"]
         self._saved_replay, self._is_resumed = saved["replay"], True
+        self._has_begun = self._saved_replay is not None and self.gradient_steps > 0
         if self._saved_replay is None:
             self.steps = 0
         self.load_own_state(saved)

@@ -44,7 +44,7 @@ class XQC(OffPolicy):
         setup: Seed, reward preprocessing, number of rows.
 
     Raises:
-        HurtleError: The policy has another network, rewards are normalized already, or there are several learners.
+        HurtleError: The policy has another network, or rewards are normalized already.
     """
 
     METRICS = ("value_loss", "q_value", "td_error", "policy_loss", "entropy", "temperature")
@@ -52,8 +52,6 @@ class XQC(OffPolicy):
 
     def __init__(self, policy: Policy, config: XQCConfig, setup: LearnerSetup | None = None):
         super().__init__(policy, config, setup)
-        if self.ranks.several:
-            raise HurtleError("xqc trains with one learner only, since batch norm needs the whole batch: set num_learners=1.")
         if self.rewards.normalizer is not None:
             raise HurtleError("xqc scales rewards itself, to fit value_bound: set reward_mode='raw' or 'sign'.")
         self.period = config.policy_every

@@ -36,4 +36,5 @@ ALGORITHM = Algorithm(
     network="hurtle.algorithms.xqc:make_network",
     defaults={"hidden_sizes": (256, 256, 256), "activation": "relu", "orthogonal_init": False},
     takes_lag=True,
+    alone="batch norm needs the whole batch",
 )

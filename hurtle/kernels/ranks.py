@@ -19,12 +19,18 @@ from torch import Tensor, nn
 
 from hurtle.errors import LostRankError
 
+PATIENCE = timedelta(hours=12)
+"""How long a rank waits for another that is alive, such as for rank 0's evaluation: a hung env is step_timeout's business."""
 LOOK_SECONDS = 1.0
 """How long Ctrl-C may have to wait while others are waited for."""
 
 
 def _unknown_reason() -> str:
-    return "the output of the other learners says why"
+    return "torchrun's report below says which and why."
+
+
+def _nothing() -> None:
+    pass
 
 
 class Ranks:
@@ -39,6 +45,7 @@ class Ranks:
 
     Attributes:
         several: Whether there are others.
+        while_waiting: Called every second in which others are waited for.
         capturable: Whether CUDA graphs can hold what is called here.
 
     Example:
@@ -58,6 +65,7 @@ class Ranks:
         self._local_rank = rank if local_rank is None else local_rank
         self.several, self.capturable = size > 1, size == 1 or backend == "nccl"
         self._reason = reason or _unknown_reason
+        self.while_waiting: Callable[[], None] = _nothing
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
         return self
@@ -81,7 +89,7 @@ class Ranks:
             if tensor.is_cuda and self.backend == "nccl":
                 torch.distributed.all_reduce(tensor)
             else:
-                _wait(torch.distributed.all_reduce(tensor, async_op=True))
+                self._wait(torch.distributed.all_reduce(tensor, async_op=True))
         return tensor
 
     def mean_(self, tensor: Tensor) -> Tensor:
@@ -100,7 +108,7 @@ class Ranks:
             if tensor.is_cuda and self.backend == "nccl":
                 torch.distributed.broadcast(tensor, 0)
             else:
-                _wait(torch.distributed.broadcast(tensor, 0, async_op=True))
+                self._wait(torch.distributed.broadcast(tensor, 0, async_op=True))
         return tensor
 
     def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -127,18 +135,18 @@ class Ranks:
         """Send rank 0 a message, which has asked this rank for it."""
         content = torch.from_numpy(np.frombuffer(message, np.uint8).copy())
         with self._lost_ranks():
-            _wait_for_one(torch.distributed.isend(torch.tensor(len(message)), 0))
+            self._wait_for_one(torch.distributed.isend(torch.tensor(len(message)), 0))
             if message:
-                _wait_for_one(torch.distributed.isend(content, 0))
+                self._wait_for_one(torch.distributed.isend(content, 0))
 
     def receive(self, rank: int) -> bytes:
         """What a rank has sent."""
         size = torch.zeros((), dtype=torch.int64)
         with self._lost_ranks():
-            _wait_for_one(torch.distributed.irecv(size, rank))
+            self._wait_for_one(torch.distributed.irecv(size, rank))
             content = torch.zeros(int(size), dtype=torch.uint8)
             if len(content):
-                _wait_for_one(torch.distributed.irecv(content, rank))
+                self._wait_for_one(torch.distributed.irecv(content, rank))
         return content.numpy().tobytes()
 
     @contextmanager
@@ -149,40 +157,41 @@ class Ranks:
         except RuntimeError as error:
             raise LostRankError(f"Training has ended, since a learner was lost: {self._reason()}") from error
 
-    def abort(self) -> None:
-        """Give up what GPUs exchange: after a rank was lost, it would never end."""
-        if self.backend == "nccl":
-            torch.distributed.distributed_c10d._abort_process_group()
+    def _wait(self, work: Any) -> None:
+        """Wait for something that all ranks do, but let Python handle signals meanwhile."""
+        while True:
+            try:
+                work.wait(timedelta(seconds=LOOK_SECONDS))
+            except RuntimeError:
+                if not work.is_completed():  # it only takes longer
+                    self.while_waiting()
+                    continue
+                work.wait()  # raises if it has failed
+            return
 
+    def _wait_for_one(self, work: Any) -> None:
+        """The same for a message between two ranks: gloo closes their connection if waiting for one times out."""
+        errors: list[RuntimeError] = []
 
-def _wait(work: Any) -> None:
-    """Wait for something that all ranks do, but let Python handle signals meanwhile."""
-    while True:
-        try:
-            work.wait(timedelta(seconds=LOOK_SECONDS))
-        except RuntimeError:
-            if not work.is_completed():  # it only takes longer
-                continue
-            work.wait()  # raises if it has failed
-        return
+        def wait() -> None:
+            try:
+                work.wait(PATIENCE)  # the group's own timeout, for messages, is still that of its start
+            except RuntimeError as error:
+                errors.append(error)
 
-
-def _wait_for_one(work: Any) -> None:
-    """The same for a message between two ranks: gloo closes their connection if waiting for one times out."""
-    errors: list[RuntimeError] = []
-
-    def wait() -> None:
-        try:
-            work.wait()
-        except RuntimeError as error:
-            errors.append(error)
-
-    waiting = threading.Thread(target=wait, daemon=True)
-    waiting.start()
-    while waiting.is_alive():
+        waiting = threading.Thread(target=wait, daemon=True)
+        waiting.start()
         waiting.join(LOOK_SECONDS)
-    if errors:
-        raise errors[0]
+        while waiting.is_alive():
+            self.while_waiting()
+            waiting.join(LOOK_SECONDS)
+        if errors:
+            raise errors[0]
+
+    def abort(self) -> None:
+        """Give up what is being exchanged: after a rank was lost, it may never end."""
+        if torch.distributed.is_initialized():
+            torch.distributed.distributed_c10d._abort_process_group()
 
 
 ALONE = Ranks()

@@ -35,6 +35,11 @@ def free_cores() -> int:
     return max(1, min([cores, *shares, *_quotas(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))]))
 
 
+def has_share() -> bool:
+    """Whether this process was given its share of the cores by another one, as $HURTLE_CORES."""
+    return os.environ.get("HURTLE_CORES", "").isdecimal()
+
+
 def _quotas(root: Path, membership: Path) -> list[int]:
     """Cores that the quotas of this process's control groups allow, of both versions: a container is one."""
     found = []

@@ -233,6 +233,8 @@ def check_several(train: TrainConfig, env: Any) -> None:
         raise HurtleError(
             f"{several}: a curriculum adapts to the episodes of one learner; leave it out, or set num_learners=1."
         )
+    if why := find_algorithm(train.algorithm).why_alone:
+        raise HurtleError(f"{train.algorithm} trains with one learner only, since {why}: set num_learners=1.")
     if train.runner in ("async", "ray"):
         raise HurtleError(f"{several}: learners collect in turn with learning; set runner='local' instead of {train.runner!r}.")
 

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from hurtle.errors import HurtleError
-from hurtle.kernels.ranks import ALONE, Ranks
+from hurtle.errors import HurtleError, LostRankError
+from hurtle.kernels.ranks import ALONE, PATIENCE, Ranks
 from hurtle.native.threads import free_cores
+from hurtle.runners.assembly import check_several
 from hurtle.runners.follower import Follower
 from hurtle.runners.run import Run
 from hurtle.runners.settings import Settings
@@ -28,8 +29,8 @@ from hurtle.runners.trainer import Callback, Trainer
 from hurtle.tracking.dashboard import Display
 from hurtle.tracking.run_folder import RunFolder
 
-PATIENCE = timedelta(hours=12)
-"""How long a rank waits for another that is alive, such as for rank 0's evaluation: a hung env is step_timeout's business."""
+MEETING = timedelta(minutes=5)
+"""How long ranks that are ready wait for each other to join the group."""
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -66,19 +67,21 @@ def train_ranks(task: Task, callbacks: Sequence[Callback], display: Display, unt
     if size == 1:
         return _trainer(task, callbacks, display, ALONE).run(until)
     task = replace(task, settings=replace(task.settings, train=replace(task.settings.train, num_learners=size)))
+    check_several(task.settings.train, task.env)  # before processes are started
+    here, cores = world.local_size if world.size > 1 else size, free_cores()
+    if here > cores and not world.rank:
+        display.message(f"warning: {here} learners share {cores} core{'s' if cores > 1 else ''}")
     if world.size > 1:
         with sharing_cores(world.local_size), joined(task.settings, world.rank, size) as ranks:
             if ranks.leads:
                 return _trainer(task, callbacks, display, ranks).run(until)
             return follow(task, ranks)
-    from hurtle.runners.assembly import check_several
     from hurtle.runners.rank_processes import RankProcesses
 
-    check_several(task.settings.train, task.env)
     with sharing_cores(size), RankProcesses(task, size) as processes:
         display.status(f"starting {size} learners")
         processes.wait_until_ready()
-        with joined(task.settings, 0, size, processes.store, processes.reason) as ranks:
+        with joined(task.settings, 0, size, processes.store, processes.reason, processes.kill) as ranks:
             trainer = _trainer(task, callbacks, display, ranks)
             processes.watch(trainer.lose)
             return trainer.run(until)
@@ -97,7 +100,12 @@ def follow(task: Task, ranks: Ranks) -> Run:
 
 @contextmanager
 def joined(
-    settings: Settings, rank: int, size: int, store: Path | None = None, reason: Callable[[], str] | None = None
+    settings: Settings,
+    rank: int,
+    size: int,
+    store: Path | None = None,
+    reason: Callable[[], str] | None = None,
+    kill: Callable[[], None] | None = None,
 ) -> Iterator[Ranks]:
     """A group of torch.distributed, which is left again at the end.
 
@@ -108,6 +116,10 @@ def joined(
         store: The file in which processes of this machine find each other, and listen on the loopback device alone; None: as
             the variables of torchrun say.
         reason: Tells why another rank was lost.
+        kill: Ends the other ranks after an error; leaving the group would wait for one that hangs.
+
+    Raises:
+        LostRankError: The others did not join.
     """
     world = launched() if store is None else World(rank, size, rank, size)
     if torch.distributed.is_initialized():
@@ -116,27 +128,43 @@ def joined(
             "torch.distributed.destroy_process_group() first."
         )
     backend = _backend(settings.train.device, world.local_size)
+    ranks = Ranks(rank, size, backend, reason, world.local_rank)
+    hook = sys.excepthook  # which torch replaces
+    try:
+        try:
+            _join("cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo", rank, size, store)
+        except RuntimeError as error:
+            why = str(error) if reason is None else reason()
+            raise LostRankError(f"Training could not start, since the learners did not all meet: {why}") from error
+        yield ranks
+    except BaseException:
+        if kill is not None:
+            kill()
+        else:
+            ranks.abort()
+        raise
+    finally:
+        sys.excepthook = hook
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def _join(backend: str, rank: int, size: int, store: Path | None) -> None:
+    """Join the group: that of this file, or of torchrun's variables."""
     given = {name: os.environ.get(name) for name in INTERFACES}
     if store is not None:
         os.environ.update(dict.fromkeys(INTERFACES, LOOPBACK))
     try:
-        torch.distributed.init_process_group(
-            "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
-            store=None if store is None else _file_store(store, size),
-            rank=rank,
-            world_size=size,
-            timeout=PATIENCE,
-        )
+        shared = None if store is None else _file_store(store, size)
+        torch.distributed.init_process_group(backend, store=shared, rank=rank, world_size=size, timeout=MEETING)
     finally:
         for name, value in given.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-    try:
-        yield Ranks(rank, size, backend, reason, world.local_rank)
-    finally:
-        torch.distributed.destroy_process_group()
+    torch.distributed.distributed_c10d._set_pg_timeout(PATIENCE)
+    torch.distributed.distributed_c10d._get_default_store().set_timeout(PATIENCE)  # GPUs meet there later
 
 
 def _file_store(path: Path, size: int) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -23,11 +24,13 @@ def main() -> None:
     """Follow rank 0 of a run; arguments: rank, size, the file of the group's store."""
     rank, size, store = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     parent = os.getppid()
-    content = _read(int.from_bytes(_read(8), "little"))
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    content = _read(int.from_bytes(_read(8, store.parent), "little"), store.parent)
+    threading.Thread(target=_end_with, args=(parent, store.parent), daemon=True).start()
     try:
         _follow(content, rank, size, store)
     except LostRankError:
+        if _has_ended(parent):  # this thread may notice first
+            _clear(store.parent)
         _end(LOST)
     except HurtleError as error:
         print(f"hurtle: error: {error}", file=sys.stderr)
@@ -52,21 +55,32 @@ def _follow(content: bytes, rank: int, size: int, store: Path) -> None:
         follow(task, ranks)
 
 
-def _read(size: int) -> bytes:
+def _read(size: int, folder: Path) -> bytes:
     content = b""
     while len(content) < size:
         piece = os.read(0, size - len(content))
         if not piece:
+            _clear(folder)
             _end(LOST)
         content += piece
     return content
 
 
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        if select.select([0], [], [], LOOK_SECONDS)[0] and not os.read(0, 1):
-            break
+def _end_with(parent: int, folder: Path) -> None:
+    while not _has_ended(parent):
+        pass
+    _clear(folder)
     _end(LOST)
+
+
+def _has_ended(parent: int) -> bool:
+    """Whether the parent is gone: it closes the input of no process that lives. Waits for it for a moment."""
+    return os.getppid() != parent or (bool(select.select([0], [], [], LOOK_SECONDS)[0]) and not os.read(0, 1))
+
+
+def _clear(folder: Path) -> None:
+    """Remove the folder of a parent that can no longer do so."""
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end(code: int) -> None:

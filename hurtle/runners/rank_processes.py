@@ -96,7 +96,8 @@ class RankProcesses:
         self._on_loss = on_loss
 
     def _wait(self, rank: int) -> None:
-        if self._processes[rank].wait() and not self._is_over and self._on_loss is not None:
+        self._processes[rank].wait()
+        if not self._is_over and self._on_loss is not None:
             self._on_loss()
 
     def reason(self) -> str:
@@ -104,7 +105,7 @@ class RankProcesses:
         until = time.monotonic() + GRACE
         while time.monotonic() < until:
             codes = {rank: process.poll() for rank, process in self._processes.items()}
-            first = next((rank for rank, code in codes.items() if code not in (None, 0, LOST)), None)
+            first = next((rank for rank, code in codes.items() if code not in (None, LOST)), None)
             if first is not None:
                 return self._what_happened(first, codes[first] or 0)
             time.sleep(0.02)
@@ -116,11 +117,22 @@ class RankProcesses:
         name = f"learner {rank} of {self._size} (counted from 0)"
         if said:
             return f"{name} failed. {error}"
+        if code == 0:
+            return f"{name} ended by itself (exit code 0), as if its env had called sys.exit."
         if code < 0:
             hint = ", perhaps because the memory was full" if code == -signal.SIGKILL else ""
             return f"{name} was killed by {signal.Signals(-code).name}{hint}."
         lines = [line.removeprefix(f"[rank{rank}]: ") for line in text.splitlines()]  # as torch writes before each
         return "\n".join([f"{name} failed:", *lines[-LAST_LINES:]])
+
+    def kill(self) -> None:
+        """End all at once, also those that hang."""
+        self._is_over = True
+        for process in self._processes.values():
+            if process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
     def __enter__(self) -> RankProcesses:
         return self
@@ -132,11 +144,8 @@ class RankProcesses:
         for process in self._processes.values():
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, until - time.monotonic()))
+        self.kill()
         for process in self._processes.values():
-            if process.poll() is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
             if process.stdin is not None:
                 with suppress(BrokenPipeError):
                     process.stdin.close()

@@ -168,9 +168,18 @@ def restore_parts(parts: Parts, saved: dict[str, Any], source: Path, ranks: Rank
 
 
 def rank_entry(saved: dict[str, Any] | None, ranks: Ranks) -> dict[str, Any] | None:
-    """What a checkpoint holds of a learner beside the first, if it was written by as many as there are now."""
+    """What a checkpoint holds of a learner beside the first; None if that was not there, or did not answer any more."""
     states = (saved or {}).get("ranks", [])
-    return states[ranks.rank - 1] if ranks.rank and len(states) == ranks.size - 1 else None
+    return states[ranks.rank - 1] if 0 < ranks.rank <= len(states) else None
+
+
+def begins_anew(saved: dict[str, Any], ranks: Ranks) -> str:
+    """What to tell of learners whose replay buffers a checkpoint does not hold; empty if there are none."""
+    count = ranks.size - 1 - len(saved.get("ranks", []))
+    if count <= 0 or saved["learner"].get("replay") is None:
+        return ""
+    who, whom = ("1 learner begins", "it") if count == 1 else (f"{count} learners begin", "them")
+    return f"{who} with an empty replay buffer: the checkpoint holds none for {whom}"
 
 
 def load_policy(policy: Policy, source: str) -> None:

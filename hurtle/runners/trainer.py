@@ -31,7 +31,7 @@ from hurtle.runners.follower import prepare
 from hurtle.runners.rank_messages import UPDATE, gather, receive_states, start_together, tell, tell_end
 from hurtle.runners.reporting import Reporter
 from hurtle.runners.run import Run
-from hurtle.runners.saving import Saver, load_policy, next_multiple, restore_parts
+from hurtle.runners.saving import Saver, begins_anew, load_policy, next_multiple, restore_parts
 from hurtle.runners.settings import Settings, settings_to_dict
 from hurtle.runners.signals import StopSignals
 from hurtle.tracking.dashboard import Display
@@ -81,7 +81,7 @@ class Trainer:
         self._torch_rng: torch.Tensor | None = None
         self._gpu_rng: torch.Tensor | None = None
         self._stopped_by = ""
-        self._evaluating = False
+        self._evaluating = self._has_told_waiting = self._has_released = False
         self._lock = Held(None)
         train = settings.train
         self._display = display
@@ -111,7 +111,7 @@ class Trainer:
         train, parts, flat = self.settings.train, self._parts, settings_to_dict(self.settings)
         named = signed(flat)  # the user has allowed the code they name
         self.folder.write_config(named)
-        self.folder.write_about({"seed": train.seed, "gear": parts.gear.name})
+        self.folder.write_about({"seed": train.seed, "gear": parts.gear.name, "learners": self._ranks.size})
         self.folder.remove_summary()
         trackers = make_trackers(train.trackers, self.folder, flat, self.steps if resumed else None, self._display.message)
         head = parts.policy.head
@@ -156,13 +156,15 @@ class Trainer:
                 gpu_errors(str(self._device)),
             ):
                 self._seed_torch()
+                if self._ranks.several:
+                    self._ranks.while_waiting = self._tell_waiting
                 self._display.start(str(self.folder.path))
                 if train.progress != "quiet":
                     self._display.message(f"gear        {gear.name}: {gear.reason}")
                     if self._parts.runner:
                         self._display.message(f"runner      {self._parts.runner}")
                     if self._ranks.several:
-                        self._display.message(f"learners    {self._ranks.size}, each with {train.num_envs} envs")
+                        self._display.message(f"learners    {self._described_ranks()}")
                 self._display.status("first update; the first run compiles it")
                 self._prepare()
                 self._loop()
@@ -282,12 +284,27 @@ class Trainer:
 
     def _release_others(self, seconds: float) -> None:
         if self._ranks.several:
-            result = {"path": str(self.folder.path.absolute()), "steps": self.steps, "seconds": seconds}
+            self._has_released = True
+            result = {"path": str(self.folder.path), "steps": self.steps, "seconds": seconds}
             tell_end(self._ranks, {**result, "mean_return": self.episodes.mean_return, "stopped_by": self._stopped_by})
+
+    def _described_ranks(self) -> str:
+        found = f"{self._ranks.size}, each with {self.settings.train.num_envs} envs"
+        if self._device.type == "cpu":
+            return found
+        return f"{found}; gradients by " + ("NCCL" if self._ranks.backend == "nccl" else "gloo: NCCL needs a GPU for each")
+
+    def _tell_waiting(self) -> None:
+        """Called while others are waited for: say so, once, after Ctrl-C."""
+        again = {"Ctrl-C": "once more to end at once", "SIGTERM": "Ctrl-C ends at once"}.get(self._stopped_by)
+        if again and not self._has_told_waiting:
+            self._has_told_waiting = True
+            self._display.message(f"{self._stopped_by}: waiting for the other learners; {again}")
 
     def lose(self) -> None:
         """Another learner has ended; may be called by any thread, so that the rollout under way does not delay the error."""
-        self._parts.collector.request_stop()
+        if not self._has_released:
+            self._parts.collector.request_stop()
 
     def _report(self, learned: Metrics, seconds: float) -> None:
         collector, learner = self._parts.collector, self._parts.learner
@@ -400,6 +417,8 @@ class Trainer:
         self.episodes.load_state_dict(progress["episodes"])
         self._torch_rng, self._gpu_rng = saved["torch_rng"], saved.get("gpu_rng")
         restore_parts(self._parts, saved, folder.path, self._ranks)
+        if told := begins_anew(saved, self._ranks):
+            self._display.message(told)
 
     def _ask_to_stop(self, why: str) -> None:
         self._stopped_by = why

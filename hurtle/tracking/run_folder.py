@@ -30,7 +30,7 @@ A training run of Hurtle on {env}.
 | file | contents |
 |---|---|
 | `config.toml` | every setting; train again with `hurtle train {env} --config {path}/config.toml` |
-| `about.json` | provenance: command, git commit, versions, machine, seed |
+| `about.json` | provenance: command, git commit, versions, machine, seed, number of learners |
 | `metrics.jsonl` | one JSON line per update; `step` is the number of steps so far, null means "unknown" |
 | `summary.json` | the result, with the final evaluation (written at the end) |
 | `evaluation.json` | the last `hurtle eval` of this run, if there was one |

@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from hurtle.errors import EnvFailedError
-from hurtle.native.threads import free_cores
+from hurtle.native.threads import free_cores, has_share
 from hurtle.vector.description import CONSTRUCTOR, Description, EnvMaker, description_of, env_failure, prepare
 from hurtle.vector.env_rows import RowPlan, Rows, private_rows
 from hurtle.vector.options import VecOptions
@@ -63,6 +63,8 @@ class Trial:
 def choose(maker: EnvMaker, options: VecOptions) -> tuple[str, VecOptions, str]:
     """The best back end for the env, the options with `num_workers` set for it, and one line with the reason.
 
+    It is empty where one of several processes of a run has a share of one core, which says nothing about the machine.
+
     Raises:
         EnvFailedError: The env raised while it was tried.
     """
@@ -73,7 +75,8 @@ def choose(maker: EnvMaker, options: VecOptions) -> tuple[str, VecOptions, str]:
         return "process", replace(options, num_workers=workers), f"process with {_count(workers, 'worker')}, because of {asked}"
     reason = "one core" if cores == 1 else "one env" if options.num_envs == 1 else ""
     if reason:
-        return "serial", replace(options, num_workers=None), f"serial, because there is only {reason}"
+        why = "" if reason == "one core" and has_share() else f"serial, because there is only {reason}"
+        return "serial", replace(options, num_workers=None), why
     if _is_atari(maker):
         workers = options.num_workers or min(cores, options.num_envs)
         why = f"process with {_count(workers, 'worker')}, because Atari games take long to step"

@@ -154,7 +154,8 @@ def make_vec(
         from hurtle.vector.backend_choice import choose
 
         backend, options, why = choose(maker, options)
-        print(f"hurtle: {why}", file=sys.stderr)
+        if why:
+            print(f"hurtle: {why}", file=sys.stderr)
     return _python(maker, backend, options)
 
 

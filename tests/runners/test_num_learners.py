@@ -1,10 +1,13 @@
 """Several learners of one run: they give what one learner of all envs gives, end together, and resume each other's files."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +65,7 @@ def test_two_learners_train_as_one_with_all_envs(whole, tmp_path):
     names = ("steps", "updates", "episodes")
     assert [found["progress"][name] for name in names[:2]] == [expected["progress"][name] for name in names[:2]]
     assert whole.evaluation is not None
+    assert json.loads((whole.path / "about.json").read_text())["learners"] == 2
     assert [path.name for path in whole.path.parent.iterdir()] == [whole.path.name]  # one folder
     assert not children()
 
@@ -81,7 +85,9 @@ def test_ctrl_c_stops_all_and_resuming_is_exact(whole, tmp_path):
             assert len(children()) == 1
             os.kill(os.getpid(), signal.SIGINT)
 
+    hook = sys.excepthook
     run = train(tmp_path, 2, callbacks=interrupt)
+    assert sys.excepthook is hook
     assert (run.stopped_by, run.steps) == ("Ctrl-C", 2 * STEPS * 8)
     assert not children()
     resumed = hurtle.train(resume=run)
@@ -122,6 +128,27 @@ def test_a_killed_learner_ends_the_run_and_any_number_goes_on(tmp_path):
     assert "ranks" not in saved(alone)
 
 
+@pytest.mark.parametrize("learners", [1, 2, 4])
+def test_replay_buffers_of_learners_that_stay_are_kept(tmp_path, learners, capsys):
+    settings = {
+        "num_envs": 2,
+        "num_steps": 8,
+        "learning_starts": 96,
+        "batch_size": 8,
+        "epsilon_fraction": 0.1,
+        "capacity": 1024,
+    }
+    settings |= {"hidden_sizes": (8,), "eval_episodes": 1, "trackers": (), "progress": "quiet", "num_learners": 3}
+    run = hurtle.train("cartpole", "dqn", 960, runs=str(tmp_path), until=192, **settings)
+    more = hurtle.train(resume=run, num_learners=learners, until=192 + 16 * learners)
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["epsilon"] < 0.5  # uniform actions are not taken again
+    assert ("value_loss" in lines[-1]) == (learners < 4)  # nobody learns before a new buffer is filled
+    kept = [int(state["learner"]["replay"]["heads"].sum()) > 64 for state in saved(more).get("ranks", [])]
+    assert kept == [True, True, False][: learners - 1]
+    assert ("1 learner begins with an empty replay buffer" in capsys.readouterr().err) == (learners == 4)
+
+
 FAILING = """
 import os
 import gymnasium
@@ -134,16 +161,23 @@ class Failing(gymnasium.Wrapper):
     def step(self, action):
         self.steps += 1
         if self.steps == 24 and os.getpid() != PARENT:
-            raise ValueError("the simulator of another learner broke")
+            FAIL
         return super().step(action)
 """
 
 
-def test_a_learner_that_fails_ends_the_run_with_its_own_reason(tmp_path):
+@pytest.mark.parametrize(
+    ("fail", "reason"),
+    [
+        ('raise ValueError("the simulator of another learner broke")', "failed.*the simulator of another learner broke"),
+        ("raise SystemExit(0)", r"ended by itself \(exit code 0\), as if its env had called sys.exit"),
+    ],
+)
+def test_a_learner_that_fails_ends_the_run_with_its_own_reason(tmp_path, fail, reason):
     file = tmp_path / "failing.py"
-    file.write_text(FAILING.replace("PARENT", str(os.getpid())))
+    file.write_text(FAILING.replace("PARENT", str(os.getpid())).replace("FAIL", fail))
     settings = {"backend": "serial", "num_envs": 2, "normalize_observations": False, "reward_mode": "raw"}
-    with pytest.raises(LostRankError, match=r"(?s)learner 1 of 2 .* failed.*the simulator of another learner broke.*step-"):
+    with pytest.raises(LostRankError, match=rf"(?s)learner 1 of 2 .* {reason}.*step-"):
         hurtle.train(f"{file}:Failing", num_learners=2, minibatch_size=32, runs=str(tmp_path), **SETTINGS | settings)
     (folder,) = (path.parent for path in tmp_path.glob("*/config.toml"))
     assert saved(folder)["progress"]["steps"] == 4 * STEPS
@@ -187,10 +221,14 @@ class Selfish(Learner):
     [
         ("cartpole", Selfish, "Selfish trains with one learner only, since it does not average gradients: set num_learners=1"),
         ("pendulum", "xqc", "xqc trains with one learner only, since batch norm needs the whole batch: set num_learners=1"),
+        ("cartpole", "apex", "apex trains with one learner only, since its actors collect while it learns: set num_learners=1"),
     ],
 )
-def test_algorithms_that_train_alone_say_so(env, algorithm, problem):
+def test_algorithms_that_train_alone_say_so(env, algorithm, problem, tmp_path, monkeypatch):
     settings = make_settings(env, {"algorithm": algorithm_name(algorithm), "num_learners": 2})
+    monkeypatch.setattr(subprocess, "Popen", None)  # no process is started for it
+    with pytest.raises(HurtleError, match=problem):
+        hurtle.train(env, algorithm, num_learners=2, runs=str(tmp_path))
     with pytest.raises(HurtleError, match=problem):
         assemble(settings, env, ranks=Ranks(0, 2))
 
@@ -229,17 +267,47 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
-def test_no_learner_outlives_a_parent_that_is_killed(tmp_path):
-    script = tmp_path / "parent.py"
+@contextmanager
+def training(folder):
+    """A process that trains with two learners, and the other learner."""
+    script = folder / "parent.py"
     script.write_text(PARENT)
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command, environment = [sys.executable, str(script), str(tmp_path)], {**os.environ, "PYTHONPATH": paths}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as parent:
-        assert parent.stdout.readline() == b"training\n"
-        (other,) = (child for child in psutil.Process(parent.pid).children() if "rank_process" in " ".join(child.cmdline()))
+    command, environment = [sys.executable, str(script), str(folder)], {**os.environ, "PYTHONPATH": paths}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as parent:
+        try:
+            assert parent.stdout.readline() == b"training\n"
+            yield parent, next(each for each in psutil.Process(parent.pid).children() if "rank_process" in str(each.cmdline()))
+        finally:
+            parent.kill()
+
+
+def learner_folders():
+    return list(Path(tempfile.gettempdir()).glob("hurtle-learners-*"))
+
+
+@pytest.mark.slow
+def test_no_learner_outlives_a_parent_that_is_killed(tmp_path):
+    before = set(learner_folders())
+    with training(tmp_path) as (parent, other):
         parent.kill()
         _, left = psutil.wait_procs([other], timeout=10)
+        assert not left
+        assert not set(learner_folders()) - before
+
+
+@pytest.mark.slow
+def test_ctrl_c_twice_ends_a_run_that_waits_for_a_learner_that_hangs(tmp_path):
+    with training(tmp_path) as (parent, other):
+        other.suspend()
+        parent.send_signal(signal.SIGINT)
+        for line in parent.stderr:
+            if b"once more" in line:
+                break
+        assert line == b"hurtle: Ctrl-C: waiting for the other learners; once more to end at once\n"
+        parent.send_signal(signal.SIGINT)
+        assert parent.wait(30)
+        _, left = psutil.wait_procs([other], timeout=5)
         assert not left
 
 

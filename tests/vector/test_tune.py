@@ -255,7 +255,7 @@ def unmakable():
     raise AssertionError("an env was made to find out what is known already")
 
 
-def test_what_is_clear_beforehand_is_not_measured(cores):
+def test_what_is_clear_beforehand_is_not_measured(cores, monkeypatch):
     assert choose(unmakable, options(1)) == ("serial", options(1), "serial, because there is only one env")
     backend, chosen, why = choose(unmakable, options(8, step_timeout=5.0))
     assert (backend, chosen.num_workers, why) == ("process", 2, "process with 2 workers, because of step_timeout")
@@ -263,6 +263,8 @@ def test_what_is_clear_beforehand_is_not_measured(cores):
     assert choose(unmakable, options(8)) == ("serial", options(8), "serial, because there is only one core")
     backend, chosen, why = choose(unmakable, options(8, restart_workers=True))
     assert (backend, chosen.num_workers, why) == ("process", 1, "process with 1 worker, because of restart_workers")
+    monkeypatch.setenv("HURTLE_CORES", "1")  # a share: the machine has more
+    assert choose(unmakable, options(8)) == ("serial", options(8), "")
 
 
 def test_real_envs_are_told_apart(cores):
