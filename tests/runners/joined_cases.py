@@ -22,7 +22,7 @@ from hurtle.kernels.ranks import Ranks
 from hurtle.policies.build import build_policy
 from hurtle.policies.policy_config import PolicyConfig
 
-SIZES = (3, 2)
+SIZES = (2, 3)  # in this order, the third process finds in the cache what the others have compiled
 ROWS, STEPS, UPDATES, BATCH = 4, 8, 3, 24
 """Of each rank."""
 
@@ -167,7 +167,7 @@ def main():
         if rank < size:
             store = torch.distributed.FileStore(str(folder / f"store-{size}"), size)
             torch.distributed.init_process_group(
-                "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=120)
+                "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=300)
             )
             ranks = Ranks(rank, size)
             torch.save({name: run() for name, run in cases(ranks, size).items()}, folder / f"{size}-{rank}.pt")

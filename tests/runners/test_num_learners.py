@@ -128,7 +128,7 @@ def test_a_killed_learner_ends_the_run_and_any_number_goes_on(tmp_path):
     assert "ranks" not in saved(alone)
 
 
-@pytest.mark.parametrize("learners", [1, 2, 4])
+@pytest.mark.parametrize("learners", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_replay_buffers_of_learners_that_stay_are_kept(tmp_path, learners, capsys):
     settings = {
         "num_envs": 2,

@@ -143,6 +143,7 @@ def test_ppo_learns_on_a_native_env(runs):
     assert json.loads((run.path / "about.json").read_text())["gear"] == "native"
 
 
+@pytest.mark.slow
 def test_dqn_fills_replay_from_a_gymnasium_env_and_resumes(runs):
     half = hurtle.train("CartPole-v1", **DQN, **runs, backend="serial")
     assert half.steps == 1024
