@@ -154,9 +154,9 @@ class EpochsTogether(Learner):
             learning = [metrics for n, metrics in enumerate(self.seed_metrics) if n not in self._left | self._failures.keys()]
             if learning:
                 found = {name: float(np.mean([metrics[name] for metrics in learning])) for name in learning[0]}
-        if len(self._left | self._failures.keys()) == len(self.learners):
-            raise next(iter(self._failures.values()))
         if self._failures:
+            if len(self._left | self._failures.keys()) == len(self.learners):
+                raise next(iter(self._failures.values()))
             found["diverged"] = len(self._failures) / len(self.learners)
         return found
 

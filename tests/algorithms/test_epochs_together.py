@@ -34,13 +34,13 @@ CASES = {
 class Made:
     """A learner and its collector for each seed, and all seeds of the same kind together."""
 
-    def __init__(self, env, algorithm, settings, statistics=False, device="cpu", num_steps=STEPS, compiled=False):
-        self.env, self.device, self.num_steps = env, device, num_steps
+    def __init__(self, env, algorithm, settings, statistics=False, device="cpu"):
+        self.env, self.device = env, device
         self.algorithm = find_algorithm(algorithm)
         policy = {"hidden_sizes": (16,), **{name: settings[name] for name in settings if hasattr(PolicyConfig, name)}}
         own = {name: value for name, value in settings.items() if name not in policy}
-        self.config = self.algorithm.config(**(PPO if algorithm == "ppo" else {"num_steps": num_steps}) | own)
-        self.policy_config, self.statistics, self.compiled = PolicyConfig(**policy), statistics, compiled
+        self.config = self.algorithm.config(**(PPO if algorithm == "ppo" else {"num_steps": STEPS}) | own)
+        self.policy_config, self.statistics = PolicyConfig(**policy), statistics
 
     def vec(self, envs):
         return hurtle.make_vec(self.env, envs, device=self.device)
@@ -49,7 +49,7 @@ class Made:
         spaces = vec.agent_observation_space, vec.agent_action_space
         policy = build_policy(self.policy_config, *spaces, normalize_observations=self.statistics, seed=n).to(self.device)
         rewards = RewardRule("normalize" if self.statistics else "raw", SHARE * vec.num_agents)
-        setup = LearnerSetup(n, rewards, self.compiled, graphs=graphs)
+        setup = LearnerSetup(n, rewards, graphs=graphs)
         return self.algorithm.make_learner("device", policy, self.config, setup)
 
     def alone(self):
@@ -59,7 +59,7 @@ class Made:
             learner = self.learner(vec, n, graphs)
             how = {"postprocess": learner.postprocess, "graphs": graphs, "fused": learner.acting_kernels}
             collector = DeviceCollector(vec, learner.policy, base, **how)
-            found.append((learner, collector, collector.new_rollout(self.num_steps)))
+            found.append((learner, collector, collector.new_rollout(STEPS)))
         return found
 
     def together(self):
@@ -68,7 +68,7 @@ class Made:
         learner = EpochsTogether(learners, LearnerSetup(graphs=graphs))
         how = {"postprocess": learner.postprocess, "graphs": graphs, "fused": learner.acting_kernels}
         collector = SeedsDeviceCollector(vec, learner.policy, BASES, (5, 6, 7), **how)
-        return learner, collector, collector.new_rollout(self.num_steps)
+        return learner, collector, collector.new_rollout(STEPS)
 
 
 def assert_same(found, expected, where="", atol=2e-6, rtol=1e-4):

@@ -11,10 +11,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import test_async
 import torch
 from cluster_envs import FailsOnce
 from ladder_envs import Ladder
 from slow_envs import Simulator
+from small_ray import small_ray
 from vector_envs import Masked, Nested
 
 import hurtle
@@ -24,38 +26,17 @@ from hurtle.tracking.checkpoints import load_checkpoint
 if importlib.util.find_spec("ray") is None or importlib.util.find_spec("psutil") is None:
     pytest.skip("needs Ray and psutil: pip install 'hurtle[ray]' psutil", allow_module_level=True)
 
-SMALL = {
-    "progress": "quiet",
-    "trackers": (),
-    "eval_episodes": 2,
-    "preset": False,
-    "runner": "ray",
-    "num_collectors": 2,
-    "num_envs": 8,
-    "num_steps": 16,
-    "minibatch_size": 64,
-    "num_epochs": 2,
-    "hidden_sizes": (16,),
-    "total_steps": 1024,
-}
-DQN = {**SMALL, "algorithm": "dqn", "num_steps": 4, "learning_starts": 64, "capacity": 1000, "batch_size": 16}
-DQN = {name: value for name, value in DQN.items() if name not in ("minibatch_size", "num_epochs")}
+SMALL = {**test_async.SMALL, "runner": "ray", "num_collectors": 2}
+DQN = {**test_async.DQN, "runner": "ray", "num_collectors": 2}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    """One small Ray for all tests; afterwards none of its processes is left."""
-    global psutil, ray  # not before: every test process would load them while it collects tests
-    import psutil
+    """One small Ray for all tests."""
+    global ray  # not before, see small_ray
     import ray
 
-    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-    ray.init(address="local", num_cpus=3, object_store_memory=80_000_000, **quiet)
-    processes = psutil.Process().children(recursive=True)
-    yield
-    ray.shutdown()
-    _, alive = psutil.wait_procs(processes, timeout=10)
-    assert alive == []
+    yield from small_ray(3)
 
 
 @pytest.fixture(autouse=True)

@@ -274,17 +274,18 @@ def test_checkpoints_describe_the_env_as_a_run_alone_does(tmp_path):
     assert found[0]["masked"]
 
 
-def test_if_all_diverge_all_fail(tmp_path):
+@pytest.mark.parametrize("algorithm", ["sac", "ppo"])
+def test_if_all_diverge_all_fail(algorithm, tmp_path):
     def break_all(together):
         def broken():
             for learner in together.parts.learner.learners:
-                for parameter in learner.critics.parameters():
+                for parameter in (learner.policy if algorithm == "ppo" else learner.critics).parameters():
                     parameter.data.fill_(torch.nan)
             return type(together)._update(together)
 
         return broken
 
-    told = trained(starts(tmp_path, total_steps=64), _update=break_all)
+    told = trained(starts(tmp_path, algorithm, total_steps=64), _update=break_all)
     assert [(what, seed) for what, seed, _ in told] == [("failed", seed) for seed in SEEDS]
 
 

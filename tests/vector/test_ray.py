@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from emulation_envs import Crowd
+from small_ray import small_ray
 from vector_envs import Counter, Faulty, Masked, Nested, Slow
 
 import hurtle
@@ -23,18 +24,12 @@ if importlib.util.find_spec("ray") is None or importlib.util.find_spec("psutil")
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    """One small Ray for all tests; afterwards none of its processes is left."""
-    global psutil, ray  # not before: every test process would load them while it collects tests
+    """One small Ray for all tests."""
+    global psutil, ray  # not before, see small_ray
     import psutil
     import ray
 
-    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-    ray.init(address="local", num_cpus=2, object_store_memory=80_000_000, **quiet)
-    processes = psutil.Process().children(recursive=True)
-    yield
-    ray.shutdown()
-    _, alive = psutil.wait_procs(processes, timeout=10)
-    assert alive == []
+    yield from small_ray(2)
 
 
 class Placed(Counter):
